@@ -1,0 +1,1 @@
+"""The PyTorch side: reference implementation, trainer and converter to MLX."""

@@ -1,0 +1,1 @@
+"""How the bundled demonstration model is made: its text, tokenizer and training."""

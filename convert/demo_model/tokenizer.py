@@ -1,0 +1,64 @@
+"""The demonstration model's tokenizer: byte-level BPE trained on the tasks' own text."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from . import tasks
+
+USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def _corpus(items: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for _ in range(items):
+        item = tasks.sample(rng, "train")
+        yield tasks.instructed(item)
+        yield item.target
+
+
+def train_tokenizer(
+    vocab_size: int = 4096, items: int = 40_000, seed: int = 0
+) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on ``items`` training items; digits are tokens of their own."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(items, seed), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def save_tokenizer(directory: Path, seed: int = 0) -> PreTrainedTokenizerFast:
+    """Train the tokenizer and write its Hugging Face files into ``directory``."""
+    tokenizer = train_tokenizer(seed=seed)
+    tokenizer.save_pretrained(directory)
+    return tokenizer

@@ -1,0 +1,146 @@
+"""The n-gram loss of Speculative Streaming (arXiv 2402.11131, Eq. 6) and the streams' accuracy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from .reference import SpeculativeStreamingModel, gather_rows, stream_positions
+from .segments import map_segments
+
+
+@dataclass
+class Batch:
+    """Sequences padded on the right.
+
+    Attributes:
+        tokens: (B, T) int64.
+        stream_from: (B,) int64, index of the first completion token, at least 1.
+        lengths: (B,) int64, at least ``stream_from + 1``.
+    """
+
+    tokens: Tensor
+    stream_from: Tensor
+    lengths: Tensor
+
+
+@dataclass
+class Loss:
+    """A batch's loss.
+
+    Attributes:
+        total: scalar to call ``backward`` on.
+        per_stream: (1 + gamma,) cross entropy of main and streams, 0 where alpha is 0; detached.
+        pruner: scalar cross entropy of the early exit, detached; 0 without a pruner.
+    """
+
+    total: Tensor
+    per_stream: Tensor
+    pruner: Tensor
+
+
+def default_alphas(mode: str, num_streams: int) -> list[float]:
+    """The weights of Eq. 6, main first: 1 and 0.1 in shared mode, 0 and 1 in lossless mode."""
+    main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
+    return [main] + [stream] * num_streams
+
+
+def n_gram_loss(
+    model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float], segments: int = 1
+) -> Loss:
+    """``sum_j alpha_j CE(stream j, y_{t+j})``, main stream = stream 0, plus the pruner's loss.
+
+    Streams run beside the last prompt token and every completion token but the last. Each term is
+    the mean over its own targets that lie inside the sequence.
+
+    Args:
+        model: the model.
+        batch: sequences.
+        alphas: 1 + gamma weights, main first; a term of weight 0 is not computed.
+        segments: pieces in which streams, LM head and loss are computed.
+    """
+    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    first = 0 if alphas[0] else 1
+    trunk = model.trunk(batch.tokens, positions, valid, segments=segments, need_main=first == 0)
+    targets, has_target = _targets(batch, positions, valid, len(alphas))
+    weights = torch.tensor(alphas, device=targets.device)
+    scored = has_target & (weights != 0)
+
+    def segment_sums(
+        main: Tensor | None,
+        streams: Tensor,
+        seed: Tensor,
+        targets: Tensor,
+        scored: Tensor,
+        valid: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        hidden = streams if main is None else torch.cat((main[:, :, None], streams), dim=2)
+        rows = scored[..., first:].flatten().nonzero().squeeze(1)
+        losses = _cross_entropy(
+            model.logits(hidden.flatten(0, 2).index_select(0, rows)),
+            targets[..., first:].flatten()[rows],
+        )
+        sums = losses.new_zeros(len(alphas))
+        sums = sums.index_add(0, first + rows % (len(alphas) - first), losses)
+        if not model.config.pruner_rank:
+            return sums, sums.new_zeros(())
+        return sums, _cross_entropy(
+            model.early_exit_logits(seed[valid]), targets[..., 0][valid]
+        ).sum()
+
+    results = map_segments(
+        segment_sums,
+        (
+            None if trunk.main is None else gather_rows(trunk.main, positions),
+            trunk.streams,
+            gather_rows(trunk.seed.detach(), positions),
+            targets,
+            scored,
+            valid,
+        ),
+        segments,
+    )
+    sums, pruner_sums = zip(*results, strict=True)
+    per_stream = sum(sums) / has_target.sum((0, 1)).clamp(min=1)
+    pruner = sum(pruner_sums) / valid.sum()
+    total = (weights * per_stream).sum() + pruner
+    return Loss(total, per_stream.detach(), pruner.detach())
+
+
+@torch.no_grad()
+def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Top-1 hits on a batch, each position seeing the true tokens before it.
+
+    Returns:
+        ``correct`` and ``counts``, both (2 + gamma + 1,) int64: main stream, streams 1..gamma, the
+        pruner, and last, for the accepted length of a chain draft, the sum over positions of
+        1 + the streams right in a row; each over its own ``counts``.
+    """
+    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    trunk = model.trunk(batch.tokens, positions, valid)
+    targets, has_target = _targets(batch, positions, valid, 1 + model.config.num_streams)
+    hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], trunk.streams), dim=2)
+    hits = torch.zeros_like(has_target)
+    hits[has_target] = model.logits(hidden[has_target]).argmax(-1) == targets[has_target]
+    in_a_row = hits[..., 1:].long().cumprod(-1).sum() + valid.sum()
+    seed = gather_rows(trunk.seed, positions)[valid]
+    early = valid.sum() * 0
+    if model.config.pruner_rank:
+        early = (model.early_exit_logits(seed).argmax(-1) == targets[..., 0][valid]).sum()
+    correct = torch.cat((hits.sum((0, 1)), early[None], in_a_row[None]))
+    counts = torch.cat((has_target.sum((0, 1)), valid.sum()[None], valid.sum()[None]))
+    return correct, counts
+
+
+def _targets(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """What main stream and streams (B, C, rows) predict, and where that lies in the sequence."""
+    ahead = positions[..., None] + torch.arange(1, rows + 1, device=positions.device)
+    has_target = valid[..., None] & (ahead < batch.lengths[:, None, None])
+    ahead = ahead.clamp(max=batch.tokens.shape[1] - 1)
+    return gather_rows(batch.tokens, ahead.flatten(1)).view(ahead.shape), has_target
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), targets, reduction="none")

@@ -1,0 +1,398 @@
+"""Speculative Streaming in PyTorch (arXiv 2402.11131): what the MLX runtime must reproduce.
+
+A row at absolute position p holds token x_p. The main stream predicts x_{p+1}; stream j of
+1..gamma starts beside it at layer ``N - N_s`` (Eq. 4) and predicts x_{p+1+j}; its RoPE position is
+p + j. Shapes below: B sequences of T tokens, C positions with streams, h hidden size, d head size.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from specstream_mlx.config import StreamConfig
+
+from .segments import join_segments, map_segments
+
+EMBEDDING_STD = 0.02
+
+
+class LowRank(nn.Module):
+    """The linear map ``up(down(x))`` of a given rank: no bias, no activation."""
+
+    def __init__(self, hidden_size: int, rank: int, *, start_at_zero: bool) -> None:
+        super().__init__()
+        self.down = nn.Linear(hidden_size, rank, bias=False)
+        self.up = nn.Linear(rank, hidden_size, bias=False)
+        nn.init.normal_(self.down.weight, std=hidden_size**-0.5)
+        if start_at_zero:
+            nn.init.zeros_(self.up.weight)
+        else:
+            nn.init.normal_(self.up.weight, std=rank**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., h) to (..., h)."""
+        return self.up(self.down(x))
+
+
+class Streams(nn.Module):
+    """Stream embeddings, stream init and stream adapters, in the names of ``tensor_shapes()``."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        super().__init__()
+        self.num_streams = config.num_streams
+        h = config.hidden_size
+        if config.stream_init != "value_rotation":
+            self.embeddings = nn.Parameter(EMBEDDING_STD * torch.randn(config.num_streams, h))
+        if config.stream_init == "linear":
+            self.init = LowRank(h, config.stream_init_rank, start_at_zero=False)
+        if config.stream_adapter_rank:
+            self.adapters = nn.ModuleDict(
+                {
+                    str(layer): LowRank(h, config.stream_adapter_rank, start_at_zero=True)
+                    for layer in range(config.first_msa_layer, config.num_hidden_layers)
+                }
+            )
+
+    def seed(self, main: Tensor) -> Tensor:
+        """Stream init, Eq. 4: main hidden states (B, C, h) to streams (B, C, gamma, h)."""
+        if hasattr(self, "init"):
+            main = self.init(main)
+        streams = main.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
+        return streams + self.embeddings if hasattr(self, "embeddings") else streams
+
+
+@dataclass
+class Trunk:
+    """Hidden states before the final norm.
+
+    Attributes:
+        seed: (B, T, h), input of the first MSA layer.
+        main: (B, T, h), output of the last layer, or ``None`` if it was not wanted.
+        streams: (B, C, gamma, h), output of the last layer.
+        main_layers: the output of every layer, if asked for.
+        stream_layers: the streams as seeded and after every MSA layer, if asked for.
+    """
+
+    seed: Tensor
+    main: Tensor | None
+    streams: Tensor
+    main_layers: list[Tensor] = field(default_factory=list)
+    stream_layers: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class StreamOutput:
+    """What ``SpeculativeStreamingModel.forward`` returns.
+
+    Attributes:
+        main_logits: (B, T, V).
+        stream_logits: (B, C, gamma, V).
+        positions: (B, C), where the streams ran.
+        valid: (B, C), False where ``positions`` is padding.
+        trunk: the hidden states.
+    """
+
+    main_logits: Tensor
+    stream_logits: Tensor
+    positions: Tensor
+    valid: Tensor
+    trunk: Trunk
+
+
+def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Where streams run: from ``stream_from - 1`` (the last prompt token) to ``ends - 1``.
+
+    Args:
+        stream_from: (B,) int64, index of the first completion token, at least 1.
+        ends: (B,) int64, one past the last position with streams.
+
+    Returns:
+        ``positions`` (B, C) int64, and ``valid`` (B, C) bool, False where an item has fewer than C.
+    """
+    first = stream_from[:, None] - 1
+    steps = torch.arange(int((ends[:, None] - first).max()), device=first.device)
+    positions = first + steps
+    valid = positions < ends[:, None]
+    return torch.where(valid, positions, first), valid
+
+
+def gather_rows(x: Tensor, positions: Tensor) -> Tensor:
+    """Rows (B, C, ...) of ``x`` (B, T, ...) at ``positions`` (B, C)."""
+    return x.flatten(0, 1).index_select(0, _flat(positions, x.shape[1])).unflatten(
+        0, positions.shape
+    )
+
+
+def _flat(positions: Tensor, length: int) -> Tensor:
+    start = length * torch.arange(len(positions), device=positions.device)
+    return (positions + start[:, None]).flatten()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + d/2) of ``x`` (..., d); ``cos`` and ``sin`` broadcast to it."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+def stream_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    stream_keys: Tensor,
+    stream_values: Tensor,
+    positions: Tensor,
+    scale: float,
+) -> Tensor:
+    """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
+
+    Stream j attends to the main keys up to its position and to the streams 1..j beside it; a main
+    row to the main keys and to all streams beside it. One softmax runs over both blocks of scores;
+    streams of other positions are never scored.
+
+    Args:
+        queries: (B, C, R, Hq, d), R = gamma, or 1 + gamma with the main row first.
+        keys, values: (B, T, Hkv, d), the main stream's.
+        stream_keys, stream_values: (B, C, gamma, Hkv, d).
+        positions: (B, C) int64.
+        scale: factor of the scores.
+
+    Returns:
+        (B, C, R, Hq, d).
+    """
+    batch, count, rows, heads, d = queries.shape
+    length, kv_heads = keys.shape[1:3]
+    gamma = stream_keys.shape[2]
+    groups = heads // kv_heads
+    # (B, Hkv, C, groups * R, d)
+    queries = queries.view(batch, count, rows, kv_heads, groups, d).permute(0, 3, 1, 4, 2, 5)
+    queries = (queries * scale).reshape(batch, kv_heads, count, groups * rows, d)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    stream_keys = stream_keys.permute(0, 3, 1, 2, 4)
+    stream_values = stream_values.permute(0, 3, 1, 2, 4)
+
+    main_scores = (queries.flatten(2, 3) @ keys.transpose(2, 3)).view(*queries.shape[:4], length)
+    stream_scores = queries @ stream_keys.transpose(3, 4)
+    future = torch.arange(length, device=positions.device) > positions[..., None]
+    later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
+    if rows > gamma:
+        later = torch.cat((later.new_zeros(1, gamma), later))
+    hidden = torch.cat(
+        (
+            future[:, None, :, None].expand(batch, 1, count, groups * rows, length),
+            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
+        ),
+        dim=-1,
+    )
+    scores = torch.cat((main_scores, stream_scores), dim=-1).masked_fill(hidden, float("-inf"))
+    main_part, stream_part = scores.softmax(-1).to(values.dtype).split((length, gamma), dim=-1)
+    output = (main_part.flatten(2, 3) @ values).view(queries.shape) + stream_part @ stream_values
+    output = output.view(batch, kv_heads, count, groups, rows, d).permute(0, 2, 4, 1, 3, 5)
+    return output.reshape(batch, count, rows, heads, d)
+
+
+class SpeculativeStreamingModel(nn.Module):
+    """A Llama with speculative streams in its top ``num_msa_layers`` layers.
+
+    Streams share the base's attention, norms and head. Only the streams, the pruner and (in shared
+    mode) LoRA weights are trainable; every other parameter of ``base`` is frozen here.
+
+    Args:
+        base: a ``LlamaForCausalLM``, or in shared mode one wrapped by ``peft`` with LoRA.
+        config: the streams.
+
+    Raises:
+        ValueError: ``base`` is no Llama, its sizes are not those of ``config``, or it has LoRA
+            weights in lossless mode.
+    """
+
+    def __init__(self, base: nn.Module, config: StreamConfig) -> None:
+        super().__init__()
+        self.base = base
+        self.config = config
+        facts = self.causal_lm.config
+        if facts.model_type != "llama":
+            raise ValueError(f"the base is a {facts.model_type!r} model, expected 'llama'")
+        for name in ("hidden_size", "num_hidden_layers"):
+            found, expected = getattr(facts, name), getattr(config, name)
+            if found != expected:
+                raise ValueError(f"{name} of the base is {found}, of the streams {expected}")
+        for name, parameter in base.named_parameters():
+            is_lora = "lora_" in name
+            if is_lora and config.mode == "lossless":
+                raise ValueError("lossless mode takes a base without LoRA: merge it first")
+            parameter.requires_grad_(is_lora)
+        self.streams = Streams(config)
+        if config.pruner_rank:
+            self.pruner = LowRank(config.hidden_size, config.pruner_rank, start_at_zero=True)
+
+    @property
+    def causal_lm(self) -> nn.Module:
+        """The ``LlamaForCausalLM`` inside ``base``."""
+        return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
+
+    def stream_tensors(self) -> dict[str, Tensor]:
+        """The stream and pruner tensors, named as in ``StreamConfig.tensor_shapes()``."""
+        state = self.state_dict()
+        return {name: state[name] for name in self.config.tensor_shapes()}
+
+    def forward(
+        self, tokens: Tensor, stream_from: Tensor, lengths: Tensor, *, keep_layers: bool = False
+    ) -> StreamOutput:
+        """Run main stream and streams, the latter from ``stream_from - 1`` to the last token.
+
+        Args:
+            tokens: (B, T) int64, padded on the right.
+            stream_from: (B,) int64, index of the first completion token, at least 1.
+            lengths: (B,) int64, tokens of each sequence.
+            keep_layers: also return the hidden states of every layer.
+        """
+        positions, valid = stream_positions(stream_from, lengths)
+        trunk = self.trunk(tokens, positions, valid, keep_layers=keep_layers)
+        return StreamOutput(
+            self.logits(trunk.main), self.logits(trunk.streams), positions, valid, trunk
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (..., h) to (..., V)."""
+        causal_lm = self.causal_lm
+        return causal_lm.lm_head(causal_lm.model.norm(hidden))
+
+    def early_exit_logits(self, seed: Tensor) -> Tensor:
+        """The pruner's logits (..., V) from the hidden states (..., h) at the first MSA layer.
+
+        The hidden states are detached: the pruner trains alone.
+        """
+        seed = seed.detach()
+        if self.config.pruner_form == "literal":
+            return self.causal_lm.lm_head(self.pruner(seed))
+        return self.logits(seed + self.pruner(seed))
+
+    def trunk(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        valid: Tensor,
+        *,
+        segments: int = 1,
+        need_main: bool = True,
+        keep_layers: bool = False,
+    ) -> Trunk:
+        """All layers, without final norm and head.
+
+        Args:
+            tokens: (B, T) int64, padded on the right.
+            positions, valid: (B, C), of ``stream_positions``.
+            segments: pieces in which the streams are computed (see ``segments``).
+            need_main: False leaves out the main stream's last layer, which no stream reads;
+                ``main`` is then ``None``.
+            keep_layers: fill ``main_layers`` and ``stream_layers``.
+        """
+        config, decoder = self.config, self.causal_lm.model
+        train_main = torch.is_grad_enabled() and config.mode == "shared"
+        steps = torch.arange(1, config.num_streams + 1, device=tokens.device)
+        with torch.set_grad_enabled(train_main):
+            main = decoder.embed_tokens(tokens)
+            everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            rope = self._rope(main, everywhere)
+        beside = positions[:, :, None] + steps
+        stream_rope = [t.unflatten(1, beside.shape[1:]) for t in self._rope(main, beside.flatten(1))]
+        rows = _flat(positions, tokens.shape[1])[valid.flatten()]
+
+        seed = streams = None
+        main_layers, stream_layers = [], []
+        for index, layer in enumerate(decoder.layers):
+            attention = layer.self_attn
+            if index == config.first_msa_layer:
+                seed, streams = main, self.streams.seed(gather_rows(main, positions))
+                stream_layers.append(streams)
+            with torch.set_grad_enabled(train_main):
+                queries, keys, values = self._project(attention, layer.input_layernorm(main), *rope)
+                attended = F.scaled_dot_product_attention(
+                    *(t.transpose(1, 2) for t in (queries, keys, values)),
+                    is_causal=True,
+                    scale=attention.scaling,
+                    enable_gqa=True,
+                ).transpose(1, 2)
+            if streams is not None:
+                own = gather_rows(queries, positions) if config.mode == "shared" else None
+                streams, own = join_segments(
+                    map_segments(
+                        partial(self._stream_rows, index, keys, values),
+                        (streams, own, positions, *stream_rope),
+                        segments,
+                    )
+                )
+                stream_layers.append(streams)
+                if own is not None:  # Eq. 3
+                    own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)
+                    shape = attended.shape
+                    attended = attended.flatten(0, 1).index_copy(0, rows, own).view(shape)
+            if not need_main and index == config.num_hidden_layers - 1:
+                return Trunk(seed, None, streams, main_layers, stream_layers)
+            with torch.set_grad_enabled(train_main):
+                main = main + attention.o_proj(attended.flatten(2))
+                main = main + layer.mlp(layer.post_attention_layernorm(main))
+            main_layers.append(main)
+            if not keep_layers:
+                main_layers.clear()
+                stream_layers.clear()
+        return Trunk(seed, main, streams, main_layers, stream_layers)
+
+    def _stream_rows(
+        self,
+        index: int,
+        keys: Tensor,
+        values: Tensor,
+        streams: Tensor,
+        own_queries: Tensor | None,
+        positions: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The streams (B, C, gamma, h) through one MSA layer, and what the main rows beside them
+        attend to (B, C, Hq, d), if their queries are given."""
+        layer = self.causal_lm.model.layers[index]
+        attention = layer.self_attn
+        queries, stream_keys, stream_values = self._project(
+            attention, layer.input_layernorm(streams), cos, sin
+        )
+        if self.config.stream_init == "value_rotation":
+            steps = torch.arange(1, self.config.num_streams + 1, device=streams.device)
+            angle = (self.config.value_rotation_epsilon * steps)[:, None, None]
+            stream_values = rotate(stream_values, angle.cos(), angle.sin())
+        if own_queries is not None:
+            queries = torch.cat((own_queries[:, :, None], queries), dim=2)
+        attended = stream_attention(
+            queries, keys, values, stream_keys, stream_values, positions, attention.scaling
+        )
+        own = None
+        if own_queries is not None:
+            own, attended = attended[:, :, 0], attended[:, :, 1:]
+        streams = streams + attention.o_proj(attended.flatten(3))
+        return streams + self._stream_mlp(index, layer.post_attention_layernorm(streams)), own
+
+    def _stream_mlp(self, index: int, x: Tensor) -> Tensor:
+        """What a stream passes through where the main stream has its MLP (H.2, Fig. 2a)."""
+        kind = self.config.stream_mlp
+        if kind == "base":
+            return self.causal_lm.model.layers[index].mlp(x)
+        adapted = self.streams.adapters[str(index)](x)
+        return adapted if kind == "adapter" else self.causal_lm.model.layers[index].mlp(x) + adapted
+
+    def _rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.causal_lm.model.rotary_emb(x, position_ids=positions)
+
+    @staticmethod
+    def _project(
+        attention: nn.Module, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (..., heads, d) of rows ``x`` (..., h), RoPE applied."""
+        queries, keys, values = (
+            project(x).unflatten(-1, (-1, attention.head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        return rotate(queries, cos, sin), rotate(keys, cos, sin), values

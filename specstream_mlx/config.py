@@ -1,0 +1,176 @@
+"""What an adapter's streams are: one description, read by the PyTorch side and the MLX side alike.
+
+Pure Python: neither torch nor mlx is imported here.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Mode = Literal["lossless", "shared"]
+
+FORMAT_VERSION = 1
+
+_CHOICES = {
+    "mode": ("lossless", "shared"),
+    "stream_init": ("identity", "linear", "value_rotation"),
+    "stream_mlp": ("base", "adapter", "base+adapter"),
+    "pruner_form": ("residual", "literal"),
+}
+
+
+class ConfigError(ValueError):
+    """A field of the configuration is missing, unknown or out of range."""
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """The ``speculative_streaming`` object of an adapter directory.
+
+    Args:
+        mode: ``lossless`` (base frozen, the main stream never sees a stream) or ``shared``
+            (LoRA shared by main stream and streams, Eq. 3).
+        num_streams: gamma, the streams beside each position; stream j predicts ``y_{t+j}``.
+        num_msa_layers: N_s, the top layers in which the streams run.
+        hidden_size: width of the base model.
+        num_hidden_layers: N, the layers of the base model.
+        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4, or
+            ``value_rotation``, which has no stream embeddings.
+        stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
+        value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``.
+        stream_mlp: what a stream passes through where the main stream has its MLP: ``base`` (the
+            MLP itself: shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter``
+            (beside it, Fig. 2a).
+        stream_adapter_rank: rank of the stream adapters; 0 where ``stream_mlp`` is ``base``.
+        pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
+        pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
+        base_model: the base's name or path, for people.
+        base_fingerprint: ``fingerprint`` of the base's ``config.json``.
+        prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
+            turn of the chat. ``None`` leaves the text as it is.
+        version: of this format.
+    """
+
+    mode: Mode
+    num_msa_layers: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_streams: int = 4
+    stream_init: str = "identity"
+    stream_init_rank: int = 0
+    value_rotation_epsilon: float = 0.0
+    stream_mlp: str = "base"
+    stream_adapter_rank: int = 0
+    pruner_rank: int = 8
+    pruner_form: str = "residual"
+    base_model: str = ""
+    base_fingerprint: str = ""
+    prompt_template: str | None = None
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected one of {allowed}")
+        for name in ("num_streams", "num_msa_layers", "hidden_size", "num_hidden_layers"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}, expected an integer of at least 1")
+        for name in ("stream_init_rank", "stream_adapter_rank", "pruner_rank"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name} is {value!r}, expected an integer of at least 0")
+        if self.version != FORMAT_VERSION:
+            raise ConfigError(f"version is {self.version!r}, this release reads {FORMAT_VERSION}")
+        if self.num_msa_layers > self.num_hidden_layers:
+            raise ConfigError(
+                f"num_msa_layers is {self.num_msa_layers}, "
+                f"expected at most num_hidden_layers = {self.num_hidden_layers}"
+            )
+        if (self.stream_init == "linear") != (self.stream_init_rank > 0):
+            raise ConfigError(
+                f"stream_init_rank is {self.stream_init_rank} with stream_init "
+                f"{self.stream_init!r}, expected a rank with 'linear' and 0 otherwise"
+            )
+        if (self.stream_mlp != "base") != (self.stream_adapter_rank > 0):
+            raise ConfigError(
+                f"stream_adapter_rank is {self.stream_adapter_rank} with stream_mlp "
+                f"{self.stream_mlp!r}, expected 0 with 'base' and a rank otherwise"
+            )
+
+    @property
+    def first_msa_layer(self) -> int:
+        """Index of the layer at which the streams start, ``N - N_s``."""
+        return self.num_hidden_layers - self.num_msa_layers
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every stream and pruner tensor of this configuration.
+
+        Linear maps are stored ``(out, in)``. LoRA tensors are not listed.
+        """
+        h = self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.stream_init != "value_rotation":
+            shapes["streams.embeddings"] = (self.num_streams, h)
+        if self.stream_init == "linear":
+            shapes["streams.init.down.weight"] = (self.stream_init_rank, h)
+            shapes["streams.init.up.weight"] = (h, self.stream_init_rank)
+        if self.stream_adapter_rank:
+            for layer in range(self.first_msa_layer, self.num_hidden_layers):
+                shapes[f"streams.adapters.{layer}.down.weight"] = (self.stream_adapter_rank, h)
+                shapes[f"streams.adapters.{layer}.up.weight"] = (h, self.stream_adapter_rank)
+        if self.pruner_rank:
+            shapes["pruner.down.weight"] = (self.pruner_rank, h)
+            shapes["pruner.up.weight"] = (h, self.pruner_rank)
+        return shapes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "StreamConfig":
+        """Read the JSON object.
+
+        Raises:
+            ConfigError: a field is missing, unknown or out of range.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown field {unknown[0]!r}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(str(error).split(") ")[-1]) from None
+
+
+_FINGERPRINT_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+
+
+def fingerprint(base_config: Mapping[str, Any]) -> str:
+    """A short digest of the architecture fields of a base model's ``config.json``.
+
+    The same for a base in PyTorch and its (quantized) MLX conversion.
+    """
+    facts = {name: base_config.get(name) for name in _FINGERPRINT_FIELDS}
+    heads = facts["num_attention_heads"]
+    facts["num_key_value_heads"] = facts["num_key_value_heads"] or heads
+    if facts["head_dim"] is None and heads and facts["hidden_size"]:
+        facts["head_dim"] = facts["hidden_size"] // heads
+    rope = base_config.get("rope_parameters") or {}
+    facts["rope_theta"] = base_config.get("rope_theta", rope.get("rope_theta"))
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,133 @@
+"""Multi-stream attention: which rows an MSA layer holds and what each of them may see.
+
+Rows of an MSA layer: first the m main rows (kept tree nodes), then gamma stream rows for each of
+the s nodes that have streams, node by node. Speculative Streaming, Eq. 2 (streams) and, in
+``shared`` mode, Eq. 3 (the main stream sees its own streams).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The new rows of one pass through a run of layers.
+
+    Attributes:
+        positions: (rows,) int32 absolute positions, or an int: consecutive from there.
+        sees: (rows, rows) bool: which new rows each new row attends to, or ``None`` where every
+            row sees those up to itself (a chain). All rows see the whole committed prefix.
+        hidden_prefix: (hidden,) bool or ``None``: rows that lie between the prefix and the new
+            rows in the KV cache, and which of them the new rows see.
+    """
+
+    positions: mx.array | int
+    sees: mx.array | None
+    hidden_prefix: mx.array | None = None
+
+
+def attention_mask(rows: Rows, count: int, prefix: int) -> mx.array | str | None:
+    """The mask of ``count`` new rows over ``prefix`` committed rows and themselves.
+
+    Returns:
+        (count, prefix + count) bool, or mlx-lm's own forms for a chain: ``"causal"``, ``None``.
+    """
+    if rows.sees is None:
+        return "causal" if count > 1 else None
+    parts = [mx.ones((count, prefix), mx.bool_)]
+    if rows.hidden_prefix is not None:
+        parts.append(mx.broadcast_to(rows.hidden_prefix, (count, rows.hidden_prefix.size)))
+    return mx.concatenate([*parts, rows.sees], axis=1)
+
+
+def stream_rows(
+    positions: mx.array, ancestors: mx.array, num_streams: int, main_sees_streams: bool
+) -> Rows:
+    """Rows of m main rows, each with ``num_streams`` streams beside it.
+
+    Args:
+        positions: (m,) absolute positions of the main rows.
+        ancestors: (m, m) bool, ancestors-or-self.
+        num_streams: gamma.
+        main_sees_streams: Eq. 3, shared mode.
+
+    Returns:
+        Rows of ``m * (1 + gamma)``; stream j of a row at position p has position p + j.
+    """
+    m, gamma = ancestors.shape[0], num_streams
+    own = mx.eye(m, dtype=mx.bool_)
+    main_to_streams = own if main_sees_streams else mx.zeros((m, m), mx.bool_)
+    main_to_streams = mx.repeat(main_to_streams, gamma, axis=1)
+    streams_to_main = mx.repeat(ancestors, gamma, axis=0)
+    earlier = mx.tri(gamma, dtype=mx.float32).astype(mx.bool_)
+    streams_to_streams = (own[:, None, :, None] & earlier[None, :, None, :]).reshape(
+        m * gamma, m * gamma
+    )
+    sees = mx.concatenate(
+        [
+            mx.concatenate([ancestors, main_to_streams], axis=1),
+            mx.concatenate([streams_to_main, streams_to_streams], axis=1),
+        ],
+        axis=0,
+    )
+    stream_positions = positions[:, None] + mx.arange(1, gamma + 1)
+    return Rows(mx.concatenate([positions, stream_positions.reshape(-1)]), sees)
+
+
+def deferred_rows(position: mx.array, seen_nodes: mx.array, num_streams: int) -> Rows:
+    """Rows of the streams of one node alone, run after the nodes' own rows.
+
+    Args:
+        position: scalar, the node's absolute position.
+        seen_nodes: (n,) bool, the node and its ancestors among the n uncommitted rows that lie
+            before the streams in the KV cache.
+        num_streams: gamma.
+    """
+    earlier = mx.tri(num_streams, dtype=mx.float32).astype(mx.bool_)
+    return Rows(position + mx.arange(1, num_streams + 1), earlier, seen_nodes)
+
+
+class SplitMLP(nn.Module):
+    """An MSA layer's MLP with the stream rows taken along their own path.
+
+    Args:
+        mlp: the layer's MLP.
+        main_rows: how many of the rows, from the first on, are main rows.
+        stream_path: (1, rows, h) -> (1, rows, h) for the stream rows.
+    """
+
+    def __init__(
+        self, mlp: nn.Module, main_rows: int, stream_path: Callable[[mx.array], mx.array]
+    ):
+        super().__init__()
+        self._mlp, self._main_rows, self._stream_path = mlp, main_rows, stream_path
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self._main_rows == 0:
+            return self._stream_path(x)
+        if x.shape[1] == self._main_rows:
+            return self._mlp(x)
+        main, streams = mx.split(x, [self._main_rows], axis=1)
+        return mx.concatenate([self._mlp(main), self._stream_path(streams)], axis=1)
+
+
+def value_rotation(main_rows: int, num_streams: int, epsilon: float) -> Callable:
+    """Rotate the streams' own value rows: pairs (i, i + d/2) by ``epsilon * j`` (section 3.1).
+
+    Returns:
+        A map of values (1, kv_heads, main_rows + s * gamma, d).
+    """
+
+    def rotate(values: mx.array) -> mx.array:
+        main, streams = mx.split(values, [main_rows], axis=2)
+        count = streams.shape[2] // num_streams
+        angle = epsilon * mx.tile(mx.arange(1, num_streams + 1), (count,))[:, None]
+        cos, sin = mx.cos(angle).astype(values.dtype), mx.sin(angle).astype(values.dtype)
+        first, second = mx.split(streams, 2, axis=-1)
+        rotated = [first * cos - second * sin, first * sin + second * cos]
+        return mx.concatenate([main, mx.concatenate(rotated, axis=-1)], axis=2)
+
+    return rotate

@@ -1,0 +1,59 @@
+"""Early-exit pruning: which drafted nodes go on to the MSA layers (section 3.3).
+
+Everything stays on the device and has static shapes, so that nothing waits for the host.
+"""
+
+import math
+
+import mlx.core as mx
+
+
+def path_scores(
+    logits: mx.array,
+    tokens: mx.array,
+    parents: mx.array,
+    ancestors: mx.array,
+    threshold: float | None = None,
+) -> mx.array:
+    """Sum over the edges of each root-to-node path of ``log softmax(logits of parent)[child]``.
+
+    Args:
+        logits: (n, vocab) early-exit logits.
+        tokens: (n,) node tokens.
+        parents: (n,) parents' indices; the root's entry is not used.
+        ancestors: (n, n) bool, ancestors-or-self.
+        threshold: a probability; an edge below it puts its whole subtree at -inf.
+
+    Returns:
+        (n,) float32, 0 at the root.
+    """
+    logits = logits.astype(mx.float32)
+    normaliser = mx.logsumexp(logits, axis=-1)
+    parents = mx.maximum(parents, 0)
+    edges = logits[parents, tokens] - normaliser[parents]
+    if threshold:
+        edges = mx.where(edges < math.log(threshold), -mx.inf, edges)
+    edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)
+    return mx.where(ancestors, edges[None], 0.0).sum(axis=1)
+
+
+def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
+    """The ``max_nodes`` best nodes in breadth-first order; ties go to the lower index.
+
+    A child never scores above its parent and comes after it, so the kept set is closed under
+    ancestors and holds the root.
+
+    Args:
+        scores: (n,) from ``path_scores``.
+        max_nodes: m, at most n.
+
+    Returns:
+        Kept indices (m,) int32 and, for each, whether it is in play (m,) bool: a node at -inf
+        may fill a place, and is then ignored.
+    """
+    index = mx.arange(scores.size)
+    better = scores[None] > scores[:, None]
+    tied_before = (scores[None] == scores[:, None]) & (index[None] < index[:, None])
+    rank = (better | tied_before).sum(axis=1)
+    kept = mx.argsort(mx.where(rank < max_nodes, index, index + scores.size))[:max_nodes]
+    return kept.astype(mx.int32), scores[kept] > -mx.inf

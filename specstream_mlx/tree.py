@@ -1,0 +1,123 @@
+"""Draft trees: nodes in breadth-first order, and how they are grown from the streams' guesses.
+
+Node 0 is the root, the newest committed token. A node of depth j is a guess of stream j, so all
+nodes of one depth draw from the same candidates, whatever their parent.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of drafted tokens.
+
+    Attributes:
+        tokens: (n,) int32, the root first.
+        parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
+            before its children.
+        depths: (n,) int32, 0 for the root.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node is the next one's parent."""
+        return bool((self.depths == np.arange(len(self))).all())
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """(n, n) bool: row i is true at node i and at each of its ancestors."""
+        mask = np.eye(len(self), dtype=bool)
+        for node in range(1, len(self)):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """Indices from the root to ``node``."""
+        return np.flatnonzero(self.ancestors[node]).tolist()
+
+
+TreeBuilder = Callable[[int, np.ndarray, np.ndarray], DraftTree]
+"""``(root, candidates, log_probs) -> tree``; the arrays are (gamma, k), best candidate first."""
+
+
+def root_only(root: int) -> DraftTree:
+    """The tree without drafts."""
+    return DraftTree(
+        np.array([root], np.int32), np.array([-1], np.int32), np.array([0], np.int32)
+    )
+
+
+def full_tree(root: int, candidates: np.ndarray, width: int) -> DraftTree:
+    """The full ``width``-ary tree of the paper (section 3.2), one level per stream.
+
+    Args:
+        root: the newest committed token.
+        candidates: (gamma, k) token ids, k >= width.
+        width: children of every inner node; 1 makes a chain.
+    """
+    tokens, parents, depths = [root], [-1], [0]
+    level = [0]
+    for depth, row in enumerate(candidates, start=1):
+        next_level = []
+        for parent in level:
+            for token in row[:width]:
+                next_level.append(len(tokens))
+                tokens.append(int(token))
+                parents.append(parent)
+                depths.append(depth)
+        level = next_level
+    return DraftTree(*(np.array(x, np.int32) for x in (tokens, parents, depths)))
+
+
+def best_first_tree(
+    root: int, candidates: np.ndarray, log_probs: np.ndarray, size: int
+) -> DraftTree:
+    """The ``size`` drafted nodes of highest joint probability under independent streams.
+
+    A path of ranks (r_1 .. r_d) scores the sum of ``log_probs[j, r_j]``. Children never score
+    above their parent and ranks descend, so a heap over (next rank, next depth) meets the paths
+    in order of score, and the chosen set is closed under ancestors.
+
+    Args:
+        root: the newest committed token.
+        candidates: (gamma, k) token ids, best first.
+        log_probs: (gamma, k) their log-probabilities in nats.
+        size: nodes besides the root; fewer where the candidates run out.
+    """
+    depth_limit, width = candidates.shape
+    chosen: list[tuple[int, int, int]] = []  # (depth, parent's entry in chosen, rank)
+    heap: list[tuple[float, int, int, int, float]] = []  # (-score, depth, parent, rank, base)
+
+    def push(depth: int, parent: int, rank: int, base: float) -> None:
+        if depth <= depth_limit and rank < width:
+            score = base + float(log_probs[depth - 1, rank])
+            heapq.heappush(heap, (-score, depth, parent, rank, base))
+
+    push(1, -1, 0, 0.0)
+    while heap and len(chosen) < size:
+        negative, depth, parent, rank, base = heapq.heappop(heap)
+        chosen.append((depth, parent, rank))
+        push(depth, parent, rank + 1, base)
+        push(depth + 1, len(chosen) - 1, 0, -negative)
+
+    order = sorted(range(len(chosen)), key=lambda entry: (chosen[entry][0], entry))
+    index = {entry: position + 1 for position, entry in enumerate(order)}
+    tokens, parents, depths = [root], [-1], [0]
+    for entry in order:
+        depth, parent, rank = chosen[entry]
+        tokens.append(int(candidates[depth - 1, rank]))
+        parents.append(index[parent] if parent >= 0 else 0)
+        depths.append(depth)
+    return DraftTree(*(np.array(x, np.int32) for x in (tokens, parents, depths)))
