@@ -137,6 +137,31 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Ordinary causal attention of the main stream.
+
+    Args:
+        queries: (B, T, Hq, d).
+        keys, values: (B, T, Hkv, d).
+        scale: factor of the scores.
+
+    Returns:
+        (B, T, Hq, d).
+    """
+    queries, keys, values = (t.transpose(1, 2) for t in (queries, keys, values))
+    if not queries.is_cpu:
+        return F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
+        ).transpose(1, 2)
+    # On the CPU the fused kernel's backward pass in bf16 is 4 times slower than plain products.
+    length, kv_heads = queries.shape[2], keys.shape[1]
+    rows = (queries * scale).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    scores = (rows @ keys.transpose(2, 3)).unflatten(2, (-1, length))
+    future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+    weights = scores.masked_fill(future, float("-inf")).softmax(-1).to(values.dtype)
+    return (weights.flatten(2, 3) @ values).unflatten(2, (-1, length)).flatten(1, 2).transpose(1, 2)
+
+
 def stream_attention(
     queries: Tensor,
     keys: Tensor,
@@ -310,12 +335,7 @@ class SpeculativeStreamingModel(nn.Module):
                 stream_layers.append(streams)
             with torch.set_grad_enabled(train_main):
                 queries, keys, values = self._project(attention, layer.input_layernorm(main), *rope)
-                attended = F.scaled_dot_product_attention(
-                    *(t.transpose(1, 2) for t in (queries, keys, values)),
-                    is_causal=True,
-                    scale=attention.scaling,
-                    enable_gqa=True,
-                ).transpose(1, 2)
+                attended = causal_attention(queries, keys, values, attention.scaling)
             if streams is not None:
                 own = gather_rows(queries, positions) if config.mode == "shared" else None
                 streams, own = join_segments(
@@ -371,7 +391,7 @@ class SpeculativeStreamingModel(nn.Module):
         own = None
         if own_queries is not None:
             own, attended = attended[:, :, 0], attended[:, :, 1:]
-        streams = streams + attention.o_proj(attended.flatten(3))
+        streams = streams + attention.o_proj(attended.flatten(3).contiguous())
         return streams + self._stream_mlp(index, layer.post_attention_layernorm(streams)), own
 
     def _stream_mlp(self, index: int, x: Tensor) -> Tensor:

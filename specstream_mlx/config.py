@@ -21,7 +21,11 @@ _CHOICES = {
 }
 
 
-class ConfigError(ValueError):
+class UserError(ValueError):
+    """A mistake in what the user gave; its message is one sentence for them."""
+
+
+class ConfigError(UserError):
     """A field of the configuration is missing, unknown or out of range."""
 
 

@@ -8,10 +8,12 @@ another mask. Nothing in the model is changed afterwards.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from . import verify
 from .kv import UncommittedRows, commit
@@ -28,18 +30,55 @@ class UnsupportedModelError(ValueError):
     """The model's structure is not one that this decoder can drive."""
 
 
+@dataclass(frozen=True)
+class _Nodes:
+    """Tree nodes of one pass, on the device; see ``tree.DraftTree``."""
+
+    tokens: mx.array
+    parents: mx.array
+    ancestors: mx.array
+    positions: mx.array
+    in_play: mx.array | None = None
+    kept: mx.array | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+    def keep(self, kept: mx.array, in_play: mx.array) -> "_Nodes":
+        """The nodes at indices ``kept`` (m,), which are closed under parents."""
+        new_index = mx.zeros_like(self.parents)
+        new_index[kept] = mx.arange(kept.size, dtype=mx.int32)
+        return _Nodes(
+            tokens=self.tokens[kept],
+            parents=new_index[mx.maximum(self.parents[kept], 0)],
+            ancestors=self.ancestors[kept][:, kept],
+            positions=self.positions[kept],
+            in_play=in_play,
+            kept=kept,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
+    """Parents, depths and ancestor mask of a tree shape, on the device."""
+    tree = DraftTree(
+        np.zeros(count, np.int32), np.frombuffer(parents, np.int32), np.frombuffer(depths, np.int32)
+    )
+    return mx.array(tree.parents), mx.array(tree.depths), mx.array(tree.ancestors)
+
+
 @dataclass
 class StepResult:
     """Device arrays of one step, not yet evaluated.
 
     Attributes:
         last: scalar, the last accepted node among the kept ones.
-        kept: (m,) indices into the tree of the rows that reached the MSA layers.
+        kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         predictions: (m,) the target's arg-max after each kept node.
-        candidates: (gamma, k) the streams' best next tokens at the accepted node, best first.
-        log_probs: (gamma, k) their log-probabilities.
         logits: (m, vocab) of the main stream.
-        stream_hidden: (gamma, h) of the accepted node after the last layer, before the norm.
+        candidates: (gamma, k) the streams' best tokens at the accepted node, best first.
+        log_probs: (gamma, k) their log-probabilities in nats.
+        stream_logits: (gamma, vocab) at the accepted node.
     """
 
     last: mx.array
@@ -48,7 +87,7 @@ class StepResult:
     logits: mx.array
     candidates: mx.array | None = None
     log_probs: mx.array | None = None
-    stream_hidden: mx.array | None = None
+    stream_logits: mx.array | None = None
 
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""
@@ -71,10 +110,13 @@ class PositionedRope(nn.Module):
 
 
 class _Through:
-    """Stands in for a layer: ``function(hidden) -> hidden``."""
+    """Stands in for ``layer``: ``function(hidden) -> hidden``, other attributes the layer's."""
 
-    def __init__(self, function: Callable[[mx.array], mx.array]):
-        self._function = function
+    def __init__(self, layer: nn.Module, function: Callable[[mx.array], mx.array]):
+        self._layer, self._function = layer, function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         return self._function(hidden)
@@ -87,7 +129,7 @@ class Decoder:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: the streams of the mounted adapter, or ``None``.
         caches: one mlx-lm ``KVCache`` per layer.
-        main_sees_streams: Eq. 3; ``True`` for shared mode.
+
 
     Raises:
         UnsupportedModelError: no list of layers, or a layer without a rotary embedding.
@@ -99,15 +141,14 @@ class Decoder:
         owners = [m for _, m in model.named_modules() if m.get("layers") is layers]
         if not owners:
             raise UnsupportedModelError("the model does not hold its layers in one list")
-        self._owner, self._layers = owners[0], list(layers)
+        self._owner, self.layers = owners[0], list(layers)
         self._attentions = []
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             attention = next((m for m in layer.children().values() if "rope" in m), None)
             if attention is None or "mlp" not in layer:
                 raise UnsupportedModelError(f"layer {number} has no attention with rope and an mlp")
             self._attentions.append(attention)
         self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
-        self._shared = streams is not None and streams.config.mode == "shared"
 
     # One pass -----------------------------------------------------------------------------
 
@@ -126,7 +167,7 @@ class Decoder:
             for attention, rope in zip(self._attentions, ropes, strict=True):
                 attention["rope"] = rope
 
-    def _run(self, tokens: mx.array, stand_ins: Sequence[Any], caches: Sequence[Any]) -> mx.array:
+    def run(self, tokens: mx.array, stand_ins: Sequence[Any], caches: Sequence[Any]) -> mx.array:
         """(1, rows, vocab) logits of the model with its layers replaced."""
         with self._swapped(stand_ins):
             return self.model(tokens[None], cache=caches)
@@ -134,10 +175,10 @@ class Decoder:
     def head(self, hidden: mx.array) -> mx.array:
         """Final norm and LM head of (rows, h): (rows, vocab)."""
         dummy = mx.zeros((hidden.shape[0],), mx.int32)
-        inject = _Through(lambda _: hidden[None])
-        return self._run(dummy, [inject], self.caches)[0]
+        inject = _Through(self.layers[0], lambda _: hidden[None])
+        return self.run(dummy, [inject], self.caches)[0]
 
-    def _early_exit_logits(self, hidden: mx.array) -> mx.array:
+    def early_exit_logits(self, hidden: mx.array) -> mx.array:
         """(rows, vocab) logits of the early-exit pruner at the first MSA layer (section 3.3)."""
         mapped = self.streams.pruner(hidden)
         if self.streams.config.pruner_form == "residual":
@@ -149,12 +190,12 @@ class Decoder:
         finally:
             self._owner["norm"] = norm
 
-    def _msa_layer(
+    def msa_layer(
         self, number: int, hidden: mx.array, rows: Rows, main_rows: int, skip: int = 0
     ) -> mx.array:
         """One MSA layer over (1, rows, h), main rows first."""
         config = self.streams.config
-        layer, cache = self._layers[number], self.caches[number]
+        layer, cache = self.layers[number], self.caches[number]
         rotate = None
         if config.stream_init == "value_rotation" and hidden.shape[1] > main_rows:
             rotate = value_rotation(main_rows, config.num_streams, config.value_rotation_epsilon)
@@ -187,94 +228,59 @@ class Decoder:
 
         Args:
             tree: its root is the newest committed token, which is not in the KV cache yet.
-            placement: where the streams run; ``beside`` in shared mode.
+            placement: where the streams run; always ``beside`` in shared mode.
             width: k, candidates per stream.
-            max_nodes: nodes kept by early-exit pruning; ``None`` or at least the tree's size
-                keeps all.
+            max_nodes: nodes kept by early-exit pruning; ``None`` keeps all.
             threshold: see ``pruning.path_scores``.
 
         Returns:
             Unevaluated arrays; read them, then call ``commit``.
         """
         offset = self.caches[0].offset
-        n = len(tree)
-        tokens = mx.array(tree.tokens)
-        chain = tree.is_chain
-        ancestors = mx.array(tree.ancestors)
-        parents = mx.array(tree.parents)
-        positions = offset + mx.array(tree.depths)
-        rows = Rows(offset, None) if chain else Rows(positions, ancestors)
-        prune = bool(max_nodes and max_nodes < n) or (threshold is not None and n > 1)
-        if not prune and placement != "beside":
-            return self._step_main_first(
-                tree, tokens, parents, ancestors, positions, rows, placement, width
-            )
-
-        first = self.streams.config.first_msa_layer
-        gamma = self.streams.config.num_streams if placement == "beside" else 0
-        keep = min(max_nodes or n, n)
-        state: dict[str, Any] = {"kept": None, "in_play": None}
-
-        def enter(hidden: mx.array) -> mx.array:
-            main = hidden[0]
-            if prune:
-                scores = path_scores(
-                    self._early_exit_logits(main), tokens, parents, ancestors, threshold
-                )
-                kept, in_play = keep_best(scores, keep)
-                main = main[kept]
-                new_index = mx.zeros((n,), mx.int32)
-                new_index[kept] = mx.arange(keep, dtype=mx.int32)
-                state.update(
-                    kept=kept,
-                    in_play=in_play,
-                    tokens=tokens[kept],
-                    parents=new_index[mx.maximum(parents[kept], 0)],
-                    ancestors=ancestors[kept][:, kept],
-                    positions=positions[kept],
-                )
-            else:
-                state.update(
-                    tokens=tokens, parents=parents, ancestors=ancestors, positions=positions
-                )
-            state["entry"] = main
-            if not gamma:
-                state["rows"] = Rows(state["positions"], state["ancestors"])
-                return main[None]
-            state["rows"] = stream_rows(
-                state["positions"], state["ancestors"], gamma, self._shared
-            )
-            seeds = self.streams.seed(main).reshape(keep * gamma, -1)
-            return mx.concatenate([main, seeds])[None]
-
-        def msa(number: int) -> Callable[[mx.array], mx.array]:
-            def run(hidden: mx.array) -> mx.array:
-                if number == first:
-                    hidden = enter(hidden)
-                hidden = self._msa_layer(number, hidden, state["rows"], keep)
-                if number == len(self._layers) - 1 and gamma:
-                    state["streams"] = hidden[0, keep:].reshape(keep, gamma, -1)
-                    hidden = hidden[:, :keep]
-                return hidden
-
-            return run
-
-        proxies = [UncommittedRows(cache, rows) for cache in self.caches]
-        stand_ins = [*self._layers[:first]]
-        stand_ins += [_Through(msa(number)) for number in range(first, len(self._layers))]
-        logits = self._run(tokens, stand_ins, proxies)[0]
-        predictions = mx.argmax(logits, axis=-1)
-        last = verify.greedy(
-            state["tokens"], state["parents"], state["ancestors"], predictions, state["in_play"]
+        parents, depths, ancestors = _shape_tables(
+            tree.parents.tobytes(), tree.depths.tobytes(), len(tree)
         )
-        result = StepResult(last, state["kept"], predictions, logits)
-        if placement == "deferred":
-            self._deferred(
-                result, state["entry"], state["ancestors"], state["positions"], width, chain=False
-            )
-        elif gamma:
-            self._draft(result, state["streams"][last], width)
+        nodes = _Nodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
+        rows = Rows(offset, None) if tree.is_chain else Rows(nodes.positions, ancestors)
+        if placement == "none":
+            proxies = [UncommittedRows(cache, rows) for cache in self.caches]
+            logits = self.run(nodes.tokens, self.layers, proxies)[0]
+            return self._verified(nodes, logits)
+
+        run = _MsaPass(self, nodes, rows, placement == "beside", max_nodes, threshold)
+        logits = run.logits()
+        result = self._verified(run.nodes, logits)
+        if placement == "beside":
+            result.stream_logits = self.head(run.stream_hidden[result.last])
+        else:
+            result.stream_logits = self._deferred_logits(run, result.last)
+        result.candidates, result.log_probs = _best_tokens(result.stream_logits, width)
         return result
+
+    def _verified(self, nodes: _Nodes, logits: mx.array) -> StepResult:
+        predictions = mx.argmax(logits, axis=-1).astype(mx.int32)
+        last = verify.greedy(
+            nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play
+        )
+        return StepResult(last, nodes.kept, predictions, logits)
+
+    def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
+        """(gamma, vocab) logits of the accepted node's streams, run after the verification."""
+        nodes, config = run.nodes, self.streams.config
+        rows = deferred_rows(nodes.positions[last], nodes.ancestors[last], config.num_streams)
+        seeds = self.streams.seed(run.entry[last][None])
+        first = config.first_msa_layer
+
+        def msa(number: int, hidden: mx.array) -> mx.array:
+            hidden = seeds if number == first else hidden
+            return self.msa_layer(number, hidden, rows, main_rows=0, skip=len(nodes))
+
+        stand_ins = [
+            _Through(self.layers[number], partial(msa, number))
+            for number in range(first, config.num_hidden_layers)
+        ]
+        dummy = mx.zeros((config.num_streams,), mx.int32)
+        return self.run(dummy, stand_ins, self.caches)[0]
 
     def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
         """Commit the accepted rows.
@@ -286,3 +292,86 @@ class Decoder:
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
         commit(self.caches[:first], path)
         commit(self.caches[first:], kept_path)
+
+
+class _MsaPass:
+    """One pass over a tree's nodes that prunes and adds streams at the first MSA layer.
+
+    Attributes:
+        nodes: the nodes kept by pruning, once ``logits`` has run.
+        entry: (m, h) their main stream at the first MSA layer.
+        stream_hidden: (m, gamma, h) their streams after the last layer.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        nodes: _Nodes,
+        rows: Rows,
+        beside: bool,
+        max_nodes: int | None,
+        threshold: float | None,
+    ):
+        self._decoder, self.nodes, self._rows, self._beside = decoder, nodes, rows, beside
+        self._keep = min(max_nodes or len(nodes), len(nodes))
+        self._prunes = self._keep < len(nodes) or (threshold is not None and len(nodes) > 1)
+        self._threshold = threshold
+        self.entry: mx.array | None = None
+        self.stream_hidden: mx.array | None = None
+
+    def logits(self) -> mx.array:
+        """Run the model; (m, vocab) logits of the kept nodes' main stream."""
+        decoder = self._decoder
+        config = decoder.streams.config
+        proxies = [UncommittedRows(cache, self._rows) for cache in decoder.caches]
+        stand_ins = decoder.layers[: config.first_msa_layer]
+        for number in range(config.first_msa_layer, config.num_hidden_layers):
+            stand_ins.append(_Through(decoder.layers[number], partial(self._msa, number)))
+        return decoder.run(self.nodes.tokens, stand_ins, proxies)[0]
+
+    def _msa(self, number: int, hidden: mx.array) -> mx.array:
+        config = self._decoder.streams.config
+        if number == config.first_msa_layer:
+            hidden = self._enter(hidden[0])[None]
+        hidden = self._decoder.msa_layer(number, hidden, self._rows, self._keep)
+        if number == config.num_hidden_layers - 1 and self._beside:
+            streams = hidden[0, self._keep :]
+            self.stream_hidden = streams.reshape(self._keep, config.num_streams, -1)
+            hidden = hidden[:, : self._keep]
+        return hidden
+
+    def _enter(self, hidden: mx.array) -> mx.array:
+        """Prune the (n, h) rows and append the kept ones' streams: (m * (1 + gamma), h)."""
+        decoder, nodes = self._decoder, self.nodes
+        config = decoder.streams.config
+        if self._prunes:
+            logits = decoder.early_exit_logits(hidden)
+            scores = path_scores(
+                logits, nodes.tokens, nodes.parents, nodes.ancestors, self._threshold
+            )
+            self.nodes = nodes = nodes.keep(*keep_best(scores, self._keep))
+            self._rows = Rows(nodes.positions, nodes.ancestors)
+            hidden = hidden[nodes.kept]
+        self.entry = hidden
+        if not self._beside:
+            return hidden
+        self._rows = stream_rows(
+            nodes.positions, nodes.ancestors, config.num_streams, config.mode == "shared"
+        )
+        seeds = decoder.streams.seed(hidden)
+        return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
+
+
+def _best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
+    """(gamma, k) tokens and log-probabilities, best first."""
+    logits = logits.astype(mx.float32)
+    if width == 1:
+        tokens = mx.argmax(logits, axis=-1, keepdims=True)
+    else:
+        tokens = mx.argpartition(-logits, kth=width - 1, axis=-1)[:, :width]
+    chosen = mx.take_along_axis(logits, tokens, axis=-1)
+    if width > 1:
+        order = mx.argsort(-chosen, axis=-1)
+        tokens = mx.take_along_axis(tokens, order, axis=-1)
+        chosen = mx.take_along_axis(chosen, order, axis=-1)
+    return tokens.astype(mx.int32), chosen - mx.logsumexp(logits, axis=-1, keepdims=True)

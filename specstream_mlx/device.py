@@ -1,47 +1,15 @@
-"""What differs by machine: the BLAS behind MLX's CPU backend, and how weights are held.
+"""What differs by machine: the backend, its BLAS, and how weights are held."""
 
-Importing this module on Linux loads OpenBLAS, if it is installed, before ``mlx.core`` binds to
-the slower reference BLAS of its own wheel. It therefore has to be imported before ``mlx.core``;
-``specstream_mlx/__init__.py`` does so.
-"""
-
-import ctypes
-import ctypes.util
 import platform
-import sys
 
-OPENBLAS_HINT = (
-    "MLX is using its reference BLAS, which is several times slower: "
-    "install OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0)"
-)
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import generation_stream, wired_limit
+from mlx_lm.utils import dequantize_model
 
-
-def _preload_openblas() -> str:
-    """Make OpenBLAS's symbols win over the reference BLAS; returns which BLAS MLX will use."""
-    if sys.platform != "linux":
-        return "Accelerate" if sys.platform == "darwin" else "default"
-    if "mlx.core" in sys.modules:
-        return "reference (MLX was imported before specstream_mlx)"
-    name = ctypes.util.find_library("openblas")
-    if name is None:
-        return "reference"
-    try:
-        ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
-    except OSError:
-        return "reference"
-    return f"OpenBLAS ({name})"
-
-
-BLAS = _preload_openblas()
-
-import mlx.core as mx  # noqa: E402
-import mlx.nn as nn  # noqa: E402
-from mlx_lm.generate import generation_stream, wired_limit  # noqa: E402
-from mlx_lm.utils import dequantize_model  # noqa: E402
+from .blas import BLAS
 
 __all__ = [
-    "BLAS",
-    "OPENBLAS_HINT",
     "backend",
     "describe",
     "generation_stream",

@@ -99,9 +99,7 @@ class SplitMLP(nn.Module):
         stream_path: (1, rows, h) -> (1, rows, h) for the stream rows.
     """
 
-    def __init__(
-        self, mlp: nn.Module, main_rows: int, stream_path: Callable[[mx.array], mx.array]
-    ):
+    def __init__(self, mlp: nn.Module, main_rows: int, stream_path: Callable[[mx.array], mx.array]):
         super().__init__()
         self._mlp, self._main_rows, self._stream_path = mlp, main_rows, stream_path
 

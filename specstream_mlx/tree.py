@@ -54,9 +54,7 @@ TreeBuilder = Callable[[int, np.ndarray, np.ndarray], DraftTree]
 
 def root_only(root: int) -> DraftTree:
     """The tree without drafts."""
-    return DraftTree(
-        np.array([root], np.int32), np.array([-1], np.int32), np.array([0], np.int32)
-    )
+    return DraftTree(np.array([root], np.int32), np.array([-1], np.int32), np.array([0], np.int32))
 
 
 def full_tree(root: int, candidates: np.ndarray, width: int) -> DraftTree:

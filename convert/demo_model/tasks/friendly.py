@@ -1,7 +1,8 @@
 """Rewrite a curt or neutral workplace message in a friendly tone.
 
 The greeting follows from whom the message addresses. A message of one clause also gets a closing,
-which follows from the clause's kind. Held out: orders of two clause kinds, and source phrasings built from trained pieces.
+which follows from the clause's kind. Held out: orders of two clause kinds, and source phrasings
+built from trained pieces.
 """
 
 import random

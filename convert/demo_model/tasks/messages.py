@@ -27,17 +27,21 @@ QUANTIFIERS = "several many both".split()
 _DOCUMENTS = """report budget invoice contract proposal schedule agenda brochure form survey
 document presentation estimate spreadsheet checklist newsletter manual receipt quote forecast
 chart template guide handout file folder poster list statement certificate ticket logo video map
-label badge letter offer drawing article flyer page""".split()
+label badge letter offer drawing article flyer page diagram
+menu sample plan password catalog record photo price recipe script timetable picture
+voucher permit questionnaire bulletin""".split()
 _JOBS = """manager designer accountant assistant supplier director engineer lawyer driver trainer
-visitor client customer partner editor analyst""".split()
+visitor client customer partner editor analyst
+intern technician photographer cleaner baker nurse teacher developer inspector""".split()
 _PLACES = """kitchen lobby office warehouse basement garage hall library canteen garden studio
-workshop archive""".split()
+workshop archive entrance hallway laboratory reception shop factory""".split()
 _DEVICES = """printer projector scanner server elevator heater camera lock dishwasher alarm door
-lamp""".split()
-_EVENTS = "meeting workshop call interview session lunch seminar demo visit tour".split()
-_TROUBLES = "problem mistake delay error issue".split()
+lamp window microphone sensor radiator generator fridge machine""".split()
+_EVENTS = """meeting workshop call interview session lunch seminar demo visit tour lecture
+conference breakfast exam party ceremony""".split()
+_TROUBLES = "problem mistake delay error issue fault conflict".split()
 _EQUIPMENT = """laptop monitor keyboard desk chair phone headset adapter umbrella envelope
-whiteboard cable""".split()
+whiteboard cable calculator extension tablet mouse stapler apron tool backpack bicycle""".split()
 
 # Base form, past, past participle, -ing form; regular verbs are listed after them.
 _IRREGULAR = """send sent sent sending; write wrote written writing; find found found finding;
@@ -50,7 +54,8 @@ scan scanned scanned scanning; copy copied copied copying; edit edited edited ed
 lose lost lost losing; forget forgot forgotten forgetting"""
 _REGULAR = """review check finish approve print sign share correct prepare compare upload complete
 replace translate update open discuss return forward mail explain deliver present cancel move
-order call talk start collect save""".split()
+order call talk collect save publish
+describe summarize display examine accept reject confirm request measure arrange design""".split()
 
 
 def _forms() -> dict[str, tuple[str, str, str]]:
@@ -69,7 +74,8 @@ VERBS = _forms()
 
 _ON_DOCUMENTS = """review check finish approve print sign share correct prepare compare upload
 complete replace translate update send write find bring choose see rewrite submit scan copy edit
-open discuss collect save""".split()
+open discuss collect save publish describe summarize display examine accept reject confirm request
+measure arrange design""".split()
 _TRANSFERS = "send show give forward mail explain deliver return present bring".split()
 
 
@@ -77,9 +83,11 @@ PLURALS = {noun + "s": noun for noun in _DOCUMENTS + _JOBS}
 SINGULARS = (*_DOCUMENTS, *_JOBS, *_PLACES, *_DEVICES, *_EVENTS, *_TROUBLES, *_EQUIPMENT, "team")
 
 _ADJECTIVES = """new final updated signed revised latest monthly weekly quarterly annual printed
-short old missing first second detailed internal official yearly""".split()
+short old missing recent original detailed internal official yearly corrected
+unsigned confidential temporary public private important urgent regional foreign""".split()
 _TOPICS = """sales marketing finance security travel training safety project product hiring launch
-support audit delivery payment insurance research""".split()
+support audit delivery payment insurance research energy software furniture
+recruitment transport quality community advertising weekend summer winter""".split()
 MODIFIERS = (*_ADJECTIVES, *_TOPICS, "meeting", "small", "serious", "good", "spare", "main")
 
 _WORDS: dict[str, list[str]] = {
@@ -119,7 +127,7 @@ _PHRASES = {
     "doc": "{one}|{one}|{more}",
     "she": "{name}|{name}|the {topic} team|the {job}|the {job} from {company}|{company}",
     "they": "{name} and {name}|the {jobs}|the {topic} {jobs}|we|they|you and {name}",
-    "them": "{name}|the {job}|the {topic} team|{name} and {name}|the {jobs}|{company}|me|us",
+    "them": "{name}|the {job}|the {topic} team|{name} and {name}|the {jobs}|{company}",
     "anyone": "I|we|{she}|{name}|{they}",
     "clock": "{time}|{time}",
     "at": """on {day}|at {clock}|at {clock} on {day}|on {date}|on {day} at {clock}|tomorrow|
@@ -128,7 +136,9 @@ _PHRASES = {
     "future": "{at}|{by}",
     "maybe": "-|{future}",
     "past": "yesterday|on {day}|last week|this morning|on {date}|two days ago|last month",
-    "where": "in the {place}|in room {number}|at the {company} office|near the {place}",
+    "where": """in the {place}|in room {number}|at the {company} office|near the {place}|
+        next to the {device}|behind the {place}|
+        across from the {place}""",
     "act": "{v} {doc}|{v} {doc}|{t} {doc} to {them}|{other}",
     "acted": "{ved} {doc}|{ved} {doc}|{ted} {doc} to {them}|{othered}",
     "gone": "{vpp} {doc}|{vpp} {doc}|{tpp} {doc} to {them}|{otherpp}",
@@ -150,8 +160,11 @@ _PHRASES = {
         canceling the {event} with {name}""",
     "state": """ready|late|incomplete|wrong|too long|out of date|almost finished|empty|not ready|
         too large for email|difficult to read|very useful|still in {company}'s office|
-        on the shared drive|too expensive|not correct|hard to find|full of mistakes""",
-    "mood": """busy|away|on holiday|in training|at the {company} office|sick|too busy to help|
+        on the shared drive|too expensive|not correct|hard to find|full of mistakes|
+        easy to understand|completely blank|nearly complete|hidden behind the {device}|locked|
+        good enough for {them}|ready for {them}|more expensive every year|surprisingly short|
+        too complicated for {them}""",
+    "mood": """busy|away|on holiday|in training|at the {company} office|ill|too busy to help|
         ready to start|responsible for {doc}|interested in {doc}|free {at}|waiting for {doc}""",
     "is": """{one} is {state}|{more} are {state}|{name} is {mood}|{they} are {mood}|
         the {job} was {mood} {past}|{more} were {state} {past}|{one} was {state} {past}""",
@@ -175,13 +188,15 @@ _PHRASES = {
         it's too late to {act}|{wanting}""",
     "wanting": "I need @ {equipment}|{she} needs @ {equipment}|we have @ {trouble} {with}",
     "fact": "{is}|{is}|{not_yet}|{wants}|{done}|{doing}|{wrong}|{negative}|{will}|{who_own}",
+    "known": "{is}|{is}|{wants}|{done}|{doing}|{wrong}|{who_own}",
     "who_own": """the {jobs} changed their {nouns}|{name} and {name} sent me their {adj} {nouns}|
         {company} changed its {topic} {noun}|{company} has moved its {nouns} to {company}|
         you're {mood}|it's {state}""",
     "because": "-|-|because {fact}|, so {will}|, but {fact}|, and {fact}",
     "ask": "Could you|Can you|Would you|Could {name}|Can the {job}",
     "worse": "shorter|longer|better|worse|cheaper|older|clearer|larger|later",
-    "kind": "help|advice|work|patience|ideas|notes|support|time|comments|reply",
+    "kind": """help|advice|hard work|patience|ideas|notes|support|time|comments|quick reply|
+        careful work|useful suggestions|thoughts|honest feedback|kind words""",
     "effect": "have a serious effect on|have a small effect on|have a good effect on|affect",
     "before": "before|after",
     "greeting": "Hi {name},|Hello {name},|Dear {name},|Hi all,|Good morning {name},|{name},",
@@ -193,12 +208,12 @@ _TRAIN_PLANS = {
     "request.then": "Please {act} and then {act} {maybe}.",
     "request.need": "I need you to {act} {maybe} {because}.",
     "request.wants": "{wants} {because}.",
-    "request.if": "If {fact}, please {act} {maybe}.",
+    "request.if": "If {known}, please {act} {maybe}.",
     "request.before": "Please {act} before {acting}.",
     "question.has": "Has {she} {gone} yet?|Have {they} {gone} yet?",
     "question.did": "Did {anyone} {act} {past}?|Does {she} want to {act} {future}?",
     "question.is": "Is {one} {state}, or should I {act}?|Are {more} {state}?",
-    "question.whether": "Do you know whether {fact}?|Can you tell me whether {fact}?",
+    "question.whether": "Do you know whether {known}?|Can you tell me whether {known}?",
     "question.when": "When can you {act}?|When will {anyone} {act}?|Why did {anyone} {act}?",
     "question.question": "I have @ {topic} question about {doc}.|I have @ idea for {doc}.",
     "status.done": "{done} {because}.",
@@ -224,7 +239,7 @@ _TRAIN_PLANS = {
     "decision.decided": "{anyone} decided to {act} {maybe} {because}.",
     "decision.should": "{anyone} should have {gone} {past}.|{anyone} must not {act} {future}.",
     "compare.than": "{one} is {worse} than {one}.|{more} are {worse} than {more}.",
-    "offer.know": "Let me know if you're {mood} or if you need {doc}.|Let me know whether {fact}.",
+    "offer.know": "Let me know if you're {mood} or if you need {doc}.|Let me know whether {known}.",
     "offer.will": "If you're {mood}, I'll {act} {maybe}.|It's easy to {act}, so {will}.",
 }
 
@@ -232,7 +247,7 @@ _TEST_PLANS = {
     "request.ask_before": "{ask} {act} before {acting}?|{ask} {act} and then {act}?",
     "request.important": "It's important to {act} {maybe} because {fact}.",
     "request.when_done": "Please {act} when you've {gone}.",
-    "question.if": "If {fact}, could you {act} {maybe}?",
+    "question.if": "If {known}, could you {act} {maybe}?",
     "question.should": "Should {anyone} {act} before {acting}?|Are you {acting}?",
     "status.but": "{not_yet}, but they've {gone} and they'll {act} {maybe}.",
     "status.there": "{name} will be {where} {at}, and you're {mood}.",
@@ -262,9 +277,6 @@ def _compile(text: str) -> list[list[str]]:
 
 
 _RULES = {symbol: _compile(text) for symbol, text in _PHRASES.items()}
-_RULES["greeting"] = [
-    [part[:1].upper() + part[1:] for part in rule] for rule in _RULES.pop("greeting")
-]
 _PLANS = {plan: _compile(text) for plan, text in (_TRAIN_PLANS | _TEST_PLANS).items()}
 
 
@@ -292,7 +304,8 @@ class _Writer:
             return str(rng.randint(2, 99))
         if symbol == "time":
             minutes = rng.choice(("", "", ":15", ":30", ":45"))
-            return f"{rng.randint(1, 12)}{minutes} {rng.choice(('am', 'pm'))}"
+            hour = rng.randint(8, 18)
+            return f"{hour - 12 if hour > 12 else hour}{minutes} {'am' if hour < 12 else 'pm'}"
         if symbol == "date":
             return f"{rng.randint(1, 28)} {rng.choice(MONTHS)}"
         return None
@@ -333,7 +346,7 @@ def message(rng: random.Random, split: Split) -> tuple[str, tuple[str, ...]]:
         sentences = [writer.sentence(plan) for plan in plans]
         greeting = ""
         if rng.random() < 0.3:
-            greeting = writer.expand(rng.choice(_RULES["greeting"])) + " "
+            greeting = _capitalized(writer.expand(["", "greeting", " "]))
         if not greeting:
             sentences[0] = _capitalized(sentences[0])
         sentences[1:] = map(_capitalized, sentences[1:])

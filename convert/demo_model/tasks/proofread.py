@@ -408,6 +408,13 @@ _TEST_ERRORS: dict[str, Injector] = {
 
 _ERRORS = _TRAIN_ERRORS | _TEST_ERRORS
 
+# Types that fit nearly every message; the others are often tried first, or they would be rare.
+_EVERYWHERE = frozenset(
+    """spelling.drop spelling.swap spelling.next_key spelling.double capital.start capital.name
+    capital.i mark.final_period mark.inner_period article.missing_the confusion.to tense.to
+    repeat.short repeat.long""".split()
+)
+
 TRAIN_TEMPLATES = messages.TRAIN_PLANS + tuple(_TRAIN_ERRORS)
 TEST_TEMPLATES = messages.TEST_PLANS + tuple(_TEST_ERRORS)
 
@@ -421,8 +428,11 @@ def _inject(words: list[str], count: int, rng: random.Random, split: Split) -> t
         held_out = split == "test" and rng.random() < (0.4 if number else 0.8)
         kinds = list(_TEST_ERRORS if held_out else _TRAIN_ERRORS)
         rng.shuffle(kinds)
-        if rng.random() < 0.25:
+        order = rng.random()
+        if order < 0.2:
             kinds.sort(key=lambda kind: not kind.startswith("spelling."))
+        elif order < 0.7:
+            kinds.sort(key=_EVERYWHERE.__contains__)
         for kind in kinds:
             edits = [edit for edit in _ERRORS[kind](words, rng) if edit[0] not in locked]
             if edits:

@@ -90,7 +90,7 @@ remind reminded reminding,contact contacted contacting,email emailed emailing,
 warn warned warning,tell told telling,message messaged messaging,text texted texting"""
 EVENT_VERBS = """plan planned planning,record recorded recording,host hosted hosting,
 lead led leading,prepare prepared preparing,cancel canceled canceling,attend attended attending,
-organize organized organizing,join joined joining,announce announced announcing,
+organize organized organizing,announce announced announcing,
 cover covered covering"""
 THING_VERBS = """repair repaired repairing,move moved moving,replace replaced replacing,
 clean cleaned cleaning,restart restarted restarting,test tested testing,
