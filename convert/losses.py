@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from .reference import SpeculativeStreamingModel, gather_rows, stream_positions
 from .segments import map_segments
+
+LOGITS_AT_ONCE = 1 << 22
 
 
 @dataclass
@@ -41,6 +44,43 @@ class Loss:
     pruner: Tensor
 
 
+class HeadCrossEntropy(torch.autograd.Function):
+    """LM head and cross entropy in slices, so that the logits of all rows never exist at once.
+
+    The forward pass computes the gradient of the rows too; the head is frozen and gets none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        rows_at_once = max(1, LOGITS_AT_ONCE // len(head))
+        losses, gradients = [], []
+        for rows, wanted in zip(
+            hidden.split(rows_at_once), targets.split(rows_at_once), strict=True
+        ):
+            scores = F.linear(rows, head).float().log_softmax(-1)
+            losses.append(-scores.gather(1, wanted[:, None]).squeeze(1))
+            if ctx.needs_input_grad[0]:
+                gradient = scores.exp_()
+                gradient[torch.arange(len(wanted), device=wanted.device), wanted] -= 1
+                gradients.append(torch.matmul(gradient, head))
+        if gradients:
+            ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream[:, None], None, None
+
+
+def head_cross_entropy(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy (n,) float32 of ``hidden @ head.T`` (n, h), (V, h) against ``targets`` (n,).
+
+    No gradient reaches ``head``.
+    """
+    return HeadCrossEntropy.apply(hidden, head, targets)
+
+
 def default_alphas(mode: str, num_streams: int) -> list[float]:
     """The weights of Eq. 6, main first: 1 and 0.1 in shared mode, 0 and 1 in lossless mode."""
     main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
@@ -67,6 +107,7 @@ def n_gram_loss(
     targets, has_target = _targets(batch, positions, valid, len(alphas))
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
+    head = model.causal_lm.lm_head.weight
 
     def segment_sums(
         main: Tensor | None,
@@ -78,17 +119,16 @@ def n_gram_loss(
     ) -> tuple[Tensor, Tensor]:
         hidden = streams if main is None else torch.cat((main[:, :, None], streams), dim=2)
         rows = scored[..., first:].flatten().nonzero().squeeze(1)
-        losses = _cross_entropy(
-            model.logits(hidden.flatten(0, 2).index_select(0, rows)),
-            targets[..., first:].flatten()[rows],
+        hidden = hidden.flatten(0, 2).index_select(0, rows)
+        losses = head_cross_entropy(
+            model.causal_lm.model.norm(hidden), head, targets[..., first:].flatten()[rows]
         )
         sums = losses.new_zeros(len(alphas))
         sums = sums.index_add(0, first + rows % (len(alphas) - first), losses)
         if not model.config.pruner_rank:
             return sums, sums.new_zeros(())
-        return sums, _cross_entropy(
-            model.early_exit_logits(seed[valid]), targets[..., 0][valid]
-        ).sum()
+        early = model.early_exit_hidden(seed[valid])
+        return sums, head_cross_entropy(early, head, targets[..., 0][valid]).sum()
 
     results = map_segments(
         segment_sums,
@@ -140,7 +180,3 @@ def _targets(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple
     has_target = valid[..., None] & (ahead < batch.lengths[:, None, None])
     ahead = ahead.clamp(max=batch.tokens.shape[1] - 1)
     return gather_rows(batch.tokens, ahead.flatten(1)).view(ahead.shape), has_target
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), targets, reduction="none")

@@ -131,6 +131,13 @@ def _flat(positions: Tensor, length: int) -> Tensor:
     return (positions + start[:, None]).flatten()
 
 
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """``norm(x)``; under autocast cast once, not once for every projection that reads it."""
+    x = norm(x)
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (i, i + d/2) of ``x`` (..., d); ``cos`` and ``sin`` broadcast to it."""
     first, second = x.chunk(2, dim=-1)
@@ -248,6 +255,8 @@ class SpeculativeStreamingModel(nn.Module):
             is_lora = "lora_" in name
             if is_lora and config.mode == "lossless":
                 raise ValueError("lossless mode takes a base without LoRA: merge it first")
+            if is_lora and ".layers." not in name:
+                raise ValueError(f"LoRA outside the decoder layers is not supported: {name}")
             parameter.requires_grad_(is_lora)
         self.streams = Streams(config)
         if config.pruner_rank:
@@ -286,14 +295,18 @@ class SpeculativeStreamingModel(nn.Module):
         return causal_lm.lm_head(causal_lm.model.norm(hidden))
 
     def early_exit_logits(self, seed: Tensor) -> Tensor:
-        """The pruner's logits (..., V) from the hidden states (..., h) at the first MSA layer.
+        """The pruner's logits (..., V) from the hidden states (..., h) at the first MSA layer."""
+        return self.causal_lm.lm_head(self.early_exit_hidden(seed))
+
+    def early_exit_hidden(self, seed: Tensor) -> Tensor:
+        """What the LM head reads for ``early_exit_logits``: (..., h) to (..., h).
 
         The hidden states are detached: the pruner trains alone.
         """
         seed = seed.detach()
         if self.config.pruner_form == "literal":
-            return self.causal_lm.lm_head(self.pruner(seed))
-        return self.logits(seed + self.pruner(seed))
+            return self.pruner(seed)
+        return self.causal_lm.model.norm(seed + self.pruner(seed))
 
     def trunk(
         self,
@@ -334,7 +347,7 @@ class SpeculativeStreamingModel(nn.Module):
                 seed, streams = main, self.streams.seed(gather_rows(main, positions))
                 stream_layers.append(streams)
             with torch.set_grad_enabled(train_main):
-                queries, keys, values = self._project(attention, layer.input_layernorm(main), *rope)
+                queries, keys, values = self._project(attention, normed(layer.input_layernorm, main), *rope)
                 attended = causal_attention(queries, keys, values, attention.scaling)
             if streams is not None:
                 own = gather_rows(queries, positions) if config.mode == "shared" else None
@@ -354,7 +367,7 @@ class SpeculativeStreamingModel(nn.Module):
                 return Trunk(seed, None, streams, main_layers, stream_layers)
             with torch.set_grad_enabled(train_main):
                 main = main + attention.o_proj(attended.flatten(2))
-                main = main + layer.mlp(layer.post_attention_layernorm(main))
+                main = main + layer.mlp(normed(layer.post_attention_layernorm, main))
             main_layers.append(main)
             if not keep_layers:
                 main_layers.clear()
@@ -377,7 +390,7 @@ class SpeculativeStreamingModel(nn.Module):
         layer = self.causal_lm.model.layers[index]
         attention = layer.self_attn
         queries, stream_keys, stream_values = self._project(
-            attention, layer.input_layernorm(streams), cos, sin
+            attention, normed(layer.input_layernorm, streams), cos, sin
         )
         if self.config.stream_init == "value_rotation":
             steps = torch.arange(1, self.config.num_streams + 1, device=streams.device)
@@ -392,7 +405,8 @@ class SpeculativeStreamingModel(nn.Module):
         if own_queries is not None:
             own, attended = attended[:, :, 0], attended[:, :, 1:]
         streams = streams + attention.o_proj(attended.flatten(3).contiguous())
-        return streams + self._stream_mlp(index, layer.post_attention_layernorm(streams)), own
+        x = normed(layer.post_attention_layernorm, streams)
+        return streams + self._stream_mlp(index, x), own
 
     def _stream_mlp(self, index: int, x: Tensor) -> Tensor:
         """What a stream passes through where the main stream has its MLP (H.2, Fig. 2a)."""

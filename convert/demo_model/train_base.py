@@ -14,6 +14,7 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +94,9 @@ def pack(encoded: list[tuple[list[int], int]], rows: int, pad: int) -> PackedRow
     return PackedRows(tokens, document, weight)
 
 
-def training_rows(tokenizer: PreTrainedTokenizerFast, step: int, rows: int, seed: int) -> PackedRows:
+def training_rows(
+    tokenizer: PreTrainedTokenizerFast, step: int, rows: int, seed: int
+) -> PackedRows:
     """The rows of one step, a pure function of ``step`` and ``seed``."""
     rng = random.Random(f"{seed}-{step}")
     encoded, total = [], 0
@@ -105,7 +108,9 @@ def training_rows(tokenizer: PreTrainedTokenizerFast, step: int, rows: int, seed
     return pack(encoded, rows, tokenizer.pad_token_id)
 
 
-def logits_of(model: LlamaForCausalLM, tokens: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+def logits_of(
+    model: LlamaForCausalLM, tokens: torch.Tensor, document: torch.Tensor
+) -> torch.Tensor:
     """Logits (B, T, V) with attention within each document."""
     same = document[:, :, None] == document[:, None, :]
     causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
@@ -214,7 +219,7 @@ def train(
 
     compiled_loss = torch.compile(weighted_loss, dynamic=False)
     budget = minutes * 60
-    started = last_save = time.monotonic() - spent
+    started = time.monotonic() - spent
     last_save = time.monotonic()
     before_decay = output / "before_decay.pt"
     log = (output / "log.jsonl").open("a")
@@ -258,12 +263,12 @@ def train(
 
 
 def main(
-    output: Path = typer.Option(Path("runs/base"), help="Where checkpoints and the model go."),
-    minutes: float = typer.Option(90.0, help="Wall time, resumed runs counted in."),
-    rows: int = typer.Option(32, help=f"Rows of {ROW_TOKENS} tokens in a step."),
-    learning_rate: float = typer.Option(3e-3, help="Of Muon (RMS-matched) and AdamW."),
-    decay_share: float = typer.Option(0.35, help="Share of the time in which the rate falls."),
-    seed: int = typer.Option(0, help="Of the weights and the text."),
+    output: Annotated[Path, typer.Option(help="Checkpoints, log and model.")] = Path("runs/base"),
+    minutes: Annotated[float, typer.Option(help="Wall time, resumed runs counted in.")] = 90.0,
+    rows: Annotated[int, typer.Option(help=f"Rows of {ROW_TOKENS} tokens in a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Of Muon and AdamW.")] = 3e-3,
+    decay_share: Annotated[float, typer.Option(help="Share of the time with falling rate.")] = 0.35,
+    seed: Annotated[int, typer.Option(help="Of the weights and the text.")] = 0,
 ) -> None:
     """Train the demonstration base model from scratch (resumable)."""
     train(output, minutes, rows, learning_rate, decay_share, seed)

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Trains the demonstration base model in the background; the same command resumes it.
+# Keeping freed memory in the process saves a sixth of a step: no pages to map and clear anew.
+set -eu
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456
+mkdir -p "${OUTPUT:=runs/base}"
+nohup "${PYTHON:-python}" -m specstream_mlx.convert.demo_model.train_base --output "$OUTPUT" "$@" \
+    >"$OUTPUT/stdout.txt" 2>&1 &
+echo "training as process $!, log in $OUTPUT/log.jsonl"

@@ -1,0 +1,253 @@
+"""Tiny random models, tokenizers and adapters, written to directories as users have them.
+
+The models' logits have a standard deviation of about 2, so that arg-maxes are not near-ties.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.utils import save_config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from specstream_mlx.adapters import write_adapter
+from specstream_mlx.config import StreamConfig, fingerprint
+
+VOCAB_SIZE = 320
+END, PAD = "<|end|>", "<|pad|>"
+SPECIAL_TOKENS = [PAD, END, "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+CORPUS = [
+    "the meeting is at noon, please send the report to the team",
+    "could you check the numbers in the table before the meeting",
+]
+LOGIT_STD = 2.0
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most ``VOCAB_SIZE`` tokens with a chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=SPECIAL_TOKENS[2:],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_llama_config(
+    *,
+    hidden_size: int = 64,
+    num_hidden_layers: int = 4,
+    num_attention_heads: int = 4,
+    num_key_value_heads: int = 2,
+    intermediate_size: int = 96,
+    vocab_size: int = VOCAB_SIZE,
+    max_position_embeddings: int = 512,
+    tie_word_embeddings: bool = True,
+) -> dict[str, Any]:
+    """A Llama ``config.json``."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": num_attention_heads,
+        "num_key_value_heads": num_key_value_heads,
+        "head_dim": hidden_size // num_attention_heads,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": tie_word_embeddings,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "eos_token_id": SPECIAL_TOKENS.index(END),
+    }
+
+
+def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int = 0) -> Model:
+    """An mlx-lm Llama in float32 with random weights.
+
+    Args:
+        config: from ``tiny_llama_config``.
+        residual_scale: factor on what the layers add to the residual stream. Near 0 a model with
+            a tied head repeats its last token, which its streams then draft rightly.
+        seed: of the weights.
+    """
+    generator = np.random.default_rng(seed)
+    model = Model(ModelArgs.from_dict(config))
+
+    def fill(path: str, weight: mx.array) -> mx.array:
+        if weight.ndim == 1:
+            return mx.array(generator.uniform(0.8, 1.2, weight.shape), mx.float32)
+        std = weight.shape[1] ** -0.5
+        if "embed_tokens" in path or "lm_head" in path:
+            std *= LOGIT_STD
+        elif "o_proj" in path or "down_proj" in path:
+            std *= residual_scale
+        return mx.array(generator.normal(0, std, weight.shape), mx.float32)
+
+    model.update(tree_map_with_path(fill, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def tiny_llama_directory(
+    directory: Path,
+    *,
+    bits: int | None = None,
+    group_size: int = 32,
+    residual_scale: float = 1.0,
+    seed: int = 0,
+    **config: Any,
+) -> Path:
+    """Write a random Llama in MLX format with its tokenizer.
+
+    Args:
+        directory: made if it does not exist.
+        bits: quantize the weights; ``None``: float32.
+        group_size: of the quantization.
+        residual_scale: see ``tiny_llama``.
+        seed: of the weights.
+        **config: see ``tiny_llama_config``.
+
+    Returns:
+        ``directory``.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    values = tiny_llama_config(**config)
+    model = tiny_llama(values, residual_scale=residual_scale, seed=seed)
+    if bits is not None:
+        nn.quantize(model, group_size=group_size, bits=bits)
+        values["quantization"] = {"group_size": group_size, "bits": bits}
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    save_config(values, directory / "config.json")
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> dict[str, mx.array]:
+    """Random tensors of ``config``: stream embeddings, stream adapters, pruner.
+
+    Args:
+        config: what to fill.
+        scale: standard deviation of the stream embeddings and factor on the up-projections.
+        seed: of the tensors.
+    """
+    generator = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in config.tensor_shapes().items():
+        std = 1.0 if name == "streams.embeddings" else shape[1] ** -0.5
+        std *= 1.0 if ".down." in name else scale
+        tensors[name] = mx.array(generator.normal(0, std, shape), mx.float32)
+    return tensors
+
+
+def tiny_lora(
+    base_config: dict[str, Any], *, rank: int, num_layers: int, keys: list[str], seed: int = 0
+) -> dict[str, mx.array]:
+    """Random LoRA tensors, both factors nonzero, under mlx-lm's names.
+
+    Args:
+        base_config: the base's ``config.json``.
+        rank: of each pair.
+        num_layers: layers with LoRA, counted from the last.
+        keys: linear layers within a layer, such as ``self_attn.q_proj``.
+        seed: of the tensors.
+    """
+    generator = np.random.default_rng(seed)
+    shapes = {
+        name.removeprefix("model.").removesuffix(".weight"): weight.shape
+        for name, weight in tree_flatten(Model(ModelArgs.from_dict(base_config)).parameters())
+        if name.endswith("_proj.weight")
+    }
+    tensors = {}
+    count = base_config["num_hidden_layers"]
+    for layer in range(count - num_layers, count):
+        for key in keys:
+            rows, columns = shapes[f"layers.{layer}.{key}"]
+            pair = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
+            for name, shape in pair.items():
+                values = generator.normal(0, shape[0] ** -0.5, shape)
+                tensors[f"model.layers.{layer}.{key}.{name}"] = mx.array(values, mx.float32)
+    return tensors
+
+
+def stream_adapter_directory(
+    directory: Path,
+    base: Path,
+    *,
+    mode: str = "lossless",
+    num_streams: int = 4,
+    num_msa_layers: int = 2,
+    lora_rank: int = 0,
+    lora_scale: float = 0.5,
+    lora_keys: tuple[str, ...] = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"),
+    scale: float = 1.0,
+    seed: int = 0,
+    **stream_config: Any,
+) -> Path:
+    """Write an adapter directory with random streams for the base at ``base``.
+
+    Args:
+        directory: made if it does not exist.
+        base: from ``tiny_llama_directory``.
+        mode: ``lossless`` or ``shared``.
+        num_streams: gamma.
+        num_msa_layers: N_s.
+        lora_rank: 0 for no LoRA tensors.
+        lora_scale: mlx-lm's ``scale``.
+        lora_keys: linear layers with LoRA, in every layer.
+        scale: of the streams, see ``tiny_streams``.
+        seed: of all tensors.
+        **stream_config: further fields of ``StreamConfig``.
+
+    Returns:
+        ``directory``.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    base_config = json.loads((base / "config.json").read_text())
+    config = StreamConfig(
+        mode=mode,
+        num_streams=num_streams,
+        num_msa_layers=num_msa_layers,
+        hidden_size=base_config["hidden_size"],
+        num_hidden_layers=base_config["num_hidden_layers"],
+        base_model=base.name,
+        base_fingerprint=fingerprint(base_config),
+        **stream_config,
+    )
+    count = base_config["num_hidden_layers"] if lora_rank else 0
+    keys = list(lora_keys)
+    write_adapter(
+        directory,
+        lora=tiny_lora(base_config, rank=lora_rank, num_layers=count, keys=keys, seed=seed),
+        lora_parameters={"rank": lora_rank, "scale": lora_scale, "dropout": 0.0, "keys": keys},
+        num_layers=count,
+        stream_config=config,
+        stream_tensors=tiny_streams(config, scale=scale, seed=seed),
+    )
+    return directory
