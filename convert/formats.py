@@ -1,8 +1,8 @@
 """The PyTorch-side adapter directory.
 
-    adapter_config.json, adapter_model.safetensors   peft's LoRA; shared mode only
-    speculative_streaming.json                       ``StreamConfig.to_dict()``
-    speculative_streaming.safetensors                the tensors of ``StreamConfig.tensor_shapes()``
+adapter_config.json, adapter_model.safetensors   peft's LoRA; shared mode only
+speculative_streaming.json                       ``StreamConfig.to_dict()``
+speculative_streaming.safetensors                the tensors of ``StreamConfig.tensor_shapes()``
 """
 
 import json
@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
-from specstream_mlx.config import ConfigError, StreamConfig, fingerprint
+from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
 
 from .reference import SpeculativeStreamingModel
 
@@ -30,7 +37,7 @@ LORA_NAME = "adapter_model.safetensors"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class FormatError(ValueError):
+class FormatError(UserError):
     """A file is missing, damaged or not what it should be; the message is one sentence."""
 
 
@@ -73,6 +80,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def check_target(directory: Path) -> None:
+    """Raise ``FormatError`` if ``directory`` exists and is neither empty nor an adapter."""
+    if not directory.exists() or (directory / CONFIG_NAME).is_file():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise FormatError(f"{directory} exists and is no adapter directory")
+
+
 def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     """Write the adapter directory of a trained model.
 
@@ -82,10 +97,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
         FormatError: ``directory`` exists and is neither empty nor an adapter directory.
     """
     directory = Path(directory)
-    if directory.exists() and not (directory / CONFIG_NAME).is_file():
-        if not directory.is_dir() or any(directory.iterdir()):
-            raise FormatError(f"{directory} exists and is no adapter directory")
-        directory.rmdir()
+    check_target(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -159,6 +171,7 @@ def load_base(model_dir: Path) -> torch.nn.Module:
     if not model_dir.is_dir():
         raise FormatError(f"model directory {model_dir} does not exist")
     read_json(model_dir / "config.json")
+    disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, local_files_only=True
@@ -188,10 +201,34 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
             f"fingerprint {config.base_fingerprint}, {model_dir} has {found}"
         )
     base = load_base(model_dir)
-    if config.mode == "shared" and (directory / LORA_CONFIG_NAME).is_file():
-        read_json(directory / LORA_CONFIG_NAME)
-        _check_lora(directory / LORA_NAME, read_tensors(directory / LORA_NAME))
-        base = PeftModel.from_pretrained(base, directory).eval()
-    model = SpeculativeStreamingModel(base, config)
+    if (directory / LORA_CONFIG_NAME).exists() or (directory / LORA_NAME).exists():
+        base = _mount_lora(base, directory)
+    try:
+        model = SpeculativeStreamingModel(base, config)
+    except ConfigError as error:
+        raise FormatError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
     return model.eval()
+
+
+def _mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
+    path = directory / LORA_CONFIG_NAME
+    kind = read_json(path).get("peft_type")
+    if kind != "LORA":
+        raise FormatError(f"{path}: peft_type is {kind!r}, expected 'LORA'")
+    try:
+        model = get_peft_model(base, LoraConfig.from_pretrained(directory))
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: {error}") from None
+    path = directory / LORA_NAME
+    tensors = read_tensors(path)
+    expected = get_peft_model_state_dict(model)
+    for name in sorted(set(expected) ^ set(tensors)):
+        found = "unknown" if name in tensors else "missing"
+        raise FormatError(f"{path}: tensor {name!r} is {found}, by {LORA_CONFIG_NAME}")
+    for name, tensor in expected.items():
+        found, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
+        if found != wanted:
+            raise FormatError(f"{path}: tensor {name!r} has shape {found}, expected {wanted}")
+    set_peft_model_state_dict(model, tensors)
+    return model

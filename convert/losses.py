@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
-from .reference import SpeculativeStreamingModel, gather_rows, stream_positions
+from .attention import gather_rows, stream_positions
+from .reference import SpeculativeStreamingModel
 from .segments import map_segments
 
 LOGITS_AT_ONCE = 1 << 22

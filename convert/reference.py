@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.config import ConfigError, StreamConfig
 
+from .attention import (
+    causal_attention,
+    flat_rows,
+    gather_rows,
+    normed,
+    rotate,
+    stream_attention,
+    stream_positions,
+)
 from .segments import join_segments, map_segments
 
 EMBEDDING_STD = 0.02
@@ -102,129 +110,6 @@ class StreamOutput:
     trunk: Trunk
 
 
-def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Where streams run: from ``stream_from - 1`` (the last prompt token) to ``ends - 1``.
-
-    Args:
-        stream_from: (B,) int64, index of the first completion token, at least 1.
-        ends: (B,) int64, one past the last position with streams.
-
-    Returns:
-        ``positions`` (B, C) int64, and ``valid`` (B, C) bool, False where an item has fewer than C.
-    """
-    first = stream_from[:, None] - 1
-    steps = torch.arange(int((ends[:, None] - first).max()), device=first.device)
-    positions = first + steps
-    valid = positions < ends[:, None]
-    return torch.where(valid, positions, first), valid
-
-
-def gather_rows(x: Tensor, positions: Tensor) -> Tensor:
-    """Rows (B, C, ...) of ``x`` (B, T, ...) at ``positions`` (B, C)."""
-    return x.flatten(0, 1).index_select(0, _flat(positions, x.shape[1])).unflatten(
-        0, positions.shape
-    )
-
-
-def _flat(positions: Tensor, length: int) -> Tensor:
-    start = length * torch.arange(len(positions), device=positions.device)
-    return (positions + start[:, None]).flatten()
-
-
-def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """``norm(x)``; under autocast cast once, not once for every projection that reads it."""
-    x = norm(x)
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + d/2) of ``x`` (..., d); ``cos`` and ``sin`` broadcast to it."""
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
-
-
-def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Ordinary causal attention of the main stream.
-
-    Args:
-        queries: (B, T, Hq, d).
-        keys, values: (B, T, Hkv, d).
-        scale: factor of the scores.
-
-    Returns:
-        (B, T, Hq, d).
-    """
-    queries, keys, values = (t.transpose(1, 2) for t in (queries, keys, values))
-    if not queries.is_cpu:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-        ).transpose(1, 2)
-    # On the CPU the fused kernel's backward pass in bf16 is 4 times slower than plain products.
-    length, kv_heads = queries.shape[2], keys.shape[1]
-    rows = (queries * scale).unflatten(1, (kv_heads, -1)).flatten(2, 3)
-    scores = (rows @ keys.transpose(2, 3)).unflatten(2, (-1, length))
-    future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-    weights = scores.masked_fill(future, float("-inf")).softmax(-1).to(values.dtype)
-    return (weights.flatten(2, 3) @ values).unflatten(2, (-1, length)).flatten(1, 2).transpose(1, 2)
-
-
-def stream_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    stream_keys: Tensor,
-    stream_values: Tensor,
-    positions: Tensor,
-    scale: float,
-) -> Tensor:
-    """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
-
-    Stream j attends to the main keys up to its position and to the streams 1..j beside it; a main
-    row to the main keys and to all streams beside it. One softmax runs over both blocks of scores;
-    streams of other positions are never scored.
-
-    Args:
-        queries: (B, C, R, Hq, d), R = gamma, or 1 + gamma with the main row first.
-        keys, values: (B, T, Hkv, d), the main stream's.
-        stream_keys, stream_values: (B, C, gamma, Hkv, d).
-        positions: (B, C) int64.
-        scale: factor of the scores.
-
-    Returns:
-        (B, C, R, Hq, d).
-    """
-    batch, count, rows, heads, d = queries.shape
-    length, kv_heads = keys.shape[1:3]
-    gamma = stream_keys.shape[2]
-    groups = heads // kv_heads
-    # (B, Hkv, C, groups * R, d)
-    queries = queries.view(batch, count, rows, kv_heads, groups, d).permute(0, 3, 1, 4, 2, 5)
-    queries = (queries * scale).reshape(batch, kv_heads, count, groups * rows, d)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    stream_keys = stream_keys.permute(0, 3, 1, 2, 4)
-    stream_values = stream_values.permute(0, 3, 1, 2, 4)
-
-    main_scores = (queries.flatten(2, 3) @ keys.transpose(2, 3)).view(*queries.shape[:4], length)
-    stream_scores = queries @ stream_keys.transpose(3, 4)
-    future = torch.arange(length, device=positions.device) > positions[..., None]
-    later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
-    if rows > gamma:
-        later = torch.cat((later.new_zeros(1, gamma), later))
-    hidden = torch.cat(
-        (
-            future[:, None, :, None].expand(batch, 1, count, groups * rows, length),
-            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
-        ),
-        dim=-1,
-    )
-    scores = torch.cat((main_scores, stream_scores), dim=-1).masked_fill(hidden, float("-inf"))
-    main_part, stream_part = scores.softmax(-1).to(values.dtype).split((length, gamma), dim=-1)
-    output = (main_part.flatten(2, 3) @ values).view(queries.shape) + stream_part @ stream_values
-    output = output.view(batch, kv_heads, count, groups, rows, d).permute(0, 2, 4, 1, 3, 5)
-    return output.reshape(batch, count, rows, heads, d)
-
-
 class SpeculativeStreamingModel(nn.Module):
     """A Llama with speculative streams in its top ``num_msa_layers`` layers.
 
@@ -236,7 +121,7 @@ class SpeculativeStreamingModel(nn.Module):
         config: the streams.
 
     Raises:
-        ValueError: ``base`` is no Llama, its sizes are not those of ``config``, or it has LoRA
+        ConfigError: ``base`` is no Llama, its sizes are not those of ``config``, or it has LoRA
             weights in lossless mode.
     """
 
@@ -246,17 +131,17 @@ class SpeculativeStreamingModel(nn.Module):
         self.config = config
         facts = self.causal_lm.config
         if facts.model_type != "llama":
-            raise ValueError(f"the base is a {facts.model_type!r} model, expected 'llama'")
+            raise ConfigError(f"the base is a {facts.model_type!r} model, expected 'llama'")
         for name in ("hidden_size", "num_hidden_layers"):
             found, expected = getattr(facts, name), getattr(config, name)
             if found != expected:
-                raise ValueError(f"{name} of the base is {found}, of the streams {expected}")
+                raise ConfigError(f"{name} of the base is {found}, of the streams {expected}")
         for name, parameter in base.named_parameters():
             is_lora = "lora_" in name
             if is_lora and config.mode == "lossless":
-                raise ValueError("lossless mode takes a base without LoRA: merge it first")
+                raise ConfigError("lossless mode takes a base without LoRA: merge it first")
             if is_lora and ".layers." not in name:
-                raise ValueError(f"LoRA outside the decoder layers is not supported: {name}")
+                raise ConfigError(f"LoRA outside the decoder layers is not supported: {name}")
             parameter.requires_grad_(is_lora)
         self.streams = Streams(config)
         if config.pruner_rank:
@@ -336,8 +221,10 @@ class SpeculativeStreamingModel(nn.Module):
             everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]
             rope = self._rope(main, everywhere)
         beside = positions[:, :, None] + steps
-        stream_rope = [t.unflatten(1, beside.shape[1:]) for t in self._rope(main, beside.flatten(1))]
-        rows = _flat(positions, tokens.shape[1])[valid.flatten()]
+        stream_rope = [
+            t.unflatten(1, beside.shape[1:]) for t in self._rope(main, beside.flatten(1))
+        ]
+        rows = flat_rows(positions, tokens.shape[1])[valid.flatten()]
 
         seed = streams = None
         main_layers, stream_layers = [], []
@@ -347,7 +234,9 @@ class SpeculativeStreamingModel(nn.Module):
                 seed, streams = main, self.streams.seed(gather_rows(main, positions))
                 stream_layers.append(streams)
             with torch.set_grad_enabled(train_main):
-                queries, keys, values = self._project(attention, normed(layer.input_layernorm, main), *rope)
+                queries, keys, values = self._project(
+                    attention, normed(layer.input_layernorm, main), *rope
+                )
                 attended = causal_attention(queries, keys, values, attention.scaling)
             if streams is not None:
                 own = gather_rows(queries, positions) if config.mode == "shared" else None

@@ -72,6 +72,8 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text())
     except FileNotFoundError:
         raise AdapterError(f"{path} is missing") from None
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise AdapterError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
@@ -140,7 +142,13 @@ def _expected_lora(path: Path, config: dict[str, Any], model: nn.Module) -> dict
         raise AdapterError(f"{path}: num_layers is {count!r}, expected 0 to {layers}")
     if count and (not isinstance(rank, int) or rank < 1):
         raise AdapterError(f"{path}: the LoRA rank is {rank!r}, expected an integer of at least 1")
+    if count and not isinstance(parameters.get("scale"), int | float):
+        raise AdapterError(
+            f"{path}: the LoRA scale is {parameters.get('scale')!r}, expected a number"
+        )
     keys = parameters.get("keys")
+    if keys is not None and not isinstance(keys, list):
+        raise AdapterError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
     expected = {}
     for name, (rows, columns) in _linear_shapes(model).items():
         parts = name.split(".")

@@ -86,6 +86,13 @@ class StreamConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"{name} is {value!r}, expected an integer of at least 0")
+        if not isinstance(self.value_rotation_epsilon, int | float):
+            raise ConfigError(
+                f"value_rotation_epsilon is {self.value_rotation_epsilon!r}, expected a number"
+            )
+        template = self.prompt_template
+        if template is not None and (not isinstance(template, str) or "{text}" not in template):
+            raise ConfigError(f"prompt_template is {template!r}, expected text with {{text}} in it")
         if self.version != FORMAT_VERSION:
             raise ConfigError(f"version is {self.version!r}, this release reads {FORMAT_VERSION}")
         if self.num_msa_layers > self.num_hidden_layers:

@@ -16,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from . import verify
+from .config import UserError
 from .kv import UncommittedRows, commit
 from .msa import Rows, SplitMLP, deferred_rows, stream_rows, value_rotation
 from .pruning import keep_best, path_scores
@@ -26,7 +27,7 @@ StreamPlacement = Literal["beside", "deferred", "none"]
 """``beside`` every kept node, ``deferred`` to a pass for the accepted node (lossless), or none."""
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(UserError):
     """The model's structure is not one that this decoder can drive."""
 
 

@@ -190,19 +190,31 @@ def load(
     for file in files:
         tensor_headers(file)
     try:
-        model, _ = load_model(path, lazy=True)
-    except ValueError as error:
-        raise UserError(f"{path}: the weights do not fit config.json: {error}") from None
+        model, full_config = load_model(path, lazy=True)
+    except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
+        reason = _one_line(error)
+        raise UserError(f"{path}: config.json and the weights do not fit: {reason}") from None
     model = device.hold_weights(model)
     if not lazy:
         mx.eval(model.parameters())
-    tokenizer = load_tokenizer(
-        path, tokenizer_config, eos_token_ids=base_config.get("eos_token_id")
-    )
+    try:
+        tokenizer = load_tokenizer(
+            path,
+            {"trust_remote_code": False, **(tokenizer_config or {})},
+            eos_token_ids=full_config.get("eos_token_id"),
+        )
+    except Exception as error:  # transformers and tokenizers raise many types
+        raise UserError(f"{path}: the tokenizer cannot be read: {_one_line(error)}") from None
     speculative = SpeculativeModel(model, base_config, path)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     return speculative, tokenizer
+
+
+def _one_line(error: Exception, limit: int = 240) -> str:
+    """The beginning of an error's message, for a sentence of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]} ..."
 
 
 def _model_directory(path_or_hf_repo: str | Path) -> Path:
@@ -210,7 +222,9 @@ def _model_directory(path_or_hf_repo: str | Path) -> Path:
     if path.is_dir():
         return path
     text = str(path_or_hf_repo)
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.exists():
+    if path.exists():
+        raise UserError(f"the model {text} is a file, expected a directory in MLX format")
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise UserError(f"the model directory {text} does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -219,9 +233,8 @@ def _model_directory(path_or_hf_repo: str | Path) -> Path:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"the model {text} is neither a directory nor a repository in reach: {reason}"
+            f"the model {text} is neither a directory nor a repository in reach: {_one_line(error)}"
         ) from None
 
 
@@ -328,15 +341,53 @@ def stream_generate(
         ``GenerationResponse``; the last one carries ``finish_reason``.
 
     Raises:
-        UserError: an empty prompt or a setting out of range.
+        UserError: an empty prompt, one longer than the model's context, or a setting that is out
+            of range or does not fit the model.
     """
     settings = replace(settings or DraftSettings(), **overrides)
     if max_tokens == 0 or max_tokens < -1:
         raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "" in stop:
+        raise UserError("a stop string is empty, expected at least one character")
+    if prefill_step_size < 1:
+        raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
+    _check_prompt(ids, model.config)
+    _check_settings(settings, model)
+    return _respond(model, tokenizer, ids, max_tokens, settings, stop, prefill_step_size)
+
+
+def _check_prompt(ids: list[int], config: dict[str, Any]) -> None:
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")
-    return _respond(model, tokenizer, ids, max_tokens, settings, tuple(stop), prefill_step_size)
+    context, vocab_size = config.get("max_position_embeddings"), config["vocab_size"]
+    if context is not None and len(ids) > context:
+        raise UserError(
+            f"the prompt has {len(ids)} tokens, the model's context "
+            f"(max_position_embeddings) holds {context}"
+        )
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise UserError(f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}")
+
+
+def _check_settings(settings: DraftSettings, model: SpeculativeModel) -> None:
+    if settings.tree_width > model.config["vocab_size"]:
+        raise UserError(
+            f"tree_width is {settings.tree_width}, "
+            f"expected at most the vocabulary's {model.config['vocab_size']}"
+        )
+    if model.streams is None:
+        return
+    trained = model.streams.config
+    if settings.num_streams is not None and settings.num_streams > trained.num_streams:
+        raise UserError(
+            f"num_streams is {settings.num_streams}, the adapter has {trained.num_streams}"
+        )
+    prunes = settings.max_nodes is not None or settings.prune_threshold is not None
+    if prunes and not trained.pruner_rank:
+        raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")
 
 
 def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:

@@ -30,7 +30,7 @@ def path_scores(
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)
     parents = mx.maximum(parents, 0)
-    edges = logits[parents, tokens] - normaliser[parents]
+    edges = mx.minimum(logits[parents, tokens] - normaliser[parents], 0.0)  # despite rounding
     if threshold:
         edges = mx.where(edges < math.log(threshold), -mx.inf, edges)
     edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)

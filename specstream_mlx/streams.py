@@ -34,10 +34,13 @@ class Streams(nn.Module):
         if config.stream_init == "linear":
             self.streams["init"] = LowRank(config.hidden_size, config.stream_init_rank)
         if config.stream_adapter_rank:
-            self.streams["adapters"] = {
-                str(layer): LowRank(config.hidden_size, config.stream_adapter_rank)
-                for layer in range(config.first_msa_layer, config.num_hidden_layers)
-            }
+            # One entry per layer, empty below the MSA layers: mlx rebuilds number names as lists.
+            self.streams["adapters"] = [
+                LowRank(config.hidden_size, config.stream_adapter_rank)
+                if layer >= config.first_msa_layer
+                else {}
+                for layer in range(config.num_hidden_layers)
+            ]
         if config.pruner_rank:
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
 
@@ -74,5 +77,5 @@ class Streams(nn.Module):
         """
         if self._config.stream_mlp == "base":
             return mlp(x)
-        adapted = self.streams["adapters"][str(layer)](x)
+        adapted = self.streams["adapters"][layer](x)
         return adapted if self._config.stream_mlp == "adapter" else mlp(x) + adapted

@@ -1,0 +1,60 @@
+"""The command line, ``specstream-mlx``: one module per command.
+
+A command imports MLX when it runs, so that ``--help`` is quick.
+"""
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..config import UserError
+from . import reporting
+from .doctor import doctor
+from .generate import generate
+
+
+class _Commands(TyperGroup):
+    """Reports every mistake of the user as one line on stderr, with exit code 2."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            reporting.error(str(error))
+        except typer.TyperException as error:
+            reporting.error(error.format_message())
+        raise typer.Exit(2)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(no_args_is_help=False)(generate)
+app.command()(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"specstream-mlx {version('specstream-mlx')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Speculative Streaming for MLX: a language model that drafts for itself."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="specstream-mlx")

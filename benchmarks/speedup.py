@@ -1,0 +1,200 @@
+"""Speed of Speculative Streaming against plain decoding, on held-out items of each task.
+
+    python -m benchmarks.speedup                    # the bundled model
+    python -m benchmarks.speedup --items 40 --tasks sql,proofread
+
+Every item is decoded by every method in turn (batch 1, greedy), so a method and its plain
+baseline always run within seconds of each other. Rows of the base are compared with mlx_lm on the
+base, rows of an adapter with mlx_lm on the base with that adapter's LoRA mounted. The Markdown
+table and the JSON file go to ``benchmarks/results``.
+
+Columns: ``speedup`` = median over items of (decode-only tokens/s) / (mlx_lm's on the same item);
+``CR`` = target calls of plain decoding / target calls; ``accepted`` = tokens per target call;
+``extra parameters`` = what the method adds to the base.
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx.prompts import chat_prompt
+
+from .metrics import score
+from .timed_runs import TimedRun, run_plain, run_streams
+
+CHAIN = DraftSettings(tree_width=1, tree_size=None)
+TREE = DraftSettings(tree_width=4, tree_size=8)
+PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
+
+
+@dataclass
+class Row:
+    """One method on one task."""
+
+    task: str
+    adapter: str
+    method: str
+    extra_parameters: int
+    runs: list[TimedRun] = field(default_factory=list)
+    speedups: list[float] = field(default_factory=list)
+    identical: int = 0
+    metric: str = ""
+    quality: float = 0.0
+
+    @property
+    def call_reduction(self) -> float:
+        """Tokens, each a call of plain decoding, per target call."""
+        tokens = sum(len(run.tokens) for run in self.runs)
+        return tokens / sum(run.target_calls for run in self.runs)
+
+    def summary(self) -> dict:
+        """The row of the JSON file."""
+        speedup = statistics.median(self.speedups)
+        return {
+            "task": self.task,
+            "adapter": self.adapter,
+            "method": self.method,
+            "speedup": round(speedup, 3),
+            "call_reduction": round(self.call_reduction, 3),
+            "accepted_length": round(self.call_reduction, 3),
+            "speedup_over_cr": round(speedup / self.call_reduction, 3),
+            "decode_tps": round(statistics.median(run.decode_tps for run in self.runs), 1),
+            "same_output_as_plain": self.identical,
+            "items": len(self.runs),
+            "metric": self.metric,
+            "quality": round(self.quality, 3),
+            "extra_parameters": self.extra_parameters,
+        }
+
+
+Method = Callable[[list[int]], TimedRun]
+
+
+def methods_of(model: SpeculativeModel, tokenizer, max_tokens: int) -> dict[str, Method]:
+    """The methods of one mounted adapter; the first is the baseline."""
+    settings = {"empty tree": DraftSettings(speculation=False)}
+    if model.mode == "lossless":
+        for name, base in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
+            settings[f"SS lossless, {name}"] = DraftSettings(**{**base.__dict__, "deferred": False})
+        settings["SS lossless, chain, deferred"] = CHAIN
+        settings["SS lossless, tree, deferred"] = TREE
+    else:
+        settings |= {
+            "SS shared, chain": CHAIN,
+            "SS shared, tree": TREE,
+            "SS shared, tree, pruned": PRUNED,
+        }
+    methods: dict[str, Method] = {
+        "mlx_lm": lambda ids: run_plain(model.model, tokenizer, ids, max_tokens)
+    }
+    for name, chosen in settings.items():
+        methods[name] = lambda ids, chosen=chosen: run_streams(
+            model, tokenizer, ids, max_tokens, chosen
+        )
+    return methods
+
+
+def extra_parameters(model: SpeculativeModel, method: str) -> int:
+    """Parameters that ``method`` needs beside the base's."""
+    lora = sum(t.size for t in model.adapter.lora.values()) if model.adapter else 0
+    streams = sum(t.size for t in model.adapter.stream_tensors.values()) if model.adapter else 0
+    return lora + (streams if method.startswith("SS") or model.mode == "shared" else 0)
+
+
+def measure(
+    model: SpeculativeModel,
+    tokenizer,
+    task: str,
+    adapter: str,
+    items: list[tasks.Item],
+    max_tokens: int,
+    progress: Progress,
+) -> list[Row]:
+    """Run every method on every item of ``task``, interleaved."""
+    methods = methods_of(model, tokenizer, max_tokens)
+    rows = {name: Row(task, adapter, name, extra_parameters(model, name)) for name in methods}
+    rows["mlx_lm"].extra_parameters = extra_parameters(model, "mlx_lm")
+    bar = progress.add_task(f"{task} ({adapter})", total=len(items))
+    template = tasks.prompt_template(task)
+    prompts = [chat_prompt(tokenizer, item.content, template) for item in items]
+    for method in methods.values():
+        method(prompts[0])
+    for ids in prompts:
+        baseline = None
+        for name, method in methods.items():
+            run = method(ids)
+            baseline = baseline or run
+            rows[name].runs.append(run)
+            rows[name].speedups.append(run.decode_tps / baseline.decode_tps)
+            rows[name].identical += run.tokens == baseline.tokens
+        progress.advance(bar)
+    for row in rows.values():
+        row.metric, row.quality = score(
+            task, [run.text for run in row.runs], [item.target for item in items]
+        )
+    return list(rows.values())
+
+
+def markdown(rows: list[Row], facts: dict) -> str:
+    """The result table."""
+    lines = [
+        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
+        f"BLAS: {facts['blas']}; text generator {facts['generator']}; {facts['items']} held-out "
+        "items a task.",
+        "",
+        "| task | adapter | method | speedup | CR | speedup / CR | tokens/s | quality | extra "
+        "parameters |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        s = row.summary()
+        lines.append(
+            f"| {s['task']} | {s['adapter']} | {s['method']} | {s['speedup']:.2f}x | "
+            f"{s['call_reduction']:.2f} | {s['speedup_over_cr']:.2f} | {s['decode_tps']:.0f} | "
+            f"{s['metric']} {s['quality']:.2f} | {s['extra_parameters']:,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
+    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = Path(
+        "benchmarks/results"
+    ),
+) -> None:
+    """Measure wall-clock speedup, call reduction and quality on the bundled model."""
+    console = Console(stderr=True)
+    chosen = [name for name in only.split(",") if name] or list(tasks.TASKS)
+    model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
+    facts = device.describe() | {"generator": tasks.generator_hash(), "items": items}
+    rows: list[Row] = []
+    with Progress(console=console) as progress:
+        for task in chosen:
+            held_out = tasks.held_out(task, items)
+            model.swap_adapter(bundled.streams_path())
+            rows += measure(model, tokenizer, task, "none", held_out, max_tokens, progress)
+            if task in bundled.adapter_names():
+                model.swap_adapter(bundled.adapter_path(task))
+                rows += measure(model, tokenizer, task, task, held_out, max_tokens, progress)
+    output.mkdir(parents=True, exist_ok=True)
+    name = f"speedup-{facts['machine'].lower().replace(' ', '-')}"
+    table = markdown(rows, facts)
+    summary = {"facts": facts, "rows": [row.summary() for row in rows]}
+    (output / f"{name}.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (output / f"{name}.md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,66 @@
+"""One timed generation, by mlx_lm or by specstream_mlx, in the same terms."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.nn as nn
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.generate import stream_generate as plain_stream_generate
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from specstream_mlx.generation import DraftSettings, SpeculativeModel, stream_generate
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A finished generation.
+
+    Attributes:
+        tokens: generated token ids, the end token included.
+        text: their text.
+        target_calls: forward passes of the target that committed tokens.
+        decode_tps: tokens after the first, per second after the first.
+        total_seconds: prompt and decoding.
+    """
+
+    tokens: list[int]
+    text: str
+    target_calls: int
+    decode_tps: float
+    total_seconds: float
+
+
+def _timed(responses: Iterator[PlainResponse]) -> TimedRun:
+    tokens: list[int] = []
+    text = ""
+    start = first = time.perf_counter()
+    calls = None
+    for response in responses:
+        if not tokens:
+            first = time.perf_counter()
+        if len(tokens) < response.generation_tokens:
+            tokens.append(response.token)
+        text += response.text
+        calls = getattr(response, "target_calls", None)
+    end = time.perf_counter()
+    rate = (len(tokens) - 1) / (end - first) if len(tokens) > 1 else 0.0
+    return TimedRun(tokens, text, calls or len(tokens), rate, end - start)
+
+
+def run_plain(
+    model: nn.Module, tokenizer: TokenizerWrapper, prompt: Sequence[int], max_tokens: int
+) -> TimedRun:
+    """``mlx_lm.stream_generate``, greedy."""
+    return _timed(plain_stream_generate(model, tokenizer, list(prompt), max_tokens))
+
+
+def run_streams(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompt: Sequence[int],
+    max_tokens: int,
+    settings: DraftSettings,
+) -> TimedRun:
+    """``specstream_mlx.stream_generate``, greedy."""
+    return _timed(stream_generate(model, tokenizer, prompt, max_tokens, settings=settings))

@@ -1,0 +1,115 @@
+"""``generate --compare``: the same request through plain mlx_lm, in turn with ours."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import mlx.core as mx
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from rich.console import Console
+from rich.progress import track
+
+from .request import Request
+
+PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two outputs part: the token's number, from 1, and the gap of the two best there."""
+
+    position: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What both sides wrote and how fast.
+
+    Attributes:
+        plain_text: what mlx_lm wrote.
+        plain_tps: mlx_lm's tokens per second without the first token, the median over the pairs;
+            ``None`` where a side generated a single token.
+        generation_tps: ours.
+        speedup: the median of the ratios within a pair.
+        reference: what our output was compared with, for people.
+        identical: whether every token was the same.
+        first_difference: where not.
+    """
+
+    plain_text: str
+    plain_tps: float | None
+    generation_tps: float | None
+    speedup: float | None
+    reference: str
+    identical: bool
+    first_difference: Difference | None
+
+
+def compare(request: Request, tokens: list[int]) -> Comparison:
+    """Run both sides in turn.
+
+    Args:
+        request: what to generate from.
+        tokens: our output; producing it has warmed our side up.
+    """
+    plain_tokens, plain_text = [], ""
+    for response in request.plain_responses():
+        plain_tokens.append(response.token)
+        plain_text += response.text
+    for word in request.stop:
+        plain_text = plain_text.split(word)[0]
+    reference, expected = "plain mlx_lm", plain_tokens
+    if request.model.mode == "shared":
+        # The main stream sees its streams, so mlx_lm computes another function.
+        one_token_a_step = replace(request, settings=replace(request.settings, speculation=False))
+        reference = "the same model decoding one token a step"
+        expected = [response.token for response in one_token_a_step.responses()]
+    several = min(len(tokens), len(plain_tokens)) > 1
+    ours, plain = _rates(request) if several else ([], [])
+    same = tokens == expected
+    return Comparison(
+        plain_text=plain_text,
+        plain_tps=_median(plain),
+        generation_tps=_median(ours),
+        speedup=_median([a / b for a, b in zip(ours, plain, strict=True)]),
+        reference=reference,
+        identical=same,
+        first_difference=None if same else _difference(request, tokens, expected),
+    )
+
+
+def _rates(request: Request) -> tuple[list[float], list[float]]:
+    """Our rates and mlx_lm's, pair by pair; the sides take turns at going first."""
+    console = Console(stderr=True)
+    sides: list[Callable[[], Iterator[PlainResponse]]]
+    sides = [request.responses, request.plain_responses]
+    rates: list[list[float]] = [[], []]
+    for pair in track(
+        range(PAIRS), "Comparing", console=console, transient=True, disable=not console.is_terminal
+    ):
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            rates[side].append(_rate(sides[side]()))
+    return rates[0], rates[1]
+
+
+def _rate(responses: Iterable[PlainResponse]) -> float:
+    """Tokens per second after the first token of a generation that is run to its end."""
+    for last in responses:
+        pass
+    # mlx_lm's rate counts the first token but not its time.
+    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _difference(request: Request, tokens: list[int], expected: list[int]) -> Difference:
+    pairs = enumerate(zip(tokens, expected, strict=False))
+    ended = min(len(tokens), len(expected)) - 1  # where one output ends and the other goes on
+    place = next((i for i, (ours, other) in pairs if ours != other), ended)
+    response = next(islice(request.responses(), place, None))
+    best = mx.sort(response.logprobs.astype(mx.float32))[-2:]
+    return Difference(place + 1, (best[1] - best[0]).item())

@@ -1,0 +1,225 @@
+"""``specstream-mlx generate``."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+from .. import blas, bundled
+from ..config import UserError
+from . import reporting
+from .drafts import DraftMarks
+
+if TYPE_CHECKING:
+    from ..generation import DraftSettings, GenerationResponse, SpeculativeModel
+    from .comparison import Comparison
+
+_MODEL, _TEXT, _DRAFTS, _OUTPUT = "Model", "Text", "Drafts", "Output"
+
+
+def generate(
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="DIR|REPO",
+            help="A model in MLX format: a directory or a Hugging Face repository. "
+            "Default: the bundled demonstration model.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="A bundled adapter: proofread, summarize, sql, describe.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    adapter_path: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="An adapter directory.", rich_help_panel=_MODEL),
+    ] = None,
+    mode: Annotated[
+        Literal["lossless", "shared"] | None,
+        Option(
+            help="Insist on this mode; it comes from the adapter, without one it is lossless.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str,
+        Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="The text; '-' reads standard input.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = "-",
+    max_tokens: Annotated[
+        int,
+        Option(
+            "--max-tokens",
+            "-m",
+            min=1,
+            help="Maximum number of tokens to generate.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = 256,
+    stop: Annotated[
+        list[str] | None,
+        Option(
+            metavar="TEXT",
+            help="End before this text; may be given several times.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None,
+    ignore_chat_template: Annotated[
+        bool,
+        Option(
+            "--ignore-chat-template",
+            help="Use the raw prompt, without the tokenizer's or the adapter's template.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = False,
+    prefill_step_size: Annotated[
+        int,
+        Option(min=1, help="Number of prompt tokens to process at a time.", rich_help_panel=_TEXT),
+    ] = 2048,
+    num_streams: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Tokens to draft ahead. Default: all that the adapter was trained for; 0: none.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
+    tree_width: Annotated[
+        int,
+        Option(min=1, help="Candidates per stream; 1 makes a chain.", rich_help_panel=_DRAFTS),
+    ] = 4,
+    tree_size: Annotated[
+        int,
+        Option(min=1, help="Nodes to draft, most probable first.", rich_help_panel=_DRAFTS),
+    ] = 8,
+    max_nodes: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Nodes to keep after early-exit pruning, the root included. Default: all.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
+    prune_threshold: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            max=1.0,
+            help="Prune below transitions less probable than this.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
+    no_speculation: Annotated[
+        bool,
+        Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        Option(
+            "--json",
+            help="Print one JSON object instead of the text.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    show_drafts: Annotated[
+        bool,
+        Option(
+            "--show-drafts", help="Mark each step's accepted drafts.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    compare: Annotated[
+        bool,
+        Option(
+            "--compare",
+            help="Then run plain mlx_lm on the same model: both rates, and whether the "
+            "output is the same.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+) -> None:
+    """Generate text.
+
+    The text goes to standard output as it comes, statistics to standard error.
+
+    [bold]Examples[/bold]
+
+    Correct a message with the bundled model and say how much faster that was:
+
+    [cyan]  specstream-mlx generate --adapter proofread --compare -p "pleas send teh report"[/cyan]
+
+    Summarize a file:
+
+    [cyan]  specstream-mlx generate --adapter summarize < dialogue.txt[/cyan]
+
+    Use your own model and streams:
+
+    [cyan]  specstream-mlx generate --model my-model --adapter-path my-streams -p "Hello"[/cyan]
+    """
+    if as_json and show_drafts:
+        raise UserError("--json and --show-drafts were both given, expected at most one")
+    source = choose_source(model, adapter, adapter_path)
+    if model is None:
+        reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
+    text = read_prompt(prompt)
+
+    # Without torch, transformers would say so in three lines on every start.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from .. import device
+    from ..generation import DraftSettings, encode_prompt, load
+    from ..prompts import chat_prompt
+    from .comparison import compare as run_both
+    from .request import Request
+
+    if device.slow_blas():
+        reporting.note(blas.OPENBLAS_HINT)
+    settings = DraftSettings(
+        num_streams=num_streams,
+        tree_width=tree_width,
+        tree_size=tree_size,
+        max_nodes=max_nodes,
+        prune_threshold=prune_threshold,
+        speculation=not no_speculation,
+    )
+    loaded, tokenizer = load(source.model, adapter_path=source.adapter)
+    _check_mode(mode, loaded.mode, source)
+    if loaded.streams is None:
+        reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
+    if ignore_chat_template:
+        ids = encode_prompt(tokenizer, text)
+    else:
+        ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+    request = Request(
+        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
+    )
+    responses = request.responses()
+    marks = DraftMarks() if show_drafts else None
+    if marks:
+        reporting.note(marks.legend())
+    tokens, output = [], ""
+    for response in responses:
+        tokens.append(response.token)
+        output += response.text
+        if not as_json:
+            _print(marks.mark(response.text, response.from_draft) if marks else response.text)
+    if not as_json:
+        _print((marks.close() if marks else "") + "\n")
+        reporting.statistics(response, loaded, settings)
+    comparison = run_both(request, tokens) if compare else None
+    if as_json:
+        _print(json.dumps(report(source, request, output, response, comparison)) + "\n")
+    elif comparison:
+        reporting.comparison(comparison)

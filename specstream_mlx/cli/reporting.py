@@ -1,0 +1,57 @@
+"""What the commands say beside their result: errors, notes and statistics, all on stderr."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..generation import GenerationResponse
+    from .comparison import Comparison
+
+
+def error(sentence: str) -> None:
+    """One line that says what the user gave and what was expected."""
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+
+
+def note(sentence: str) -> None:
+    """One line about what is going on."""
+    print(sentence, file=sys.stderr)
+
+
+def statistics(last: "GenerationResponse", drafts: str) -> None:
+    """The figures of a finished generation, mlx_lm's in mlx_lm's words.
+
+    Args:
+        last: the last response.
+        drafts: a few words on how it drafted.
+    """
+    reduction = last.generation_tokens / last.target_calls
+    note("=" * 10)
+    note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
+    note(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
+    note(f"Peak memory: {last.peak_memory:.3f} GB")
+    note(f"Drafts: {drafts}; {last.accepted_tokens} of {last.drafted_tokens} accepted")
+    note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
+    note(
+        f"Target calls: {last.target_calls} instead of {last.generation_tokens}, "
+        f"call reduction {reduction:.2f}"
+    )
+
+
+def comparison(result: "Comparison") -> None:
+    """Both rates, their ratio, and whether the outputs are the same."""
+    note("=" * 10)
+    if result.speedup is None:
+        note("Rates: none, since only one token was generated")
+    else:
+        note(f"mlx_lm: {result.plain_tps:.3f} tokens-per-sec")
+        note(f"specstream-mlx: {result.generation_tps:.3f} tokens-per-sec")
+        note(
+            f"Speedup: {result.speedup:.2f} "
+            f"(medians of {result.pairs} interleaved pairs, first token left out)"
+        )
+    answer = "yes" if result.identical else "no"
+    if result.first_difference is not None:
+        answer += f" (from token {result.first_difference.position} on, where the two best tokens' "
+        answer += f"log-probabilities are {result.first_difference.gap:.2g} apart)"
+    note(f"Identical output: {answer}, compared with {result.reference}")

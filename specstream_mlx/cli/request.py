@@ -1,0 +1,50 @@
+"""One request of ``generate``, answered by this project or by plain mlx_lm."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx_lm
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..generation import DraftSettings, GenerationResponse, SpeculativeModel, stream_generate
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how to go on from it; see ``generation.stream_generate``."""
+
+    model: SpeculativeModel
+    tokenizer: TokenizerWrapper
+    prompt: list[int]
+    settings: DraftSettings
+    max_tokens: int
+    stop: tuple[str, ...]
+    prefill_step_size: int
+
+    def responses(self) -> Iterator[GenerationResponse]:
+        """This project's responses."""
+        return stream_generate(
+            self.model,
+            self.tokenizer,
+            self.prompt,
+            self.max_tokens,
+            settings=self.settings,
+            stop=self.stop,
+            prefill_step_size=self.prefill_step_size,
+        )
+
+    def plain_responses(self) -> Iterator[PlainResponse]:
+        """mlx_lm's responses on the same model, broken off at a stop string."""
+        text = ""
+        for response in mlx_lm.stream_generate(
+            self.model.model,
+            self.tokenizer,
+            self.prompt,
+            self.max_tokens,
+            prefill_step_size=self.prefill_step_size,
+        ):
+            text += response.text
+            yield response
+            if any(word in text for word in self.stop):
+                return

@@ -1,0 +1,138 @@
+"""Speculative Streaming over a Llama written out in numpy, float64: one row list, one explicit mask.
+
+No cache, no tree, no shortcut: the independent reference of DESIGN section 3.
+"""
+
+import math
+
+import numpy as np
+
+
+def forward(model, config, tokens, streams=None, stream_from=0):
+    """All logits of a sequence with streams beside its tokens from ``stream_from`` on.
+
+    Args:
+        model: an mlx-lm Llama, LoRA layers included.
+        config: its ``config.json``; default RoPE.
+        tokens: the sequence.
+        streams: a ``Streams``, or ``None`` for the plain model.
+        stream_from: the first position with streams.
+
+    Returns:
+        main (n, vocab), streams {position: (gamma, vocab)}, early exit (n, vocab) or ``None``.
+    """
+    tensors = {name: value for name, value in _flat(streams.parameters())} if streams else {}
+    settings = streams.config if streams else None
+    x = _array(model.model.embed_tokens.weight)[tokens]
+    rows = [(position, 0) for position in range(len(tokens))]
+    early = None
+    for number, layer in enumerate(model.layers):
+        if settings and number == settings.first_msa_layer:
+            if "pruner.down.weight" in tensors:
+                mapped = _low_rank(x, tensors, "pruner")
+                if settings.pruner_form == "residual":
+                    early = _head(model, _norm(x + mapped, model.model.norm))
+                else:
+                    early = _head(model, mapped)
+            for position in range(stream_from, len(tokens)):
+                for j in range(1, settings.num_streams + 1):
+                    rows.append((position, j))
+                    x = np.vstack([x, _seed(x[position], j, tensors)])
+        x = x + _attention(layer, config, settings, rows, _norm(x, layer.input_layernorm))
+        inner = _norm(x, layer.post_attention_layernorm)
+        out = _mlp(layer.mlp, inner)
+        for index, (_, j) in enumerate(rows):
+            if j and settings.stream_mlp != "base":
+                adapted = _low_rank(inner[index], tensors, f"streams.adapters.{number}")
+                out[index] = adapted + (out[index] if settings.stream_mlp != "adapter" else 0)
+        x = x + out
+    logits = _head(model, _norm(x, model.model.norm))
+    main = logits[: len(tokens)]
+    by_position = {}
+    for row, values in zip(rows[len(tokens) :], logits[len(tokens) :], strict=True):
+        by_position.setdefault(row[0], []).append(values)
+    return main, {position: np.array(v) for position, v in by_position.items()}, early
+
+
+def _sees(query, key, shared):
+    """Whether row ``query`` = (position, stream) attends to row ``key``; stream 0 is main."""
+    (position, j), (other, i) = query, key
+    if i == 0:
+        return other <= position
+    return other == position and (i <= j or (j == 0 and shared))
+
+
+def _attention(layer, config, settings, rows, x):
+    attention, d = layer.self_attn, config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    queries = _linear(attention.q_proj, x).reshape(len(rows), heads, d)
+    keys = _linear(attention.k_proj, x).reshape(len(rows), kv_heads, d)
+    values = _linear(attention.v_proj, x).reshape(len(rows), kv_heads, d).copy()
+    frequencies = config["rope_theta"] ** (-np.arange(d // 2) * 2 / d)
+    for index, (position, j) in enumerate(rows):
+        queries[index] = _turn(queries[index], (position + j) * frequencies)
+        keys[index] = _turn(keys[index], (position + j) * frequencies)
+        if j and settings.stream_init == "value_rotation":
+            values[index] = _turn(
+                values[index], np.full(d // 2, settings.value_rotation_epsilon * j)
+            )
+    shared = settings is not None and settings.mode == "shared"
+    mask = np.array([[_sees(query, key, shared) for key in rows] for query in rows])
+    out = np.empty_like(queries)
+    for head in range(heads):
+        kv = head // (heads // kv_heads)
+        scores = queries[:, head] @ keys[:, kv].T / math.sqrt(d)
+        scores = np.where(mask, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values[:, kv]
+    return _linear(attention.o_proj, out.reshape(len(rows), -1))
+
+
+def _seed(hidden, j, tensors):
+    if "streams.init.down.weight" in tensors:
+        hidden = _low_rank(hidden, tensors, "streams.init")
+    embeddings = tensors.get("streams.embeddings")
+    return hidden if embeddings is None else hidden + embeddings[j - 1]
+
+
+def _turn(x, angles):
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def _mlp(mlp, x):
+    gate = _linear(mlp.gate_proj, x)
+    return _linear(mlp.down_proj, gate / (1 + np.exp(-gate)) * _linear(mlp.up_proj, x))
+
+
+def _low_rank(x, tensors, name):
+    return x @ tensors[f"{name}.down.weight"].T @ tensors[f"{name}.up.weight"].T
+
+
+def _linear(module, x):
+    if "lora_a" in module:
+        update = x @ _array(module.lora_a) @ _array(module.lora_b)
+        return _linear(module.linear, x) + module.scale * update
+    bias = _array(module.bias) if "bias" in module else 0
+    return x @ _array(module.weight).T + bias
+
+
+def _norm(x, module):
+    scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + module.eps)
+    return x / scale * _array(module.weight)
+
+
+def _head(model, x):
+    head = model.lm_head if "lm_head" in model else model.model.embed_tokens
+    return x @ _array(head.weight).T
+
+
+def _flat(parameters):
+    from mlx.utils import tree_flatten
+
+    return [(name, _array(value)) for name, value in tree_flatten(parameters)]
+
+
+def _array(value):
+    return np.array(value, np.float64)

@@ -1,0 +1,262 @@
+"""Random models in memory whose output depends on every earlier token, and drafts that know it.
+
+A random Llama as such soon repeats one token, and then a wrong mask or position goes unnoticed. So
+its attention is sharpened here. Random streams are hardly ever right, so ``Oracle`` drafts trees
+that hold the true continuation among distractors.
+"""
+
+import warnings
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
+
+from specstream_mlx import device, generation
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.decoder import Decoder
+from specstream_mlx.generation import DraftSettings, SpeculativeModel, decode
+from specstream_mlx.streams import Streams
+from specstream_mlx.tree import DraftTree
+
+VOCAB_SIZE = 97
+
+BASES = {
+    "grouped heads, tied": {},
+    "one kv head, untied": {"num_key_value_heads": 1, "tie_word_embeddings": False},
+    "full heads, biases": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "llama3 rope": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "traditional linear rope, untied": {
+        "rope_traditional": True,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "tie_word_embeddings": False,
+    },
+}
+
+STREAMS = {
+    "adapter": {"stream_mlp": "adapter", "stream_adapter_rank": 4},
+    "base + adapter, linear": {
+        "stream_mlp": "base+adapter",
+        "stream_adapter_rank": 4,
+        "stream_init": "linear",
+        "stream_init_rank": 3,
+    },
+    "value rotation": {
+        "stream_init": "value_rotation",
+        "value_rotation_epsilon": 0.4,
+        "stream_mlp": "adapter",
+        "stream_adapter_rank": 4,
+    },
+    "base MLP, literal pruner": {"pruner_form": "literal"},
+    "one stream": {"num_streams": 1},
+    "every layer": {"num_msa_layers": 4, "stream_mlp": "adapter", "stream_adapter_rank": 4},
+}
+
+
+def speculative_model(base="grouped heads, tied", *, mode="lossless", seed=0, **streams):
+    """A random base with random streams; ``streams`` are fields of ``StreamConfig``."""
+    extra = dict(BASES[base])
+    tied = extra.pop("tie_word_embeddings", True)
+    kv_heads = extra.pop("num_key_value_heads", 2)
+    config = tiny_llama_config(
+        hidden_size=32,
+        intermediate_size=48,
+        vocab_size=VOCAB_SIZE,
+        tie_word_embeddings=tied,
+        num_key_value_heads=kv_heads,
+    )
+    config |= extra
+    model = tiny_llama(config, seed=seed)
+    for layer in model.layers:
+        layer.self_attn.q_proj.weight *= 4
+        layer.self_attn.o_proj.weight *= 2
+        for module in (*layer.self_attn.values(), *layer.mlp.values()):
+            if "bias" in module:
+                module.bias = 0.2 * mx.random.normal(module.bias.shape, key=mx.random.key(seed))
+    fields = {"num_streams": 3, "num_msa_layers": 2, "pruner_rank": 4, **streams}
+    stream_config = StreamConfig(mode=mode, hidden_size=32, num_hidden_layers=4, **fields)
+    adapter = Streams(stream_config)
+    adapter.load_weights(list(tiny_streams(stream_config, seed=seed + 1).items()))
+    mx.eval(model.parameters(), adapter.parameters())
+    return SpeculativeModel(model, config, Path("in memory"), streams=adapter)
+
+
+def random_prompt(length, *, seed=0, vocab_size=VOCAB_SIZE):
+    return np.random.default_rng(seed + 1000).integers(0, vocab_size, length).tolist()
+
+
+def plain_tokens(model, prompt, count):
+    """mlx_lm's greedy continuation."""
+    return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=count)]
+
+
+def tokens_of(model, prompt, count, prefill_step_size=2048, **settings):
+    """At least ``count`` tokens of this project's decoding."""
+    tokens = []
+    for step in decode(model, prompt, DraftSettings(**settings), prefill_step_size):
+        tokens += step.tokens
+        if len(tokens) >= count:
+            return tokens
+
+
+def assert_same_tokens(found, expected, logits_after):
+    """Equality of token ids; a mismatch states how near a tie it was.
+
+    Args:
+        found, expected: token ids; only their common length is compared.
+        logits_after: index -> the target's (vocab,) logits before the token at that index.
+    """
+    count = min(len(found), len(expected))
+    for index in range(count):
+        if found[index] == expected[index]:
+            continue
+        best = np.sort(np.array(logits_after(index)))[::-1]
+        message = (
+            f"token {index} is {found[index]}, expected {expected[index]}; "
+            f"the top two logits are {best[0]:.6f} and {best[1]:.6f}, a gap of "
+            f"{best[0] - best[1]:.2e}"
+        )
+        assert device.backend() == "metal" and best[0] - best[1] < 1e-4, message
+        warnings.warn(message, stacklevel=2)
+        return
+
+
+def assert_lossless(model, prompt, found, expected):
+    """``assert_same_tokens`` against the plain model."""
+    assert_same_tokens(
+        found, expected, lambda index: model(mx.array([[*prompt, *expected[:index]]]))[0, -1]
+    )
+
+
+def assert_close(found, expected, tolerance=1e-4):
+    """max |difference| <= tolerance * max(1, max |expected|)."""
+    error = relative_error(found, expected)
+    assert error <= tolerance, f"relative difference {error:.2e}"
+
+
+def relative_error(found, expected):
+    found, expected = np.array(found, np.float64), np.array(expected, np.float64)
+    assert found.shape == expected.shape
+    return np.abs(found - expected).max() / max(1.0, np.abs(expected).max())
+
+
+def random_tree(rng, root, *, depth=4, width=3, vocab_size=VOCAB_SIZE, truth=()):
+    """A random tree in breadth-first order; siblings differ.
+
+    Args:
+        rng: numpy generator.
+        root: token.
+        depth: of the tree at most.
+        width: children of a node at most.
+        vocab_size: tokens are below it.
+        truth: tokens that one path from the root carries, at random places among its siblings.
+    """
+    tokens, parents, depths = [root], [-1], [0]
+    level, true_node = [0], 0
+    for deep in range(1, max(depth, len(truth)) + 1):
+        next_level, next_true = [], None
+        for parent in level:
+            children = rng.choice(vocab_size, rng.integers(0, width + 1), replace=False).tolist()
+            if parent == true_node and deep <= len(truth):
+                children = [token for token in children if token != truth[deep - 1]]
+                children.insert(rng.integers(0, len(children) + 1), truth[deep - 1])
+            for token in children:
+                if parent == true_node and deep <= len(truth) and token == truth[deep - 1]:
+                    next_true = len(tokens)
+                next_level.append(len(tokens))
+                tokens.append(token)
+                parents.append(parent)
+                depths.append(deep)
+        level, true_node = next_level, next_true
+    return DraftTree(*(np.array(values, np.int32) for values in (tokens, parents, depths)))
+
+
+class Oracle:
+    """Drafts random trees that hold the true continuation; installed by ``install``.
+
+    Attributes:
+        decoders: the decoders that were made while it was installed.
+        paths: the accepted path of every call, as indices in its tree.
+        kept_paths: the same among the kept nodes.
+    """
+
+    def __init__(self, truth, *, depth=5, width=3, seed=0, vocab_size=VOCAB_SIZE):
+        self.truth, self.depth, self.width, self.vocab_size = truth, depth, width, vocab_size
+        self.rng = np.random.default_rng(seed)
+        self.decoders, self.paths, self.kept_paths = [], [], []
+
+    def install(self, monkeypatch, drafts=True):
+        """Watch the decoder, and draft instead of the streams unless ``drafts`` is false."""
+        oracle = self
+
+        class WatchedDecoder(Decoder):
+            def __init__(self, *args):
+                super().__init__(*args)
+                oracle.decoders.append(self)
+
+            def commit(self, path, kept_path):
+                super().commit(path, kept_path)
+                oracle.paths.append(list(path))
+                oracle.kept_paths.append(list(kept_path))
+
+        monkeypatch.setattr(generation, "Decoder", WatchedDecoder)
+        if drafts:
+            monkeypatch.setattr(DraftSettings, "grow", lambda _, root, *__: oracle.draft(root))
+        return self
+
+    def draft(self, root):
+        """A tree whose true path is right to a random depth and goes on wrong."""
+        start = sum(map(len, self.paths))
+        right = self.truth[start : start + self.rng.integers(0, self.depth + 1)]
+        return random_tree(
+            self.rng,
+            root,
+            depth=self.depth,
+            width=self.width,
+            vocab_size=self.vocab_size,
+            truth=right,
+        )
+
+    @property
+    def longest(self):
+        return max(map(len, self.paths))
+
+    @property
+    def gathered(self):
+        """Calls whose accepted rows did not lie side by side."""
+        return sum(path != list(range(len(path))) for path in self.kept_paths)
+
+
+def committed_rows(caches):
+    """Keys and values of the committed rows, per layer."""
+    return [
+        (cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :])
+        for cache in caches
+    ]
+
+
+def assert_same_rows(caches, expected):
+    """The caches hold the expected caches' committed rows, and no more."""
+    assert [cache.offset for cache in caches] == [cache.offset for cache in expected]
+    for found_rows, expected_rows in zip(
+        committed_rows(caches), committed_rows(expected), strict=True
+    ):
+        for found, rows in zip(found_rows, expected_rows, strict=True):
+            assert_close(found, rows)
+
+
+def plain_caches(model, tokens):
+    """KV caches after a plain forward over ``tokens``."""
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([tokens]), cache=caches))
+    return caches

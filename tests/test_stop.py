@@ -1,0 +1,176 @@
+"""Where a generation ends, what it reports, and that drafts change neither."""
+
+import itertools
+from dataclasses import fields
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import Oracle, assert_close, plain_tokens, random_prompt
+from tiny_models import (
+    VOCAB_SIZE,
+    stream_adapter_directory,
+    tiny_llama_directory,
+    tiny_tokenizer,
+)
+
+from specstream_mlx import generate, load, stream_generate
+from specstream_mlx.generation import _cut
+
+PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stop")
+    base = tiny_llama_directory(root / "base", seed=3, tie_word_embeddings=False)
+    adapter = stream_adapter_directory(
+        root / "adapter", base, stream_mlp="adapter", stream_adapter_rank=4
+    )
+    return load(base, adapter_path=adapter)[0]
+
+
+@pytest.fixture(scope="module")
+def truth(model):
+    tokens = plain_tokens(model.model, PROMPT, LENGTH + 20)
+    assert len(set(tokens)) >= 10
+    return tokens
+
+
+@pytest.fixture
+def oracle(truth, monkeypatch):
+    return Oracle(truth, vocab_size=VOCAB_SIZE).install(monkeypatch)
+
+
+def tokenizer(*ends):
+    return TokenizerWrapper(tiny_tokenizer(), eos_token_ids=ends)
+
+
+def plain_responses(model, tokenizer, max_tokens):
+    return list(mlx_lm.stream_generate(model.model, tokenizer, PROMPT, max_tokens))
+
+
+def assert_counters(responses):
+    """The counters' bounds after every response; the token that ends a text counts."""
+    for number, response in enumerate(responses, start=1):
+        assert response.generation_tokens == number
+        assert response.accepted_tokens <= response.drafted_tokens
+        assert response.accepted_tokens <= number
+        assert response.target_calls <= number <= response.accepted_tokens + response.target_calls
+        assert response.accepted_length == number / response.target_calls
+    assert sum(response.from_draft for response in responses) == responses[-1].accepted_tokens
+
+
+COMPARED = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
+
+
+def assert_like_plain(responses, plain):
+    for found, expected in itertools.zip_longest(responses, plain):
+        assert [getattr(found, name) for name in COMPARED] == [
+            getattr(expected, name) for name in COMPARED
+        ]
+        assert_close(found.logprobs, expected.logprobs)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 13, LENGTH])
+def test_never_longer_than_max_tokens(max_tokens, model, oracle):
+    words = tokenizer()
+    responses = list(stream_generate(model, words, PROMPT, max_tokens))
+    assert_like_plain(responses, plain_responses(model, words, max_tokens))
+    assert responses[-1].finish_reason == "length"
+    assert_counters(responses)
+
+
+@pytest.mark.parametrize("limit", [LENGTH, -1])
+@pytest.mark.parametrize("deferred", [True, False])
+def test_never_past_an_end_token(limit, deferred, model, truth, oracle):
+    """Every token of the text in turn is the end token, inside an accepted path or after it."""
+    inside = 0
+    for token in sorted(set(truth[:LENGTH]), key=truth.index):
+        oracle.paths.clear()
+        words = tokenizer(token)
+        responses = list(stream_generate(model, words, PROMPT, limit, deferred=deferred))
+        assert [r.token for r in responses] == truth[: truth.index(token) + 1]
+        assert_like_plain(responses, plain_responses(model, words, LENGTH))
+        assert responses[-1].finish_reason == "stop"
+        assert_counters(responses)
+        inside += responses[-1].from_draft
+    assert inside >= 3
+
+
+def test_fields_are_mlx_lms(model, oracle):
+    last = list(stream_generate(model, tokenizer(), PROMPT, 10))[-1]
+    assert isinstance(last, PlainResponse)
+    assert last.prompt_tps > 0
+    assert last.generation_tps > 0
+    assert last.peak_memory > 0
+    own = {field.name for field in fields(last)} - {field.name for field in fields(PlainResponse)}
+    assert own == {"target_calls", "accepted_length", "drafted_tokens", "accepted_tokens"}
+
+
+def test_only_tested_nodes_count_as_drafted(model, oracle):
+    """A node that pruning dropped was never put to the target."""
+    last = list(stream_generate(model, tokenizer(), PROMPT, LENGTH, max_nodes=4))[-1]
+    assert last.drafted_tokens <= 3 * last.target_calls
+
+
+def test_plain_decoding_accepts_nothing(model):
+    last = list(stream_generate(model, tokenizer(), PROMPT, 10, speculation=False))[-1]
+    assert (last.drafted_tokens, last.accepted_tokens, last.target_calls) == (0, 0, 10)
+    assert last.accepted_length == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_stop_strings(size, model, truth, oracle):
+    """Every piece of the text in turn is the stop string; most are split over tokens."""
+    words = tokenizer()
+    full = "".join(r.text for r in plain_responses(model, words, LENGTH))
+    split = 0
+    for start in range(0, len(full) - size, 7):
+        stop = full[start : start + size]
+        oracle.paths.clear()
+        responses = list(stream_generate(model, words, PROMPT, LENGTH, stop=[stop, "never met"]))
+        assert "".join(r.text for r in responses) == full[: full.index(stop)]
+        assert responses[-1].finish_reason == "stop"
+        assert all(r.finish_reason is None for r in responses[:-1])
+        assert_counters(responses)
+        split += len(words.decode([responses[-1].token])) < size
+    assert size == 1 or split >= 2
+    assert generate(model, words, PROMPT, max_tokens=LENGTH, stop="never met") == full
+
+
+def streamed(pieces, stop):
+    """What ``_cut`` shows of a text that comes in pieces, and whether it stopped."""
+    shown = held = ""
+    for piece in pieces:
+        text, held, stopped = _cut(held + piece, stop)
+        shown += text
+        if stopped:
+            return shown, True
+    return shown + held, False
+
+
+def test_a_stop_string_is_found_however_the_text_is_split():
+    rng = np.random.default_rng(0)
+    met = 0
+    for _ in range(500):
+        text = "".join(rng.choice(list("ab"), rng.integers(1, 12)))
+        stop = "".join(rng.choice(list("ab"), rng.integers(1, 5)))
+        cuts = sorted({0, len(text), *rng.integers(0, len(text) + 1, rng.integers(0, 8)).tolist()})
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+        expected = (text.split(stop)[0], True) if stop in text else (text, False)
+        assert streamed(pieces, (stop,)) == expected
+        met += expected[1]
+    assert 100 < met < 400
+
+
+def test_log_probabilities_are_those_of_the_plain_model(model, truth, oracle):
+    for response in stream_generate(model, tokenizer(), PROMPT, 20):
+        before = [*PROMPT, *truth[: response.generation_tokens - 1]]
+        logits = model.model(mx.array([before]))[0, -1]
+        assert_close(response.logprobs, logits - mx.logsumexp(logits))
+        assert mx.argmax(response.logprobs).item() == response.token

@@ -1,0 +1,124 @@
+"""Draft trees against enumerations of all rank paths."""
+
+import itertools
+
+import numpy as np
+import pytest
+from random_models import random_tree
+
+from specstream_mlx.generation import DraftSettings
+from specstream_mlx.tree import best_first_tree, full_tree, root_only
+
+
+def ranks_of(tree, candidates):
+    """Each node's path of candidate ranks."""
+    ranks = [()]
+    for node in range(1, len(tree)):
+        row = candidates[tree.depths[node] - 1].tolist()
+        ranks.append((*ranks[tree.parents[node]], row.index(tree.tokens[node])))
+    return ranks
+
+
+def random_candidates(gamma, k, seed, exact_ties=False):
+    """(gamma, k) tokens and descending log-probabilities; ties are ties also when summed."""
+    rng = np.random.default_rng(seed)
+    tokens = np.array([rng.choice(100, k, replace=False) for _ in range(gamma)], np.int32)
+    log_probs = (
+        -rng.integers(1, 4, (gamma, k)) / 4 if exact_ties else -rng.exponential(1, tokens.shape)
+    )
+    return tokens, np.sort(log_probs.astype(np.float32))[:, ::-1]
+
+
+def assert_well_formed(tree):
+    """Root first, parents before children, by depth, siblings different."""
+    assert tree.parents[0] == -1
+    assert tree.depths[0] == 0
+    assert (np.diff(tree.depths) >= 0).all()
+    for node in range(1, len(tree)):
+        assert 0 <= tree.parents[node] < node
+        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
+    edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    assert len(set(edges)) == len(edges)
+    assert {array.dtype for array in (tree.tokens, tree.parents, tree.depths)} == {
+        np.dtype("int32")
+    }
+
+
+@pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])
+def test_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
+    candidates, _ = random_candidates(gamma, 4, seed=0)
+    tree = full_tree(7, candidates, width)
+    assert_well_formed(tree)
+    assert tree.tokens[0] == 7
+    expected = [p for d in range(gamma + 1) for p in itertools.product(range(width), repeat=d)]
+    assert ranks_of(tree, candidates) == expected
+    assert tree.is_chain == (width == 1)
+
+
+@pytest.mark.parametrize("exact_ties", [False, True])
+@pytest.mark.parametrize(("gamma", "k"), [(1, 1), (1, 5), (4, 1), (3, 3), (4, 2)])
+def test_best_first_tree_holds_the_best_paths_of_all(gamma, k, exact_ties):
+    for seed in range(5):
+        candidates, log_probs = random_candidates(gamma, k, seed, exact_ties)
+        every = {}
+        for depth in range(1, gamma + 1):
+            for path in itertools.product(range(k), repeat=depth):
+                every[path] = sum(float(log_probs[j, rank]) for j, rank in enumerate(path))
+        best = sorted(every.values(), reverse=True)
+        for size in (1, 2, 3, 7, len(every), len(every) + 5):
+            tree = best_first_tree(7, candidates, log_probs, size)
+            assert_well_formed(tree)
+            assert len(tree) == 1 + min(size, len(every))
+            scores = [every[path] for path in ranks_of(tree, candidates)[1:]]
+            assert sorted(scores, reverse=True) == best[:size]
+            again = best_first_tree(7, candidates, log_probs, size)
+            assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
+
+
+def arrays(tree):
+    return tree.tokens, tree.parents, tree.depths
+
+
+def test_best_first_tree_of_one_candidate_is_a_chain():
+    candidates, log_probs = random_candidates(4, 1, seed=0)
+    assert best_first_tree(7, candidates, log_probs, 3).is_chain
+
+
+def test_root_only():
+    tree = root_only(5)
+    assert_well_formed(tree)
+    assert len(tree) == 1
+    assert tree.is_chain
+    assert tree.ancestors.tolist() == [[True]]
+
+
+def test_ancestors_and_paths_follow_the_parents():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        tree = random_tree(rng, 7, truth=rng.integers(0, 97, rng.integers(0, 5)).tolist())
+        assert_well_formed(tree)
+        for node in range(len(tree)):
+            walked = [node]
+            while walked[-1] != 0:
+                walked.append(int(tree.parents[walked[-1]]))
+            assert tree.path(node) == walked[::-1]
+            assert sorted(walked) == np.flatnonzero(tree.ancestors[node]).tolist()
+        in_a_row = all(tree.parents[node] == node - 1 for node in range(1, len(tree)))
+        assert tree.is_chain == in_a_row
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "depth"),
+    [
+        ({"tree_size": None, "tree_width": 1}, 5, 4),
+        ({"tree_size": None, "tree_width": 2}, 31, 4),
+        ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 13, 2),
+        ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 1),
+        ({"tree_size": 6, "tree_width": 3}, 7, None),
+    ],
+)
+def test_settings_grow_the_tree_they_describe(settings, nodes, depth):
+    candidates, log_probs = random_candidates(4, 3, seed=1)
+    tree = DraftSettings(**settings).grow(7, candidates, log_probs)
+    assert len(tree) == nodes
+    assert depth is None or tree.depths.max() == depth
