@@ -2,9 +2,10 @@
 
 The model's own ``__call__`` runs embedding, layers, final norm and head; for the length of one
 pass its list of layers is swapped for thin stand-ins that prune, append the streams and hand in
-another mask. Nothing in the model is changed afterwards.
+another mask. Nothing in the model is changed afterwards. One thread at a time may do so.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from . import verify
 from .config import UserError
@@ -25,6 +28,9 @@ from .tree import DraftTree
 
 StreamPlacement = Literal["beside", "deferred", "none"]
 """``beside`` every kept node, ``deferred`` to a pass for the accepted node (lossless), or none."""
+
+_model_lock = threading.RLock()
+"""Held by the one thread that may see or change a model's list of layers."""
 
 
 class UnsupportedModelError(UserError):
@@ -75,6 +81,7 @@ class StepResult:
     Attributes:
         last: scalar, the last accepted node among the kept ones.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
+        in_play: (m,) which kept nodes are above the threshold; ``None`` like ``kept``.
         predictions: (m,) the target's arg-max after each kept node.
         logits: (m, vocab) of the main stream.
         candidates: (gamma, k) the streams' best tokens at the accepted node, best first.
@@ -84,6 +91,7 @@ class StepResult:
 
     last: mx.array
     kept: mx.array | None
+    in_play: mx.array | None
     predictions: mx.array
     logits: mx.array
     candidates: mx.array | None = None
@@ -92,8 +100,9 @@ class StepResult:
 
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""
-        arrays = [self.last, self.kept, self.predictions, self.candidates, self.log_probs]
-        return [array for array in arrays if array is not None]
+        arrays = [self.last, self.predictions]
+        optional = [self.kept, self.in_play, self.candidates, self.log_probs]
+        return arrays + [array for array in optional if array is not None]
 
 
 class PositionedRope(nn.Module):
@@ -131,14 +140,18 @@ class Decoder:
         streams: the streams of the mounted adapter, or ``None``.
         caches: one mlx-lm ``KVCache`` per layer.
 
-
     Raises:
-        UnsupportedModelError: no list of layers, or a layer without a rotary embedding.
+        UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes
+            any positions, or a cache of another kind.
     """
 
     def __init__(self, model: nn.Module, streams: Streams | None, caches: Sequence[Any]):
         self.model, self.streams, self.caches = model, streams, list(caches)
-        layers = model.layers
+        with _model_lock:
+            self._inspect()
+
+    def _inspect(self) -> None:
+        model, layers = self.model, self.model.layers
         owners = [m for _, m in model.named_modules() if m.get("layers") is layers]
         if not owners:
             raise UnsupportedModelError("the model does not hold its layers in one list")
@@ -148,25 +161,37 @@ class Decoder:
             attention = next((m for m in layer.children().values() if "rope" in m), None)
             if attention is None or "mlp" not in layer:
                 raise UnsupportedModelError(f"layer {number} has no attention with rope and an mlp")
+            if isinstance(attention["rope"], DynamicNTKScalingRoPE):
+                raise UnsupportedModelError(
+                    f"layer {number} scales its rope by the length of the text, "
+                    "expected a rope that depends on positions alone"
+                )
+            if type(self.caches[number]) is not KVCache:
+                raise UnsupportedModelError(
+                    f"layer {number} has a {type(self.caches[number]).__name__}, "
+                    "expected a KVCache: sliding windows are not supported"
+                )
             self._attentions.append(attention)
         self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
+        self._uncommitted: list[UncommittedRows] = []
 
     # One pass -----------------------------------------------------------------------------
 
     @contextmanager
     def _swapped(self, stand_ins: Sequence[Any]) -> Iterator[None]:
         """Within: the model's layers are ``stand_ins`` and its ropes take row positions."""
-        before = self._owner["layers"]
-        ropes = [attention["rope"] for attention in self._attentions]
-        self._owner["layers"] = stand_ins
-        for attention, rope in zip(self._attentions, self._ropes, strict=True):
-            attention["rope"] = rope
-        try:
-            yield
-        finally:
-            self._owner["layers"] = before
-            for attention, rope in zip(self._attentions, ropes, strict=True):
-                attention["rope"] = rope
+        with _model_lock:
+            before = self._owner["layers"]
+            ropes = [attention["rope"] for attention in self._attentions]
+            try:
+                self._owner["layers"] = stand_ins
+                for attention, rope in zip(self._attentions, self._ropes, strict=True):
+                    attention["rope"] = rope
+                yield
+            finally:
+                self._owner["layers"] = before
+                for attention, rope in zip(self._attentions, ropes, strict=True):
+                    attention["rope"] = rope
 
     def run(self, tokens: mx.array, stand_ins: Sequence[Any], caches: Sequence[Any]) -> mx.array:
         """(1, rows, vocab) logits of the model with its layers replaced."""
@@ -191,6 +216,11 @@ class Decoder:
         finally:
             self._owner["norm"] = norm
 
+    def new_rows(self, rows: Rows) -> list[UncommittedRows]:
+        """Stand-ins for all layers' caches in a pass over ``rows``, for ``commit`` to commit."""
+        self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
+        return list(self._uncommitted)
+
     def msa_layer(
         self, number: int, hidden: mx.array, rows: Rows, main_rows: int, skip: int = 0
     ) -> mx.array:
@@ -201,6 +231,8 @@ class Decoder:
         if config.stream_init == "value_rotation" and hidden.shape[1] > main_rows:
             rotate = value_rotation(main_rows, config.num_streams, config.value_rotation_epsilon)
         proxy = UncommittedRows(cache, rows, skip, rotate)
+        if main_rows:
+            self._uncommitted[number] = proxy
         mask = proxy.make_mask(hidden.shape[1])
         if config.stream_mlp == "base":
             return layer(hidden, mask, cache=proxy)
@@ -215,7 +247,8 @@ class Decoder:
 
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) without streams."""
-        self.model(tokens[None], cache=self.caches)
+        with _model_lock:
+            self.model(tokens[None], cache=self.caches)
 
     def step(
         self,
@@ -244,8 +277,7 @@ class Decoder:
         nodes = _Nodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
         rows = Rows(offset, None) if tree.is_chain else Rows(nodes.positions, ancestors)
         if placement == "none":
-            proxies = [UncommittedRows(cache, rows) for cache in self.caches]
-            logits = self.run(nodes.tokens, self.layers, proxies)[0]
+            logits = self.run(nodes.tokens, self.layers, self.new_rows(rows))[0]
             return self._verified(nodes, logits)
 
         run = _MsaPass(self, nodes, rows, placement == "beside", max_nodes, threshold)
@@ -263,7 +295,7 @@ class Decoder:
         last = verify.greedy(
             nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play
         )
-        return StepResult(last, nodes.kept, predictions, logits)
+        return StepResult(last, nodes.kept, nodes.in_play, predictions, logits)
 
     def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
         """(gamma, vocab) logits of the accepted node's streams, run after the verification."""
@@ -291,8 +323,8 @@ class Decoder:
             kept_path: their indices among the kept nodes.
         """
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
-        commit(self.caches[:first], path)
-        commit(self.caches[first:], kept_path)
+        commit(self._uncommitted[:first], path)
+        commit(self._uncommitted[first:], kept_path)
 
 
 class _MsaPass:
@@ -324,7 +356,7 @@ class _MsaPass:
         """Run the model; (m, vocab) logits of the kept nodes' main stream."""
         decoder = self._decoder
         config = decoder.streams.config
-        proxies = [UncommittedRows(cache, self._rows) for cache in decoder.caches]
+        proxies = decoder.new_rows(self._rows)
         stand_ins = decoder.layers[: config.first_msa_layer]
         for number in range(config.first_msa_layer, config.num_hidden_layers):
             stand_ins.append(_Through(decoder.layers[number], partial(self._msa, number)))

@@ -149,13 +149,13 @@ class Step:
 
     Attributes:
         tokens: the accepted drafts, then the correction or bonus token.
-        tree_size: nodes tested, root included.
+        tested_nodes: tree nodes that the target tested, root included; pruned ones are not.
         result: the device arrays of the call.
         rows: for each token, the row of ``result.logits`` that predicts it.
     """
 
     tokens: list[int]
-    tree_size: int
+    tested_nodes: int
     result: StepResult
     rows: list[int]
 
@@ -305,13 +305,15 @@ def _read(tree: DraftTree, result: StepResult) -> tuple[Step, list[int], list[in
     last = result.last.item()
     predictions = np.array(result.predictions)
     if result.kept is None:
+        tested = len(tree)
         path = kept_path = tree.path(last)
     else:
+        tested = int(np.array(result.in_play).sum())
         kept = np.array(result.kept).tolist()
         path = tree.path(kept[last])
         kept_path = [kept.index(node) for node in path]
     tokens = [*tree.tokens[path[1:]].tolist(), int(predictions[last])]
-    return Step(tokens, len(tree), result, kept_path), path, kept_path
+    return Step(tokens, tested, result, kept_path), path, kept_path
 
 
 def stream_generate(
@@ -420,14 +422,15 @@ def _respond(
                 response.prompt_tps = len(ids) / (now - start)
                 start = now
             response.target_calls += 1
-            response.drafted_tokens += step.tree_size - 1
+            response.drafted_tokens += step.tested_nodes - 1
             with mx.stream(device.generation_stream):
-                logits = step.result.logits
+                logits = step.result.logits[mx.array(step.rows)]
                 log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            mx.async_eval(log_probs)  # else a kept response would keep all rows' logits
             for index, token in enumerate(step.tokens):
                 response.generation_tokens += 1
                 response.token = token
-                response.logprobs = log_probs[step.rows[index]]
+                response.logprobs = log_probs[index]
                 response.from_draft = index < len(step.tokens) - 1
                 response.accepted_tokens += response.from_draft
                 ended = token in tokenizer.eos_token_ids

@@ -31,6 +31,7 @@ class UncommittedRows:
         map_values: Callable[[mx.array], mx.array] | None = None,
     ):
         self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
+        self._new: tuple[mx.array, mx.array] | None = None
         self.offset = rows.positions
 
     def make_mask(
@@ -43,6 +44,7 @@ class UncommittedRows:
         """Write the new rows behind the committed ones; returns all rows up to them."""
         if self._map_values is not None:
             values = self._map_values(values)
+        self._new = keys, values
         committed = self._cache.offset
         self._cache.offset = committed + self._skip
         try:
@@ -50,19 +52,30 @@ class UncommittedRows:
         finally:
             self._cache.offset = committed
 
+    def commit(self, count: int, path: mx.array | None) -> None:
+        """Move the accepted rows to the front of the new ones and advance the offset.
 
-def commit(caches: Sequence[Any], path: Sequence[int]) -> None:
-    """Move the accepted rows to the front of the uncommitted ones and advance the offset.
+        Args:
+            count: how many rows were accepted.
+            path: (count,) their indices among the new rows; ``None``: the first ones.
+        """
+        cache, end = self._cache, self._cache.offset + count
+        if path is not None:
+            # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+            keys, values = self._new
+            cache.keys[..., cache.offset : end, :] = keys[..., path, :]
+            cache.values[..., cache.offset : end, :] = values[..., path, :]
+        cache.offset = end
+
+
+def commit(layers: Sequence[UncommittedRows], path: Sequence[int]) -> None:
+    """Commit the same accepted rows in several layers.
 
     Args:
-        caches: mlx-lm ``KVCache`` objects that hold the same uncommitted rows.
-        path: indices of the accepted rows among the uncommitted ones, root first.
+        layers: the layers' new rows.
+        path: indices of the accepted rows among the new ones, root first.
     """
     in_place = list(path) == list(range(len(path)))
     rows = None if in_place else mx.array(path)
-    for cache in caches:
-        start, end = cache.offset, cache.offset + len(path)
-        if rows is not None:
-            cache.keys[..., start:end, :] = cache.keys[..., start + rows, :]
-            cache.values[..., start:end, :] = cache.values[..., start + rows, :]
-        cache.offset = end
+    for layer in layers:
+        layer.commit(len(path), rows)

@@ -1,11 +1,12 @@
-"""Speculative Streaming over a Llama written out in numpy, float64: one row list, one explicit mask.
+"""Speculative Streaming over a Llama written out in numpy: one row list, one explicit mask.
 
-No cache, no tree, no shortcut: the independent reference of DESIGN section 3.
+Float64; no cache, no tree, no shortcut: the independent reference of DESIGN section 3.
 """
 
 import math
 
 import numpy as np
+from mlx.utils import tree_flatten
 
 
 def forward(model, config, tokens, streams=None, stream_from=0):
@@ -21,7 +22,8 @@ def forward(model, config, tokens, streams=None, stream_from=0):
     Returns:
         main (n, vocab), streams {position: (gamma, vocab)}, early exit (n, vocab) or ``None``.
     """
-    tensors = {name: value for name, value in _flat(streams.parameters())} if streams else {}
+    parameters = tree_flatten(streams.parameters()) if streams else []
+    tensors = {name: _array(value) for name, value in parameters}
     settings = streams.config if streams else None
     x = _array(model.model.embed_tokens.weight)[tokens]
     rows = [(position, 0) for position in range(len(tokens))]
@@ -126,12 +128,6 @@ def _norm(x, module):
 def _head(model, x):
     head = model.lm_head if "lm_head" in model else model.model.embed_tokens
     return x @ _array(head.weight).T
-
-
-def _flat(parameters):
-    from mlx.utils import tree_flatten
-
-    return [(name, _array(value)) for name, value in tree_flatten(parameters)]
 
 
 def _array(value):

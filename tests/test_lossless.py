@@ -174,3 +174,15 @@ def test_committing_the_wrong_rows_is_noticed(monkeypatch):
         assert_same_rows(
             oracle.decoders[0].caches, plain_caches(model.model, [*prompt, *found][:-1])
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["chain", "binary", "best-first", "pruned"])
+def test_two_hundred_prompts(tree):
+    """Many short texts: prompts of 1 to 23 tokens."""
+    model = speculative_model("grouped heads, tied")
+    for number in range(200):
+        prompt = random_prompt(1 + number % 23, seed=number)
+        expected = plain_tokens(model.model, prompt, 12)
+        found = tokens_of(model, prompt, 12, **TREES[tree])
+        assert_lossless(model.model, prompt, found[:12], expected)

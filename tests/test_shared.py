@@ -36,7 +36,7 @@ def empty_tree(model, count, prompt=PROMPT, **settings):
     with pytest.MonkeyPatch.context() as patch:
         watch = Oracle([]).install(patch, drafts=False)
         for step in decode(model, prompt, DraftSettings(speculation=False, **settings)):
-            assert len(step.tokens) == step.tree_size == 1
+            assert len(step.tokens) == step.tested_nodes == 1
             tokens += step.tokens
             logits.append(step.result.logits[0])
             if len(tokens) == count:

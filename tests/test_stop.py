@@ -21,7 +21,7 @@ from specstream_mlx import generate, load, stream_generate
 from specstream_mlx.generation import _cut
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
-LENGTH = 40
+LENGTH = 24
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,7 @@ def test_never_longer_than_max_tokens(max_tokens, model, oracle):
     assert_counters(responses)
 
 
-@pytest.mark.parametrize("limit", [LENGTH, -1])
-@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize(("limit", "deferred"), [(LENGTH, True), (-1, False)])
 def test_never_past_an_end_token(limit, deferred, model, truth, oracle):
     """Every token of the text in turn is the end token, inside an accepted path or after it."""
     inside = 0
@@ -112,10 +111,14 @@ def test_fields_are_mlx_lms(model, oracle):
     assert own == {"target_calls", "accepted_length", "drafted_tokens", "accepted_tokens"}
 
 
-def test_only_tested_nodes_count_as_drafted(model, oracle):
-    """A node that pruning dropped was never put to the target."""
-    last = list(stream_generate(model, tokenizer(), PROMPT, LENGTH, max_nodes=4))[-1]
-    assert last.drafted_tokens <= 3 * last.target_calls
+@pytest.mark.parametrize("settings", [{"max_nodes": 4}, {"prune_threshold": 0.5}])
+def test_pruned_nodes_do_not_count_as_drafted(settings, model, oracle):
+    """The target never tested them; of siblings, at most one can be above one half."""
+    responses = list(stream_generate(model, tokenizer(), PROMPT, LENGTH, **settings))
+    assert_counters(responses)
+    last = responses[-1]
+    most = 3 if "max_nodes" in settings else oracle.depth
+    assert last.drafted_tokens <= most * last.target_calls
 
 
 def test_plain_decoding_accepts_nothing(model):
@@ -174,3 +177,20 @@ def test_log_probabilities_are_those_of_the_plain_model(model, truth, oracle):
         logits = model.model(mx.array([before]))[0, -1]
         assert_close(response.logprobs, logits - mx.logsumexp(logits))
         assert mx.argmax(response.logprobs).item() == response.token
+
+
+def test_kept_responses_do_not_keep_the_logits_of_whole_trees(model, truth, oracle):
+    words, row = tokenizer(), VOCAB_SIZE * 4
+
+    def run():
+        oracle.paths.clear()
+        responses = list(stream_generate(model, words, PROMPT, LENGTH))
+        oracle.decoders.clear()
+        mx.synchronize()
+        return responses
+
+    run()
+    before = mx.get_active_memory()
+    responses = run()
+    assert responses[-1].drafted_tokens > 10 * responses[-1].target_calls
+    assert mx.get_active_memory() - before < 8 * row * LENGTH

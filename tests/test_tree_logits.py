@@ -15,6 +15,7 @@ from random_models import (
     speculative_model,
 )
 from test_pruning import reference_scores
+from test_verify import walk
 
 from specstream_mlx import decoder as decoder_module
 from specstream_mlx.decoder import Decoder
@@ -105,10 +106,10 @@ def test_tree_with_streams_equals_the_row_list(streams, mode):
     assert result.last.item() % 3 == 0, "the accepted node was among those compared"
 
 
-def true_tree(model, seed=0):
-    """A tree with the model's own two next tokens on a path."""
+def true_tree(model, seed=0, right=2):
+    """A tree with the model's own next tokens on a path."""
     truth = []
-    for _ in range(2):
+    for _ in range(right):
         truth.append(mx.argmax(model.model(mx.array([[*PROMPT, *truth]]))[0, -1]).item())
     return random_tree(np.random.default_rng(seed), PROMPT[-1], depth=3, width=3, truth=truth)
 
@@ -162,6 +163,26 @@ def test_pruned_tree(pruning, mode, pruner_form):
     assert 1 <= len(compared) < len(tree)
     for row in compared:
         assert_close(result.logits[row], main[best[row]])
+
+
+@pytest.mark.parametrize("pruning", [{"max_nodes": 9}, {"max_nodes": 12, "threshold": 0.003}])
+def test_the_walk_after_pruning(pruning):
+    """It accepts the right path as far as that is kept, whatever rows the nodes moved to."""
+    model, depths, moved = speculative_model(), [], 0
+    for seed in range(6):
+        tree = true_tree(model, seed, right=4)
+        result = decoder_after(model, PROMPT).step(tree, "deferred", **pruning)
+        kept, in_play = kept_nodes(tree, result), np.array(result.in_play)
+        playing = [node in kept and in_play[kept.index(node)] for node in range(len(tree))]
+        predictions = np.full(len(tree), -1)
+        predictions[kept] = np.array(result.predictions)
+        expected = walk(tree, predictions, playing)
+        assert kept[result.last.item()] == expected
+        depths.append(tree.depths[expected])
+        moved += depths[-1] > 1 and result.last.item() != expected
+    assert max(depths) >= 3
+    assert min(depths) < 4
+    assert moved >= 2
 
 
 def sees_everything_before(parents, depths, ancestors):

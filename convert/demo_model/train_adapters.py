@@ -137,8 +137,7 @@ def settings_of(part: str, work: Path, minutes: float, items: int, seed: int) ->
         prompt_template=tasks.prompt_template(part),
         lora_rank=8,
         alpha_streams=0.3,
-        learning_rate=1e-3,
-        stream_learning_rate=1e-2,
+        learning_rate=3e-3,
         **common,
     )
 

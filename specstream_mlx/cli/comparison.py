@@ -1,6 +1,7 @@
 """``generate --compare``: the same request through plain mlx_lm, in turn with ours."""
 
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,6 +34,7 @@ class Comparison:
             ``None`` where a side generated a single token.
         generation_tps: ours.
         speedup: the median of the ratios within a pair.
+        pairs: how many pairs were run.
         reference: what our output was compared with, for people.
         identical: whether every token was the same.
         first_difference: where not.
@@ -42,6 +44,7 @@ class Comparison:
     plain_tps: float | None
     generation_tps: float | None
     speedup: float | None
+    pairs: int
     reference: str
     identical: bool
     first_difference: Difference | None
@@ -74,6 +77,7 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
         plain_tps=_median(plain),
         generation_tps=_median(ours),
         speedup=_median([a / b for a, b in zip(ours, plain, strict=True)]),
+        pairs=len(ours),
         reference=reference,
         identical=same,
         first_difference=None if same else _difference(request, tokens, expected),
@@ -96,8 +100,7 @@ def _rates(request: Request) -> tuple[list[float], list[float]]:
 
 def _rate(responses: Iterable[PlainResponse]) -> float:
     """Tokens per second after the first token of a generation that is run to its end."""
-    for last in responses:
-        pass
+    last = deque(responses, maxlen=1).pop()
     # mlx_lm's rate counts the first token but not its time.
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 

@@ -1,22 +1,22 @@
 """``specstream-mlx generate``."""
 
 import json
-import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from .. import blas, bundled
+from .. import blas
 from ..config import UserError
 from . import reporting
 from .drafts import DraftMarks
+from .inputs import Source, choose_source, read_prompt
 
 if TYPE_CHECKING:
-    from ..generation import DraftSettings, GenerationResponse, SpeculativeModel
+    from ..generation import GenerationResponse
     from .comparison import Comparison
+    from .request import Request
 
 _MODEL, _TEXT, _DRAFTS, _OUTPUT = "Model", "Text", "Drafts", "Output"
 
@@ -99,13 +99,22 @@ def generate(
         ),
     ] = None,
     tree_width: Annotated[
-        int,
-        Option(min=1, help="Candidates per stream; 1 makes a chain.", rich_help_panel=_DRAFTS),
-    ] = 4,
+        int | None,
+        Option(
+            min=1,
+            help="Candidates per stream. Without --tree-size: children of every node in a full "
+            "tree, 1 makes a chain.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
     tree_size: Annotated[
-        int,
-        Option(min=1, help="Nodes to draft, most probable first.", rich_help_panel=_DRAFTS),
-    ] = 8,
+        int | None,
+        Option(
+            min=1,
+            help="Nodes to draft, most probable first. Default: 8, without --tree-width.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
     max_nodes: Annotated[
         int | None,
         Option(
@@ -137,9 +146,7 @@ def generate(
     ] = False,
     show_drafts: Annotated[
         bool,
-        Option(
-            "--show-drafts", help="Mark each step's accepted drafts.", rich_help_panel=_OUTPUT
-        ),
+        Option("--show-drafts", help="Mark each step's accepted drafts.", rich_help_panel=_OUTPUT),
     ] = False,
     compare: Annotated[
         bool,
@@ -176,8 +183,6 @@ def generate(
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
     text = read_prompt(prompt)
 
-    # Without torch, transformers would say so in three lines on every start.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from .. import device
     from ..generation import DraftSettings, encode_prompt, load
     from ..prompts import chat_prompt
@@ -186,22 +191,27 @@ def generate(
 
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
+    defaults = DraftSettings()
     settings = DraftSettings(
         num_streams=num_streams,
-        tree_width=tree_width,
-        tree_size=tree_size,
+        tree_width=tree_width or defaults.tree_width,
+        tree_size=tree_size if tree_size or tree_width else defaults.tree_size,
         max_nodes=max_nodes,
         prune_threshold=prune_threshold,
         speculation=not no_speculation,
     )
     loaded, tokenizer = load(source.model, adapter_path=source.adapter)
-    _check_mode(mode, loaded.mode, source)
+    if mode is not None and mode != loaded.mode:
+        raise UserError(
+            f"--mode is {mode}, the adapter {source.adapter_name or 'none'} works in {loaded.mode}"
+        )
     if loaded.streams is None:
         reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
     if ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
     else:
-        ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+        template = loaded.streams.config.prompt_template if loaded.streams else None
+        ids = chat_prompt(tokenizer, text, template)
     request = Request(
         loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
     )
@@ -217,9 +227,44 @@ def generate(
             _print(marks.mark(response.text, response.from_draft) if marks else response.text)
     if not as_json:
         _print((marks.close() if marks else "") + "\n")
-        reporting.statistics(response, loaded, settings)
+        reporting.statistics(response, settings.describe())
     comparison = run_both(request, tokens) if compare else None
     if as_json:
-        _print(json.dumps(report(source, request, output, response, comparison)) + "\n")
+        _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
     elif comparison:
         reporting.comparison(comparison)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _report(
+    source: Source,
+    request: "Request",
+    text: str,
+    last: "GenerationResponse",
+    comparison: "Comparison | None",
+) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    values = {
+        "text": text,
+        "finish_reason": last.finish_reason,
+        "prompt_tokens": last.prompt_tokens,
+        "generation_tokens": last.generation_tokens,
+        "target_calls": last.target_calls,
+        "accepted_length": last.accepted_length,
+        "generation_tps": last.generation_tps,
+        "peak_memory": last.peak_memory,
+        "model": source.model_name,
+        "adapter": source.adapter_name,
+        "mode": request.model.mode,
+        "tree": request.settings.describe(),
+    }
+    if comparison is not None:
+        plain = {"text": comparison.plain_text, "generation_tps": comparison.plain_tps}
+        values["plain"] = plain
+        values["speedup"] = comparison.speedup
+        values["identical"] = comparison.identical
+    return values

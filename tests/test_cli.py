@@ -1,0 +1,125 @@
+"""The command line on a tiny random model: output, statistics, JSON, comparison, help."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+from typer.testing import CliRunner
+
+from specstream_mlx.cli import app
+
+KEYS = {
+    *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
+    *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("cli") / "base")
+
+
+@pytest.fixture(scope="module")
+def streams(base):
+    return stream_adapter_directory(base.parent / "streams", base)
+
+
+@pytest.fixture(scope="module")
+def shared(base):
+    return stream_adapter_directory(base.parent / "shared", base, mode="shared", lora_rank=4)
+
+
+def run(*args, stdin=None):
+    return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+
+
+def generate(base, *args, prompt="hello there", **kwargs):
+    return run("generate", "--model", base, "-p", prompt, "-m", 12, *args, **kwargs)
+
+
+def test_text_on_stdout_and_statistics_on_stderr(base, streams):
+    result = generate(base, "--adapter-path", streams)
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert "call reduction" not in result.stdout
+    assert "call reduction" in result.stderr
+    assert "Generation: 12 tokens" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["streams", "shared"])
+def test_json_with_comparison(kind, base, request):
+    directory = request.getfixturevalue(kind)
+    result = generate(base, "--adapter-path", directory, "--json", "--compare")
+    assert result.exit_code == 0
+    values = json.loads(result.stdout)
+    assert set(values) == {*KEYS, "plain", "speedup", "identical"}
+    assert values["identical"] is True
+    assert values["generation_tokens"] == 12
+    assert values["mode"] == ("shared" if kind == "shared" else "lossless")
+    assert set(values["plain"]) == {"text", "generation_tps"}
+    if kind == "streams":
+        assert values["plain"]["text"] == values["text"]
+
+
+def test_json_alone_has_no_comparison(base):
+    values = json.loads(generate(base, "--json").stdout)
+    assert set(values) == KEYS
+    assert values["target_calls"] == values["generation_tokens"] == 12
+
+
+def test_comparison_for_people(base, streams):
+    result = generate(base, "--adapter-path", streams, "--compare")
+    assert "Identical output: yes" in result.stderr
+    assert "Speedup:" in result.stderr
+
+
+def test_prompt_from_standard_input_is_the_same_prompt(base):
+    given = generate(base, "--json").stdout
+    read = run("generate", "--model", base, "-m", 12, "--json", stdin="hello there\n").stdout
+    assert json.loads(given)["text"] == json.loads(read)["text"]
+
+
+def test_show_drafts_keeps_the_text(tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
+    streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
+    plain = generate(base, "--adapter-path", streams)
+    marked = generate(base, "--adapter-path", streams, "--show-drafts")
+    assert "[" in marked.stdout
+    assert marked.stdout.replace("[", "").replace("]", "") == plain.stdout
+    assert "Drafts: [accepted in one step]" in marked.stderr
+
+
+def test_no_speculation_takes_one_call_a_token(base, streams):
+    for flags in (["--no-speculation"], ["--num-streams", 0]):
+        values = json.loads(generate(base, "--adapter-path", streams, "--json", *flags).stdout)
+        assert values["target_calls"] == values["generation_tokens"]
+        assert values["tree"] == "no drafts"
+
+
+def test_stop_string_ends_the_text(base):
+    text = json.loads(generate(base, "--json").stdout)["text"]
+    stop = text[len(text) // 2 :][:2]
+    values = json.loads(generate(base, "--json", "--stop", stop).stdout)
+    assert values["text"] == text.split(stop)[0]
+    assert values["finish_reason"] == "stop"
+
+
+def test_doctor_reports_device_and_what_is_missing():
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["device"]["backend"] in ("cpu", "metal", "cuda")
+    assert facts["device"]["blas"]
+    assert facts["packages"]["mlx"]
+    assert all(isinstance(sentence, str) for sentence in facts["missing"])
+
+
+def test_help_does_not_import_mlx():
+    code = (
+        "import sys; from typer.testing import CliRunner; from specstream_mlx.cli import app; "
+        "assert CliRunner().invoke(app, ['generate', '--help']).exit_code == 0; "
+        "assert 'mlx.core' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
