@@ -100,7 +100,7 @@ def tensor_headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         ) from None
 
 
-def _check_tensors(
+def check_tensors(
     path: Path,
     found: dict[str, tuple[tuple[int, ...], str]],
     expected: dict[str, tuple[int, ...]],
@@ -119,7 +119,7 @@ def _check_tensors(
         raise AdapterError(f"{path} has an unexpected tensor {unknown[0]}")
 
 
-def _linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
+def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(out, in) of every linear layer by its path, mounted LoRA layers looked through."""
     shapes = {}
     for name, module in model.named_modules():
@@ -150,7 +150,7 @@ def _expected_lora(path: Path, config: dict[str, Any], model: nn.Module) -> dict
     if keys is not None and not isinstance(keys, list):
         raise AdapterError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
     expected = {}
-    for name, (rows, columns) in _linear_shapes(model).items():
+    for name, (rows, columns) in linear_shapes(model).items():
         parts = name.split(".")
         if "layers" not in parts:
             continue
@@ -207,11 +207,11 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
                     f"expected the base's {base_config.get(field)}"
                 )
         stream_path = path / STREAM_FILE
-        _check_tensors(stream_path, tensor_headers(stream_path), stream_config.tensor_shapes())
+        check_tensors(stream_path, tensor_headers(stream_path), stream_config.tensor_shapes())
     lora_path = path / LORA_FILE
     expected_lora = _expected_lora(config_path, config, model)
     if expected_lora or lora_path.exists():
-        _check_tensors(lora_path, tensor_headers(lora_path), expected_lora)
+        check_tensors(lora_path, tensor_headers(lora_path), expected_lora)
     return Adapter(
         path=path,
         config=config,

@@ -12,16 +12,17 @@ import numpy as np
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_model, load_tokenizer
 
 from . import device
-from .adapters import Adapter, mount, read_adapter, read_json, tensor_headers, unmount
+from .adapters import Adapter, mount, read_adapter, unmount
+from .base_model import model_directory, read_config, read_model, read_tokenizer
 from .config import Mode, UserError, fingerprint
 from .decoder import Decoder, StepResult, StreamPlacement
 from .streams import Streams
 from .tree import DraftTree, best_first_tree, full_tree, root_only
 
 SUPPORTED_MODEL_TYPES = ("llama",)
+MAX_TREE_SIZE = 4096
 
 
 @dataclass
@@ -177,65 +178,16 @@ def load(
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
     """
-    path = _model_directory(path_or_hf_repo)
-    base_config = read_json(path / "config.json")
-    if base_config.get("model_type") not in SUPPORTED_MODEL_TYPES:
-        raise UserError(
-            f"{path / 'config.json'}: model_type is {base_config.get('model_type')!r}, "
-            f"expected one of {SUPPORTED_MODEL_TYPES}"
-        )
-    files = sorted(path.glob("model*.safetensors"))
-    if not files:
-        raise UserError(f"{path} has no model*.safetensors")
-    for file in files:
-        tensor_headers(file)
-    try:
-        model, full_config = load_model(path, lazy=True)
-    except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
-        reason = _one_line(error)
-        raise UserError(f"{path}: config.json and the weights do not fit: {reason}") from None
+    path = model_directory(path_or_hf_repo)
+    model, full_config = read_model(path)
     model = device.hold_weights(model)
     if not lazy:
         mx.eval(model.parameters())
-    try:
-        tokenizer = load_tokenizer(
-            path,
-            {"trust_remote_code": False, **(tokenizer_config or {})},
-            eos_token_ids=full_config.get("eos_token_id"),
-        )
-    except Exception as error:  # transformers and tokenizers raise many types
-        raise UserError(f"{path}: the tokenizer cannot be read: {_one_line(error)}") from None
-    speculative = SpeculativeModel(model, base_config, path)
+    tokenizer = read_tokenizer(path, full_config, tokenizer_config)
+    speculative = SpeculativeModel(model, read_config(path), path)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     return speculative, tokenizer
-
-
-def _one_line(error: Exception, limit: int = 240) -> str:
-    """The beginning of an error's message, for a sentence of ours."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[:limit]} ..."
-
-
-def _model_directory(path_or_hf_repo: str | Path) -> Path:
-    path = Path(path_or_hf_repo)
-    if path.is_dir():
-        return path
-    text = str(path_or_hf_repo)
-    if path.exists():
-        raise UserError(f"the model {text} is a file, expected a directory in MLX format")
-    if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise UserError(f"the model directory {text} does not exist")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
-        return Path(snapshot_download(text, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(
-            f"the model {text} is neither a directory nor a repository in reach: {_one_line(error)}"
-        ) from None
 
 
 def decode(
@@ -386,6 +338,13 @@ def _check_settings(settings: DraftSettings, model: SpeculativeModel) -> None:
     if settings.num_streams is not None and settings.num_streams > trained.num_streams:
         raise UserError(
             f"num_streams is {settings.num_streams}, the adapter has {trained.num_streams}"
+        )
+    depth = trained.num_streams if settings.num_streams is None else settings.num_streams
+    drafted = sum(settings.tree_width**level for level in range(1, depth + 1))
+    if min(drafted, settings.tree_size or drafted) > MAX_TREE_SIZE:
+        raise UserError(
+            f"tree_width {settings.tree_width} and tree_size {settings.tree_size or 'of all'} make "
+            f"a tree of {drafted} nodes, expected at most {MAX_TREE_SIZE}"
         )
     prunes = settings.max_nodes is not None or settings.prune_threshold is not None
     if prunes and not trained.pruner_rank:

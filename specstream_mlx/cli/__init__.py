@@ -3,6 +3,8 @@
 A command imports MLX when it runs, so that ``--help`` is quick.
 """
 
+import os
+import sys
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -55,6 +57,18 @@ def _options(
     """Speculative Streaming for MLX: a language model that drafts for itself."""
 
 
+def _open_standard_streams() -> None:
+    """Open what the caller closed, and never fail on a character that a terminal cannot show.
+
+    A file that MLX opens must not get descriptor 0, which MLX takes for a failure.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line."""
+    _open_standard_streams()
     app(prog_name="specstream-mlx")

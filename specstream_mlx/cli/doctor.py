@@ -12,6 +12,7 @@ _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
     "torch": "trains streams and verifies conversions: pip install 'specstream-mlx[torch]'",
     "peft": "trains LoRA for shared mode: pip install 'specstream-mlx[torch]'",
+    "coremltools": "exports to Core ML: pip install coremltools",
 }
 
 
@@ -60,10 +61,8 @@ def doctor(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    for name, value in facts["device"].items():
-        print(f"{name:16} {value}")
-    for name, number in facts["packages"].items():
-        print(f"{name:16} {number or 'not installed'}")
+    for name, value in (facts["device"] | facts["packages"]).items():
+        print(f"{name:16} {value or 'not installed'}")
     print(f"{'bundled model':16} {facts['bundled_model'] or 'not in this installation'}")
     if facts["bundled_adapters"]:
         print(f"{'adapters':16} {', '.join(facts['bundled_adapters'])}")

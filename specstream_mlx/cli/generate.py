@@ -9,7 +9,7 @@ from typer import Option
 
 from .. import blas
 from ..config import UserError
-from . import reporting
+from . import numbers, reporting
 from .drafts import DraftMarks
 from .inputs import Source, choose_source, read_prompt
 
@@ -65,7 +65,8 @@ def generate(
         Option(
             "--max-tokens",
             "-m",
-            min=1,
+            parser=numbers.at_least(1),
+            metavar="N",
             help="Maximum number of tokens to generate.",
             rich_help_panel=_TEXT,
         ),
@@ -88,12 +89,18 @@ def generate(
     ] = False,
     prefill_step_size: Annotated[
         int,
-        Option(min=1, help="Number of prompt tokens to process at a time.", rich_help_panel=_TEXT),
+        Option(
+            parser=numbers.at_least(1),
+            metavar="N",
+            help="Number of prompt tokens to process at a time.",
+            rich_help_panel=_TEXT,
+        ),
     ] = 2048,
     num_streams: Annotated[
         int | None,
         Option(
-            min=0,
+            parser=numbers.at_least(0),
+            metavar="N",
             help="Tokens to draft ahead. Default: all that the adapter was trained for; 0: none.",
             rich_help_panel=_DRAFTS,
         ),
@@ -101,7 +108,8 @@ def generate(
     tree_width: Annotated[
         int | None,
         Option(
-            min=1,
+            parser=numbers.at_least(1),
+            metavar="N",
             help="Candidates per stream. Without --tree-size: children of every node in a full "
             "tree, 1 makes a chain.",
             rich_help_panel=_DRAFTS,
@@ -110,7 +118,8 @@ def generate(
     tree_size: Annotated[
         int | None,
         Option(
-            min=1,
+            parser=numbers.at_least(1),
+            metavar="N",
             help="Nodes to draft, most probable first. Default: 8, without --tree-width.",
             rich_help_panel=_DRAFTS,
         ),
@@ -118,7 +127,8 @@ def generate(
     max_nodes: Annotated[
         int | None,
         Option(
-            min=1,
+            parser=numbers.at_least(1),
+            metavar="N",
             help="Nodes to keep after early-exit pruning, the root included. Default: all.",
             rich_help_panel=_DRAFTS,
         ),
@@ -126,9 +136,9 @@ def generate(
     prune_threshold: Annotated[
         float | None,
         Option(
-            min=0.0,
-            max=1.0,
-            help="Prune below transitions less probable than this.",
+            parser=numbers.probability,
+            metavar="P",
+            help="Prune transitions less probable than this, and all behind them.",
             rich_help_panel=_DRAFTS,
         ),
     ] = None,
@@ -164,17 +174,17 @@ def generate(
 
     [bold]Examples[/bold]
 
-    Correct a message with the bundled model and say how much faster that was:
+    Correct a message with the bundled model:
 
-    [cyan]  specstream-mlx generate --adapter proofread --compare -p "pleas send teh report"[/cyan]
+    [cyan]  specstream-mlx generate --adapter proofread -p "pleas send teh report"[/cyan]
 
-    Summarize a file:
+    Summarize a file, and say how much faster that was than plain mlx_lm:
 
-    [cyan]  specstream-mlx generate --adapter summarize < dialogue.txt[/cyan]
+    [cyan]  specstream-mlx generate --adapter summarize --compare < dialogue.txt[/cyan]
 
     Use your own model and streams:
 
-    [cyan]  specstream-mlx generate --model my-model --adapter-path my-streams -p "Hello"[/cyan]
+    [cyan]  specstream-mlx generate --model my-model --adapter-path streams -p Hello[/cyan]
     """
     if as_json and show_drafts:
         raise UserError("--json and --show-drafts were both given, expected at most one")
@@ -202,9 +212,8 @@ def generate(
     )
     loaded, tokenizer = load(source.model, adapter_path=source.adapter)
     if mode is not None and mode != loaded.mode:
-        raise UserError(
-            f"--mode is {mode}, the adapter {source.adapter_name or 'none'} works in {loaded.mode}"
-        )
+        owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a model without adapter"
+        raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
     if loaded.streams is None:
         reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
     if ignore_chat_template:
@@ -227,7 +236,7 @@ def generate(
             _print(marks.mark(response.text, response.from_draft) if marks else response.text)
     if not as_json:
         _print((marks.close() if marks else "") + "\n")
-        reporting.statistics(response, settings.describe())
+        reporting.statistics(response, request.drafts)
     comparison = run_both(request, tokens) if compare else None
     if as_json:
         _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
@@ -236,8 +245,13 @@ def generate(
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"standard output cannot be written: {error.strerror}") from None
 
 
 def _report(
@@ -260,11 +274,13 @@ def _report(
         "model": source.model_name,
         "adapter": source.adapter_name,
         "mode": request.model.mode,
-        "tree": request.settings.describe(),
+        "tree": request.drafts,
     }
     if comparison is not None:
-        plain = {"text": comparison.plain_text, "generation_tps": comparison.plain_tps}
-        values["plain"] = plain
-        values["speedup"] = comparison.speedup
-        values["identical"] = comparison.identical
+        values |= {
+            "generation_tps": comparison.generation_tps,
+            "plain": {"text": comparison.plain_text, "generation_tps": comparison.plain_tps},
+            "speedup": comparison.speedup,
+            "identical": comparison.identical,
+        }
     return values

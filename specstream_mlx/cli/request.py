@@ -22,6 +22,11 @@ class Request:
     stop: tuple[str, ...]
     prefill_step_size: int
 
+    @property
+    def drafts(self) -> str:
+        """How it drafts, in a few words."""
+        return self.settings.describe() if self.model.streams else "no drafts"
+
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""
         return stream_generate(

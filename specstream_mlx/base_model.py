@@ -1,0 +1,129 @@
+"""Base models: find the directory, check what is in it, read it with mlx-lm."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_model, load_tokenizer
+
+from .adapters import read_json, tensor_headers
+from .config import UserError
+
+SUPPORTED_MODEL_TYPES = ("llama",)
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def model_directory(path_or_hf_repo: str | Path) -> Path:
+    """The directory of a model; a Hugging Face repository is downloaded to the user's cache.
+
+    Raises:
+        UserError: there is neither such a directory nor such a repository.
+    """
+    path = Path(path_or_hf_repo)
+    if path.is_dir():
+        return path
+    text = str(path_or_hf_repo)
+    if path.exists():
+        raise UserError(f"the model {text} is a file, expected a directory")
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise UserError(f"the model directory {text} does not exist")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
+        return Path(snapshot_download(text, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
+        ) from None
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """A model's ``config.json``.
+
+    Raises:
+        UserError: it is damaged or describes a model that this project cannot run.
+    """
+    path = directory / "config.json"
+    config = read_json(path)
+    if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
+        raise UserError(
+            f"{path}: model_type is {config.get('model_type')!r}, "
+            f"expected one of {SUPPORTED_MODEL_TYPES}"
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{path}: hidden_act is {config['hidden_act']!r}, expected 'silu'")
+    return config
+
+
+def explicit_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
+
+    transformers 5 keeps the rotary embedding's base and scaling in ``rope_parameters``, which
+    mlx-lm's Llama does not read; and a Llama whose ``config.json`` is silent has an untied head.
+    """
+    fields = {"tie_word_embeddings": bool(config.get("tie_word_embeddings"))}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        fields["rope_theta"] = rope["rope_theta"]
+    if rope.get("rope_type", "default") != "default":
+        fields["rope_scaling"] = rope
+    return fields
+
+
+def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A model's layers and weights; the weights are read from the files when first used.
+
+    Args:
+        directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
+
+    Returns:
+        The mlx-lm model and its configuration as mlx-lm completes it.
+
+    Raises:
+        UserError: a file is missing, truncated or of another format, or they do not fit together.
+    """
+    fields = explicit_fields(read_config(directory))
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{directory} has no model*.safetensors")
+    if (directory / INDEX_FILE).exists():
+        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
+        missing = sorted(set(listed.values()) - {file.name for file in files})
+        if missing:
+            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
+    for file in files:
+        tensor_headers(file)
+    try:
+        return load_model(directory, lazy=True, model_config=fields)
+    except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
+        reason = one_line(error)
+        raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
+
+
+def read_tokenizer(
+    directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
+) -> TokenizerWrapper:
+    """A model's tokenizer; no code that came with it is run.
+
+    Args:
+        directory: the model's directory.
+        config: from ``read_model``.
+        extra: further arguments of the tokenizer.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    arguments = {"trust_remote_code": False, **(extra or {})}
+    try:
+        return load_tokenizer(directory, arguments, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:  # transformers and tokenizers raise many types
+        raise UserError(f"{directory}: the tokenizer cannot be read: {one_line(error)}") from None
+
+
+def one_line(error: Exception, limit: int = 240) -> str:
+    """The beginning of an error's message, for a sentence of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]} ..."
