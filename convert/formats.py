@@ -6,8 +6,6 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 """
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
 
 from .reference import SpeculativeStreamingModel
+from .staging import staged_directory
 
 CONFIG_NAME = "speculative_streaming.json"
 TENSORS_NAME = "speculative_streaming.safetensors"
@@ -98,9 +97,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     """
     directory = Path(directory)
     check_target(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
+    with staged_directory(directory) as scratch:
         text = json.dumps(model.config.to_dict(), indent=2) + "\n"
         (scratch / CONFIG_NAME).write_text(text, encoding="utf-8")
         save_file(_plain(model.stream_tensors()), scratch / TENSORS_NAME, {"format": "pt"})
@@ -109,17 +106,6 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
             lora_config.save_pretrained(scratch)
             lora = get_peft_model_state_dict(model.base)
             save_file(_plain(lora), scratch / LORA_NAME, {"format": "pt"})
-        scratch.chmod(0o755)
-        if directory.exists():
-            old = scratch.with_name(scratch.name + "-old")
-            directory.rename(old)
-            scratch.rename(directory)
-            shutil.rmtree(old)
-        else:
-            scratch.rename(directory)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -181,7 +181,9 @@ def fingerprint(base_config: Mapping[str, Any]) -> str:
     facts["num_key_value_heads"] = facts["num_key_value_heads"] or heads
     if facts["head_dim"] is None and heads and facts["hidden_size"]:
         facts["head_dim"] = facts["hidden_size"] // heads
+    facts["tie_word_embeddings"] = bool(facts["tie_word_embeddings"])
     rope = base_config.get("rope_parameters") or {}
-    facts["rope_theta"] = base_config.get("rope_theta", rope.get("rope_theta"))
+    theta = base_config.get("rope_theta", rope.get("rope_theta"))
+    facts["rope_theta"] = None if theta is None else float(theta)
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

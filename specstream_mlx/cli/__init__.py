@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ..config import UserError
 from . import reporting
+from .convert import convert
 from .doctor import doctor
 from .generate import generate
 
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(no_args_is_help=False)(generate)
+app.command()(convert)
 app.command()(doctor)
 
 

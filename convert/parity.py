@@ -1,0 +1,133 @@
+"""The same text through the PyTorch reference and through MLX, compared layer by layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import torch
+from mlx_lm.models.cache import make_prompt_cache
+
+from specstream_mlx.decoder import Decoder
+from specstream_mlx.generation import load
+from specstream_mlx.tree import DraftTree
+
+from .formats import load_adapter
+
+BOUND = 1e-4
+"""The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of one pair of arrays.
+
+    Attributes:
+        name: which hidden states or logits.
+        largest: max |PyTorch - MLX|.
+        relative: the same over ``max(1, max |PyTorch|)``.
+    """
+
+    name: str
+    largest: float
+    relative: float
+
+
+class _Recorder:
+    """Stands in for a layer and keeps what it returns."""
+
+    def __init__(self, layer: nn.Module):
+        self.layer = layer
+        self.output: mx.array | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        self.output = self.layer(*args, **kwargs)
+        return self.output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.layer[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.layer[name] = value
+
+
+def _difference(name: str, expected: torch.Tensor, found: mx.array) -> Difference:
+    expected_array = expected.detach().numpy()
+    largest = float(np.abs(expected_array - np.array(found)).max())
+    return Difference(name, largest, largest / max(1.0, float(np.abs(expected_array).max())))
+
+
+def layer_differences(
+    torch_base: Path,
+    torch_adapter: Path,
+    mlx_base: Path,
+    mlx_adapter: Path,
+    tokens: Sequence[int],
+    prompt_length: int,
+) -> list[Difference]:
+    """Compare every layer's main stream and streams, the final logits and the pruner's.
+
+    MLX commits the prompt but for its last token and takes the rest as one chain with streams
+    beside every node, which is what the reference computes in one forward pass.
+
+    Args:
+        torch_base: Hugging Face directory.
+        torch_adapter: PyTorch-side adapter directory with streams.
+        mlx_base: the base in MLX format, not quantized.
+        mlx_adapter: the converted adapter.
+        tokens: prompt and completion.
+        prompt_length: tokens of the prompt, at least 1.
+
+    Raises:
+        UserError: a directory cannot be read.
+    """
+    reference = load_adapter(torch_base, torch_adapter)
+    with torch.no_grad():
+        expected = reference.forward(
+            torch.tensor([list(tokens)]),
+            torch.tensor([prompt_length]),
+            torch.tensor([len(tokens)]),
+            keep_layers=True,
+        )
+        early_exit = None
+        if reference.config.pruner_rank:
+            early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
+
+    model, _ = load(mlx_base, adapter_path=mlx_adapter)
+    decoder = Decoder(model.model, model.streams, make_prompt_cache(model.model))
+    start = prompt_length - 1
+    if start:
+        decoder.prefill(mx.array(tokens[:start]))
+    recorders = [_Recorder(layer) for layer in decoder.layers]
+    decoder.layers = recorders
+    chain = np.arange(len(tokens) - start, dtype=np.int32)
+    result = decoder.step(DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain), "beside")
+
+    nodes, first = len(chain), model.streams.config.first_msa_layer
+    differences = []
+    for number, recorder in enumerate(recorders):
+        output = recorder.output[0]
+        main = expected.trunk.main_layers[number][0, start:]
+        differences.append(_difference(f"layer {number} main", main, output[:nodes]))
+        if number >= first:
+            streams = expected.trunk.stream_layers[number - first + 1][0]
+            found = output[nodes:].reshape(streams.shape)
+            differences.append(_difference(f"layer {number} streams", streams, found))
+    differences.append(_difference("logits", expected.main_logits[0, start:], result.logits))
+    accepted = result.last.item()
+    differences.append(
+        _difference("stream logits", expected.stream_logits[0, accepted], result.stream_logits)
+    )
+    if early_exit is not None:
+        entry = model.model.model.embed_tokens(mx.array(tokens[start:]))
+        if first:
+            entry = recorders[first - 1].output[0]
+        found = decoder.early_exit_logits(entry)
+        differences.append(_difference("early-exit logits", early_exit, found))
+    return differences

@@ -1,0 +1,109 @@
+"""``specstream-mlx convert``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Exit, Option
+
+from ..config import UserError
+from . import reporting
+
+_SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
+
+
+def convert(
+    model: Annotated[
+        Path, Option(metavar="DIR", help="Hugging Face directory of the base (safetensors).")
+    ],
+    mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
+    adapter_path: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="PyTorch-side adapter: PEFT LoRA, speculative_streaming files, or both. With it, "
+            "the adapter is converted instead of the base.",
+        ),
+    ] = None,
+    bits: Annotated[
+        Literal["4", "8"] | None, Option(help="Quantize the base to so many bits per weight.")
+    ] = None,
+    group_size: Annotated[
+        Literal["32", "64", "128"], Option(help="Weights that share a scale.")
+    ] = "64",
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32"] | None,
+        Option(help="Of what is not quantized. Default: as it is."),
+    ] = None,
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            help="Run sample text through PyTorch and MLX and print the largest difference of "
+            "each layer; needs the torch extra and an adapter with streams.",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Replace what is at --mlx-path.")
+    ] = False,
+) -> None:
+    """Convert a base model or an adapter from PyTorch to MLX.
+
+    [bold]Examples[/bold]
+
+    A base, quantized to 4 bits:
+
+    [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4[/cyan]
+
+    An adapter for it, compared with PyTorch:
+
+    [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
+    --mlx-path llama-streams --verify[/cyan]
+    """
+    if mlx_path.exists() and not overwrite:
+        raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
+    if adapter_path is not None and bits is not None:
+        raise UserError("--bits quantizes a base, --adapter-path converts an adapter: give one")
+    if verify and adapter_path is None:
+        raise UserError("--verify compares streams: it needs --adapter-path")
+
+    from ..convert.adapter_to_mlx import convert_adapter
+    from ..convert.base_to_mlx import convert_base
+
+    if adapter_path is None:
+        convert_base(model, mlx_path, int(bits) if bits else None, int(group_size), dtype)
+    else:
+        convert_adapter(adapter_path, model, mlx_path, dtype)
+    reporting.note(f"wrote {mlx_path}")
+    if verify and not _same_as_pytorch(model, adapter_path, mlx_path):
+        raise Exit(1)
+
+
+def _same_as_pytorch(model: Path, adapter: Path, converted: Path) -> bool:
+    """Print the largest difference per layer; whether all are within the bound."""
+    import tempfile
+
+    from rich.console import Console
+    from rich.table import Table
+    from transformers import AutoTokenizer
+
+    try:
+        from ..convert.parity import BOUND, layer_differences
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
+        ) from None
+    from ..convert.base_to_mlx import convert_base
+
+    tokens = AutoTokenizer.from_pretrained(model, local_files_only=True).encode(_SAMPLE)
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(scratch) / "base"
+        convert_base(model, base, dtype="float32")
+        differences = layer_differences(model, adapter, base, converted, tokens, len(tokens) // 2)
+    table = Table("compared", "largest difference", "relative", title="PyTorch and MLX, float32")
+    for difference in differences:
+        table.add_row(difference.name, f"{difference.largest:.2e}", f"{difference.relative:.2e}")
+    Console().print(table)
+    worst = max(difference.relative for difference in differences)
+    within = worst <= BOUND
+    reporting.note(f"largest relative difference {worst:.2e}, bound {BOUND:.0e}")
+    return within
