@@ -105,6 +105,16 @@ def check_tensors(
     found: dict[str, tuple[tuple[int, ...], str]],
     expected: dict[str, tuple[int, ...]],
 ) -> None:
+    """Compare a file's tensors with what they must be.
+
+    Args:
+        path: the file, for the error.
+        found: shape and dtype by name, see ``tensor_headers``.
+        expected: shape by name.
+
+    Raises:
+        AdapterError: a tensor is missing, unknown, of another shape, or not floating-point.
+    """
     for name, shape in expected.items():
         if name not in found:
             raise AdapterError(f"{path} has no tensor {name}, expected one of shape {shape}")
@@ -182,7 +192,7 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
     if "peft_type" in config:
         raise AdapterError(
             f"{path} is a PEFT directory: convert it first with "
-            f"`specstream-mlx convert --adapter-path {path}`"
+            f"`specstream-mlx convert --model BASE --adapter-path {path} --mlx-path OUTPUT`"
         )
     fine_tune_type = config.get("fine_tune_type", "lora")
     if fine_tune_type != "lora":

@@ -21,7 +21,6 @@ from .decoder import Decoder, StepResult, StreamPlacement
 from .streams import Streams
 from .tree import DraftTree, best_first_tree, full_tree, root_only
 
-SUPPORTED_MODEL_TYPES = ("llama",)
 MAX_TREE_SIZE = 4096
 
 
@@ -340,11 +339,12 @@ def _check_settings(settings: DraftSettings, model: SpeculativeModel) -> None:
             f"num_streams is {settings.num_streams}, the adapter has {trained.num_streams}"
         )
     depth = trained.num_streams if settings.num_streams is None else settings.num_streams
-    drafted = sum(settings.tree_width**level for level in range(1, depth + 1))
-    if min(drafted, settings.tree_size or drafted) > MAX_TREE_SIZE:
+    full = sum(settings.tree_width**level for level in range(1, depth + 1))
+    drafted = min(full, settings.tree_size or full)
+    if drafted > MAX_TREE_SIZE:
         raise UserError(
-            f"tree_width {settings.tree_width} and tree_size {settings.tree_size or 'of all'} make "
-            f"a tree of {drafted} nodes, expected at most {MAX_TREE_SIZE}"
+            f"the draft tree has {drafted} nodes, expected at most {MAX_TREE_SIZE}: "
+            "lower tree_size or tree_width"
         )
     prunes = settings.max_nodes is not None or settings.prune_threshold is not None
     if prunes and not trained.pruner_rank:

@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from typer.testing import CliRunner
 
+from specstream_mlx import bundled
 from specstream_mlx.cli import app
+from specstream_mlx.prompts import chat_prompt
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,75 @@ def test_truncated_adapter(name, base, adapter):
     assert name in refused("--model", base, "--adapter-path", adapter, "-p", "hi")
 
 
+def test_streams_for_another_number_of_layers(base, adapter):
+    edit(
+        adapter / "adapter_config.json",
+        lambda c: c["speculative_streaming"].update(num_hidden_layers=3),
+    )
+    sentence = refused("--model", base, "--adapter-path", adapter, "-p", "hi")
+    assert "num_hidden_layers is 3, expected the base's 4" in sentence
+
+
+def test_more_layers_with_streams_than_layers(base, adapter):
+    edit(
+        adapter / "adapter_config.json",
+        lambda c: c["speculative_streaming"].update(num_msa_layers=5),
+    )
+    sentence = refused("--model", base, "--adapter-path", adapter, "-p", "hi")
+    assert "num_msa_layers is 5, expected at most num_hidden_layers = 4" in sentence
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scale", None),
+        ("rank", "four"),
+        ("keys", "self_attn.q_proj"),
+    ],
+)
+def test_spoilt_lora_parameters(field, value, base, adapter):
+    edit(adapter / "adapter_config.json", lambda c: c["lora_parameters"].update({field: value}))
+    sentence = refused("--model", base, "--adapter-path", adapter, "-p", "hi")
+    assert f"the LoRA {field} " in sentence
+    assert repr(value) in sentence
+
+
+def test_template_without_a_place_for_the_text(base, adapter):
+    edit(
+        adapter / "adapter_config.json",
+        lambda c: c["speculative_streaming"].update(prompt_template="Fix this:"),
+    )
+    sentence = refused("--model", base, "--adapter-path", adapter, "-p", "hi")
+    assert "prompt_template is 'Fix this:', expected text with {text}" in sentence
+
+
+@pytest.mark.parametrize("place", ["config.json", "adapter_config.json"])
+def test_broken_json(place, base, model, adapter):
+    file = (model if place == "config.json" else adapter) / place
+    file.write_text(file.read_text()[:-20])
+    flags = ("--model", model, "--adapter-path", adapter)
+    assert f"{file} is not valid JSON" in refused(*flags, "-p", "hi")
+
+
+def test_configuration_without_a_field(model):
+    edit(model / "config.json", lambda c: c.pop("hidden_size"))
+    sentence = refused("--model", model, "-p", "hi")
+    assert str(model) in sentence
+    assert "hidden_size" in sentence
+
+
+def test_weights_of_another_configuration(model):
+    edit(model / "config.json", lambda c: c.update(num_hidden_layers=5))
+    sentence = refused("--model", model, "-p", "hi")
+    assert "config.json and the weights do not fit" in sentence
+    assert "model.layers.4" in sentence
+
+
+def test_damaged_tokenizer(model):
+    (model / "tokenizer.json").write_text("{}")
+    assert "the tokenizer cannot be read" in refused("--model", model, "-p", "hi")
+
+
 def test_truncated_base(model):
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
@@ -129,28 +201,88 @@ def test_pickle_disguised_as_weights(place, base, model, adapter, tmp_path):
     assert not trace.exists()
 
 
+def test_torch_pickle_disguised_as_weights(model, tmp_path):
+    torch = pytest.importorskip("torch")
+    trace = tmp_path / "executed"
+    torch.save({"weight": Payload(trace)}, model / "model.safetensors")
+    sentence = refused("--model", model, "-p", "hi")
+    assert "model.safetensors is not a complete safetensors file" in sentence
+    assert not trace.exists()
+
+
 def test_empty_prompt(base):
     assert "empty" in refused("--model", base, "-p", "  ")
     assert "standard input is empty" in refused("--model", base, stdin="")
 
 
 def test_prompt_longer_than_the_context(base, shared):
-    sentence = refused("--model", base, "--adapter-path", shared, "-p", "hello " * 2000)
-    assert "context" in sentence
-    assert "512" in sentence
+    text = "hello " * 2000
+    found = len(chat_prompt(TokenizerWrapper(tiny_tokenizer()), text))
+    sentence = refused("--model", base, "--adapter-path", shared, "-p", text)
+    assert f"the prompt has {found} tokens" in sentence
+    assert "context (max_position_embeddings) holds 512" in sentence
 
 
 @pytest.mark.parametrize(
     "flag",
-    ["--max-tokens", "--num-streams", "--tree-width", "--tree-size", "--max-nodes"],
+    [
+        *("--max-tokens", "--num-streams", "--tree-width", "--tree-size", "--max-nodes"),
+        *("--prefill-step-size", "--prune-threshold"),
+    ],
 )
-def test_negative_number(flag, base):
-    assert flag in refused("--model", base, "-p", "hi", flag, -1)
+@pytest.mark.parametrize("value", ["-1", "many"])
+def test_number_out_of_range(flag, value, base):
+    sentence = refused("--model", base, "-p", "hi", flag, value)
+    assert flag in sentence
+    assert f"found {value}, expected" in sentence
+
+
+def test_draft_tree_that_is_too_large(base, shared):
+    sentence = refused("--model", base, "--adapter-path", shared, "--tree-width", 99, "-p", "hi")
+    assert "the draft tree has 97039800 nodes, expected at most" in sentence
+    sentence = refused("--model", base, "--adapter-path", shared, "--tree-width", 999, "-p", "hi")
+    assert "tree_width is 999, expected at most the vocabulary's 320" in sentence
+
+
+def test_pruning_without_a_pruner(base, tmp_path):
+    adapter = stream_adapter_directory(tmp_path / "adapter", base, pruner_rank=0)
+    sentence = refused("--model", base, "--adapter-path", adapter, "--max-nodes", 3, "-p", "hi")
+    assert "need a pruner, the adapter has none" in sentence
+
+
+def test_empty_stop_string(base):
+    assert "a stop string is empty" in refused("--model", base, "-p", "hi", "--stop", "")
+
+
+def test_prompt_that_is_not_text(base):
+    assert "standard input is not UTF-8" in refused("--model", base, stdin=b"caf\xe9")
+
+
+def test_unknown_option(base):
+    assert "No such option: --temperature" in refused("--model", base, "--temperature", 1)
+
+
+def test_no_bundled_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    for flags in ([], ["--adapter", "sql"]):
+        sentence = refused("-p", "hi", *flags)
+        assert "the bundled model is missing from this installation" in sentence
+        assert "--model takes any model in MLX format" in sentence
+
+
+def test_file_instead_of_a_model_directory(base):
+    file = base / "model.safetensors"
+    assert f"{file} is a file, expected a directory" in refused("--model", file, "-p", "hi")
+
+
+def test_mode_without_an_adapter_for_it(base):
+    sentence = refused("--model", base, "--mode", "shared", stdin="hi")
+    assert "--mode is shared, expected lossless, the mode of a bare model" in sentence
 
 
 def test_mode_that_the_adapter_was_not_trained_for(base, shared):
     sentence = refused("--model", base, "--adapter-path", shared, "--mode", "lossless", "-p", "hi")
-    assert "works in shared" in sentence
+    assert "--mode is lossless, expected shared" in sentence
 
 
 def test_both_kinds_of_adapter(base, shared):

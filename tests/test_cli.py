@@ -1,14 +1,18 @@
 """The command line on a tiny random model: output, statistics, JSON, comparison, help."""
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from typer.testing import CliRunner
 
+from specstream_mlx import bundled
 from specstream_mlx.cli import app
+from specstream_mlx.cli.drafts import DraftMarks
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -104,6 +108,96 @@ def test_stop_string_ends_the_text(base):
     values = json.loads(generate(base, "--json", "--stop", stop).stdout)
     assert values["text"] == text.split(stop)[0]
     assert values["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_max_tokens_is_exact(count, tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
+    streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
+    values = json.loads(generate(base, "--adapter-path", streams, "--json", "-m", count).stdout)
+    assert values["generation_tokens"] == count
+    assert values["finish_reason"] == "length"
+    assert values["target_calls"] < count or count < 3
+
+
+def test_comparison_of_a_single_token_has_no_rates(base, streams):
+    args = ("--adapter-path", streams, "--json", "--compare", "-m", 1)
+    values = json.loads(generate(base, *args).stdout)
+    assert values["identical"] is True
+    assert values["speedup"] is None
+
+
+def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
+    adapter = stream_adapter_directory(tmp_path / "a", base, prompt_template="Fix {this}: {text}!")
+    for flags, prompt in (
+        ([], "<|user|>Fix {this}: a {text} b!<|end|><|assistant|>"),
+        (["--ignore-chat-template"], "a {text} b"),
+    ):
+        result = generate(base, "--adapter-path", adapter, "--json", *flags, prompt="a {text} b")
+        expected = len(tiny_tokenizer().encode(prompt, add_special_tokens=False))
+        assert json.loads(result.stdout)["prompt_tokens"] == expected
+
+
+def test_drafts_in_colour_take_turns(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    marks = DraftMarks()
+    steps = [("a", True), ("b", False), ("c", True), ("d", False), ("e", True)]
+    shown = [marks.mark(text, from_draft) for text, from_draft in steps]
+    assert shown[1] == "b"
+    assert shown[3] == "d"
+    assert shown[0].replace("a", "e") == shown[4]
+    assert shown[0].replace("a", "c") != shown[2]
+    assert marks.close() == ""
+
+
+@pytest.fixture
+def installed(base, streams, shared, tmp_path, monkeypatch):
+    """An installation that has the bundled model and one adapter, ``sql``."""
+    for source, target in ((base, "base"), (streams, "streams"), (shared, "adapters/sql")):
+        shutil.copytree(source, tmp_path / target)
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "adapter", "mode"),
+    [([], "streams", "lossless"), (["--adapter", "sql"], "sql", "shared")],
+)
+def test_bundled_model(flags, adapter, mode, installed):
+    result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
+    assert result.stderr.splitlines()[0].startswith("Using the bundled demonstration model")
+    values = json.loads(result.stdout)
+    assert (values["model"], values["adapter"], values["mode"]) == ("bundled", adapter, mode)
+
+
+def test_unknown_bundled_adapter_lists_the_names(installed):
+    result = run("generate", "-p", "hi", "--adapter", "poem")
+    assert result.exit_code == 2
+    assert result.stderr == "error: there is no bundled adapter 'poem', expected one of sql\n"
+
+
+def start(base, *args):
+    command = [sys.executable, "-m", "specstream_mlx", "generate", "--model", base, "-p", "hi"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([str(a) for a in (*command, *args)], stdout=pipe, stderr=pipe)
+
+
+def test_interrupt_is_quiet(base):
+    process = start(base, "-m", 10**6)
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+
+
+def test_closed_pipe_is_quiet(base):
+    process = start(base, "-m", 10**6)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert b"Traceback" not in process.stderr.read()
 
 
 def test_doctor_reports_device_and_what_is_missing():

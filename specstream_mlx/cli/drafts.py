@@ -22,8 +22,11 @@ class DraftMarks:
         """One line that explains the marks."""
         if not self._in_colour:
             return "Drafts: [accepted in one step] then the target's own token"
-        first, second = (style.render("accepted in one step") for style in _STYLES)
-        return f"Drafts: {first}, {second} (turn by turn), then the target's own token, plain"
+        this, following = _STYLES
+        return (
+            f"Drafts: {this.render('accepted in one step')}, {following.render('in the next')}; "
+            "the target's own tokens are plain"
+        )
 
     def mark(self, text: str, from_draft: bool) -> str:
         """The text that came with a token, marked.

@@ -212,10 +212,8 @@ def generate(
     )
     loaded, tokenizer = load(source.model, adapter_path=source.adapter)
     if mode is not None and mode != loaded.mode:
-        owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a model without adapter"
+        owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
-    if loaded.streams is None:
-        reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
     if ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
     else:
@@ -225,6 +223,8 @@ def generate(
         loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
     )
     responses = request.responses()
+    if loaded.streams is None:
+        reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
     marks = DraftMarks() if show_drafts else None
     if marks:
         reporting.note(marks.legend())

@@ -23,14 +23,16 @@ def statistics(last: "GenerationResponse", drafts: str) -> None:
 
     Args:
         last: the last response.
-        drafts: a few words on how it drafted.
+        drafts: how it drafted, in a few words.
     """
+    if last.drafted_tokens:
+        drafts += f"; {last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
     reduction = last.generation_tokens / last.target_calls
     note("=" * 10)
     note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
     note(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
     note(f"Peak memory: {last.peak_memory:.3f} GB")
-    note(f"Drafts: {drafts}; {last.accepted_tokens} of {last.drafted_tokens} accepted")
+    note(f"Tree: {drafts}")
     note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
     note(
         f"Target calls: {last.target_calls} instead of {last.generation_tokens}, "
