@@ -6,28 +6,34 @@ another mask. Nothing in the model is changed afterwards. One thread at a time m
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from . import verify
 from .config import UserError
+from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, commit
-from .msa import Rows, SplitMLP, deferred_rows, stream_rows, value_rotation
+from .msa import (
+    Rows,
+    SplitMLP,
+    deferred_rows,
+    stream_positions,
+    stream_visibility,
+    value_rotation,
+)
 from .pruning import keep_best, path_scores
+from .stand_ins import PositionedRope, Through
 from .streams import Streams
 from .tree import DraftTree
-
-StreamPlacement = Literal["beside", "deferred", "none"]
-"""``beside`` every kept node, ``deferred`` to a pass for the accepted node (lossless), or none."""
+from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
@@ -35,43 +41,6 @@ _model_lock = threading.RLock()
 
 class UnsupportedModelError(UserError):
     """The model's structure is not one that this decoder can drive."""
-
-
-@dataclass(frozen=True)
-class _Nodes:
-    """Tree nodes of one pass, on the device; see ``tree.DraftTree``."""
-
-    tokens: mx.array
-    parents: mx.array
-    ancestors: mx.array
-    positions: mx.array
-    in_play: mx.array | None = None
-    kept: mx.array | None = None
-
-    def __len__(self) -> int:
-        return self.tokens.size
-
-    def keep(self, kept: mx.array, in_play: mx.array) -> "_Nodes":
-        """The nodes at indices ``kept`` (m,), which are closed under parents."""
-        new_index = mx.zeros_like(self.parents)
-        new_index[kept] = mx.arange(kept.size, dtype=mx.int32)
-        return _Nodes(
-            tokens=self.tokens[kept],
-            parents=new_index[mx.maximum(self.parents[kept], 0)],
-            ancestors=self.ancestors[kept][:, kept],
-            positions=self.positions[kept],
-            in_play=in_play,
-            kept=kept,
-        )
-
-
-@lru_cache(maxsize=1024)
-def _shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
-    """Parents, depths and ancestor mask of a tree shape, on the device."""
-    tree = DraftTree(
-        np.zeros(count, np.int32), np.frombuffer(parents, np.int32), np.frombuffer(depths, np.int32)
-    )
-    return mx.array(tree.parents), mx.array(tree.depths), mx.array(tree.ancestors)
 
 
 @dataclass
@@ -103,33 +72,6 @@ class StepResult:
         arrays = [self.last, self.predictions]
         optional = [self.kept, self.in_play, self.candidates, self.log_probs]
         return arrays + [array for array in optional if array is not None]
-
-
-class PositionedRope(nn.Module):
-    """A layer's rotary embedding that also takes one absolute position per row."""
-
-    def __init__(self, rope: nn.Module):
-        super().__init__()
-        self._rope = rope
-
-    def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        if isinstance(offset, int):
-            return self._rope(x, offset=offset)
-        # mlx takes one offset per batch row: make every row a batch of its own.
-        return self._rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
-
-
-class _Through:
-    """Stands in for ``layer``: ``function(hidden) -> hidden``, other attributes the layer's."""
-
-    def __init__(self, layer: nn.Module, function: Callable[[mx.array], mx.array]):
-        self._layer, self._function = layer, function
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        return self._function(hidden)
 
 
 class Decoder:
@@ -201,7 +143,7 @@ class Decoder:
     def head(self, hidden: mx.array) -> mx.array:
         """Final norm and LM head of (rows, h): (rows, vocab)."""
         dummy = mx.zeros((hidden.shape[0],), mx.int32)
-        inject = _Through(self.layers[0], lambda _: hidden[None])
+        inject = Through(self.layers[0], lambda _: hidden[None])
         return self.run(dummy, [inject], self.caches)[0]
 
     def early_exit_logits(self, hidden: mx.array) -> mx.array:
@@ -271,16 +213,15 @@ class Decoder:
             Unevaluated arrays; read them, then call ``commit``.
         """
         offset = self.caches[0].offset
-        parents, depths, ancestors = _shape_tables(
-            tree.parents.tobytes(), tree.depths.tobytes(), len(tree)
-        )
-        nodes = _Nodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
+        shape = tree.parents.tobytes(), tree.depths.tobytes(), len(tree)
+        parents, depths, ancestors = shape_tables(*shape)
+        nodes = TreeNodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
         rows = Rows(offset, None) if tree.is_chain else Rows(nodes.positions, ancestors)
         if placement == "none":
             logits = self.run(nodes.tokens, self.layers, self.new_rows(rows))[0]
             return self._verified(nodes, logits)
 
-        run = _MsaPass(self, nodes, rows, placement == "beside", max_nodes, threshold)
+        run = _MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
         logits = run.logits()
         result = self._verified(run.nodes, logits)
         if placement == "beside":
@@ -290,7 +231,7 @@ class Decoder:
         result.candidates, result.log_probs = _best_tokens(result.stream_logits, width)
         return result
 
-    def _verified(self, nodes: _Nodes, logits: mx.array) -> StepResult:
+    def _verified(self, nodes: TreeNodes, logits: mx.array) -> StepResult:
         predictions = mx.argmax(logits, axis=-1).astype(mx.int32)
         last = verify.greedy(
             nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play
@@ -309,7 +250,7 @@ class Decoder:
             return self.msa_layer(number, hidden, rows, main_rows=0, skip=len(nodes))
 
         stand_ins = [
-            _Through(self.layers[number], partial(msa, number))
+            Through(self.layers[number], partial(msa, number))
             for number in range(first, config.num_hidden_layers)
         ]
         dummy = mx.zeros((config.num_streams,), mx.int32)
@@ -339,13 +280,15 @@ class _MsaPass:
     def __init__(
         self,
         decoder: Decoder,
-        nodes: _Nodes,
+        nodes: TreeNodes,
         rows: Rows,
+        shape: tuple[bytes, bytes, int],
         beside: bool,
         max_nodes: int | None,
         threshold: float | None,
     ):
         self._decoder, self.nodes, self._rows, self._beside = decoder, nodes, rows, beside
+        self._shape = shape
         self._keep = min(max_nodes or len(nodes), len(nodes))
         self._prunes = self._keep < len(nodes) or (threshold is not None and len(nodes) > 1)
         self._threshold = threshold
@@ -359,7 +302,7 @@ class _MsaPass:
         proxies = decoder.new_rows(self._rows)
         stand_ins = decoder.layers[: config.first_msa_layer]
         for number in range(config.first_msa_layer, config.num_hidden_layers):
-            stand_ins.append(_Through(decoder.layers[number], partial(self._msa, number)))
+            stand_ins.append(Through(decoder.layers[number], partial(self._msa, number)))
         return decoder.run(self.nodes.tokens, stand_ins, proxies)[0]
 
     def _msa(self, number: int, hidden: mx.array) -> mx.array:
@@ -388,9 +331,12 @@ class _MsaPass:
         self.entry = hidden
         if not self._beside:
             return hidden
-        self._rows = stream_rows(
-            nodes.positions, nodes.ancestors, config.num_streams, config.mode == "shared"
-        )
+        gamma, shared = config.num_streams, config.mode == "shared"
+        if self._prunes:
+            sees = stream_visibility(nodes.ancestors, gamma, shared)
+        else:
+            sees = tree_visibility(*self._shape, gamma, shared)
+        self._rows = Rows(stream_positions(nodes.positions, gamma), sees)
         seeds = decoder.streams.seed(hidden)
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
 

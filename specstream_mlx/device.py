@@ -1,6 +1,9 @@
 """What differs by machine: the backend, its BLAS, and how weights are held."""
 
+import os
 import platform
+import subprocess
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -46,10 +49,24 @@ def hold_weights(model: nn.Module) -> nn.Module:
     return model
 
 
+def _cpu_name() -> str:
+    """The processor's name as the operating system gives it."""
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown processor"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
 def describe() -> dict[str, str]:
     """Facts for ``specstream-mlx doctor`` and for result tables."""
     return {
         "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": f"{_cpu_name()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "mlx": mx.__version__,
         "backend": backend(),

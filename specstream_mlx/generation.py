@@ -17,11 +17,11 @@ from . import device
 from .adapters import Adapter, mount, read_adapter, unmount
 from .base_model import model_directory, read_config, read_model, read_tokenizer
 from .config import Mode, UserError, fingerprint
-from .decoder import Decoder, StepResult, StreamPlacement
+from .decoder import Decoder, StepResult
+from .draft_settings import DraftSettings
+from .prompts import check_prompt, encode_prompt
 from .streams import Streams
-from .tree import DraftTree, best_first_tree, full_tree, root_only
-
-MAX_TREE_SIZE = 4096
+from .tree import DraftTree, root_only
 
 
 @dataclass
@@ -51,79 +51,26 @@ class SpeculativeModel:
         """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
 
         Raises:
-            AdapterError: the directory does not fit; the present adapter then stays.
+            AdapterError: the directory does not fit; the present adapter then stays. Where
+                mounting itself fails, the bare base is left.
         """
         if directory is None:
             unmount(self.model)
             self.adapter = self.streams = None
             return
         adapter = read_adapter(directory, self.model, self.config)
-        self.streams = mount(self.model, adapter, self.adapter)
+        previous, self.adapter, self.streams = self.adapter, None, None
+        try:
+            self.streams = mount(self.model, adapter, previous)
+        except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
+            unmount(self.model)
+            raise
         self.adapter = adapter
 
     @property
     def base_fingerprint(self) -> str:
         """See ``config.fingerprint``."""
         return fingerprint(self.config)
-
-
-@dataclass(frozen=True)
-class DraftSettings:
-    """How a step drafts and what it keeps.
-
-    Attributes:
-        num_streams: depth of the tree; ``None``: all trained streams; 0: no drafts.
-        tree_width: children of every node in a full tree, and candidates per stream.
-        tree_size: nodes drafted best-first by joint probability; ``None``: the full tree.
-        max_nodes: nodes kept by early-exit pruning, the root included; ``None``: no pruning.
-        prune_threshold: probability below which an edge's subtree is dropped.
-        deferred: lossless only: run the streams for the accepted node alone, after verification.
-        speculation: ``False``: an empty tree, one token a step.
-    """
-
-    num_streams: int | None = None
-    tree_width: int = 4
-    tree_size: int | None = 8
-    max_nodes: int | None = None
-    prune_threshold: float | None = None
-    deferred: bool = True
-    speculation: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("tree_width", "tree_size", "max_nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}, expected an integer of at least 1")
-        if self.num_streams is not None and self.num_streams < 0:
-            raise UserError(f"num_streams is {self.num_streams}, expected at least 0")
-        if self.prune_threshold is not None and not 0 <= self.prune_threshold < 1:
-            raise UserError(
-                f"prune_threshold is {self.prune_threshold}, expected a probability below 1"
-            )
-
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
-        """The next tree from the streams' (gamma, k) candidates."""
-        depth = len(candidates) if self.num_streams is None else self.num_streams
-        candidates, log_probs = candidates[:depth], log_probs[:depth]
-        if self.tree_size is None:
-            return full_tree(root, candidates, self.tree_width)
-        return best_first_tree(root, candidates, log_probs, self.tree_size)
-
-    def describe(self) -> str:
-        """A few words for people."""
-        if not self.speculation or self.num_streams == 0:
-            return "no drafts"
-        if self.tree_size is None:
-            shape = "chain" if self.tree_width == 1 else f"full {self.tree_width}-ary"
-        else:
-            shape = f"best-first, {self.tree_size} nodes, width {self.tree_width}"
-        if self.num_streams is not None:
-            shape += f", depth {self.num_streams}"
-        if self.max_nodes is not None:
-            shape += f", pruned to {self.max_nodes}"
-        if self.prune_threshold is not None:
-            shape += f", edges above {self.prune_threshold}"
-        return shape
 
 
 @dataclass
@@ -205,13 +152,8 @@ def decode(
         settings: how to draft.
         prefill_step_size: prompt tokens per pass.
     """
-    shared = model.mode == "shared"
-    speculates = settings.speculation and settings.num_streams != 0 and model.streams is not None
-    placement: StreamPlacement = "none"
-    if shared:
-        placement = "beside"
-    elif speculates:
-        placement = "deferred" if settings.deferred else "beside"
+    placement = settings.placement(model.streams and model.streams.config)
+    speculates = settings.speculates and model.streams is not None
     caches = make_prompt_cache(model.model)
     decoder = Decoder(model.model, model.streams, caches)
     with mx.stream(device.generation_stream):
@@ -306,59 +248,9 @@ def stream_generate(
     if prefill_step_size < 1:
         raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
-    _check_prompt(ids, model.config)
-    _check_settings(settings, model)
+    check_prompt(ids, model.config)
+    settings.check(model.config["vocab_size"], model.streams and model.streams.config)
     return _respond(model, tokenizer, ids, max_tokens, settings, stop, prefill_step_size)
-
-
-def _check_prompt(ids: list[int], config: dict[str, Any]) -> None:
-    if not ids:
-        raise UserError("the prompt is empty, expected at least one token")
-    context, vocab_size = config.get("max_position_embeddings"), config["vocab_size"]
-    if context is not None and len(ids) > context:
-        raise UserError(
-            f"the prompt has {len(ids)} tokens, the model's context "
-            f"(max_position_embeddings) holds {context}"
-        )
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        raise UserError(f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}")
-
-
-def _check_settings(settings: DraftSettings, model: SpeculativeModel) -> None:
-    if settings.tree_width > model.config["vocab_size"]:
-        raise UserError(
-            f"tree_width is {settings.tree_width}, "
-            f"expected at most the vocabulary's {model.config['vocab_size']}"
-        )
-    if model.streams is None:
-        return
-    trained = model.streams.config
-    if settings.num_streams is not None and settings.num_streams > trained.num_streams:
-        raise UserError(
-            f"num_streams is {settings.num_streams}, the adapter has {trained.num_streams}"
-        )
-    depth = trained.num_streams if settings.num_streams is None else settings.num_streams
-    full = sum(settings.tree_width**level for level in range(1, depth + 1))
-    drafted = min(full, settings.tree_size or full)
-    if drafted > MAX_TREE_SIZE:
-        raise UserError(
-            f"the draft tree has {drafted} nodes, expected at most {MAX_TREE_SIZE}: "
-            "lower tree_size or tree_width"
-        )
-    prunes = settings.max_nodes is not None or settings.prune_threshold is not None
-    if prunes and not trained.pruner_rank:
-        raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")
-
-
-def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:
-    """Token ids of a prompt, special tokens added as mlx_lm does."""
-    if isinstance(prompt, str):
-        bos = tokenizer.bos_token
-        return tokenizer.encode(
-            prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
-        )
-    return prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
 
 
 def _respond(

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .msa import Rows, attention_mask
+from .msa import Rows
 
 
 class UncommittedRows:
@@ -37,8 +37,8 @@ class UncommittedRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of ``count`` new rows; see ``msa.attention_mask``."""
-        return attention_mask(self._rows, count, self._cache.offset)
+        """The mask of ``count`` new rows; see ``msa.Rows``."""
+        return self._rows.attention_mask(count, self._cache.offset)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the new rows behind the committed ones; returns all rows up to them."""

@@ -6,7 +6,7 @@ the s nodes that have streams, node by node. Speculative Streaming, Eq. 2 (strea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,35 +27,36 @@ class Rows:
     positions: mx.array | int
     sees: mx.array | None
     hidden_prefix: mx.array | None = None
+    _masks: dict[tuple[int, int], mx.array] = field(default_factory=dict, compare=False)
+
+    def attention_mask(self, count: int, prefix: int) -> mx.array | str | None:
+        """The mask of ``count`` new rows over ``prefix`` committed rows and themselves.
+
+        Returns:
+            (count, prefix + count) bool, the same array for every layer of a pass, or mlx-lm's
+            own forms for a chain: ``"causal"``, ``None``.
+        """
+        if self.sees is None:
+            return "causal" if count > 1 else None
+        if (count, prefix) not in self._masks:
+            parts = [mx.ones((count, prefix), mx.bool_)]
+            if self.hidden_prefix is not None:
+                shape = count, self.hidden_prefix.size
+                parts.append(mx.broadcast_to(self.hidden_prefix, shape))
+            self._masks[count, prefix] = mx.concatenate([*parts, self.sees], axis=1)
+        return self._masks[count, prefix]
 
 
-def attention_mask(rows: Rows, count: int, prefix: int) -> mx.array | str | None:
-    """The mask of ``count`` new rows over ``prefix`` committed rows and themselves.
-
-    Returns:
-        (count, prefix + count) bool, or mlx-lm's own forms for a chain: ``"causal"``, ``None``.
-    """
-    if rows.sees is None:
-        return "causal" if count > 1 else None
-    parts = [mx.ones((count, prefix), mx.bool_)]
-    if rows.hidden_prefix is not None:
-        parts.append(mx.broadcast_to(rows.hidden_prefix, (count, rows.hidden_prefix.size)))
-    return mx.concatenate([*parts, rows.sees], axis=1)
-
-
-def stream_rows(
-    positions: mx.array, ancestors: mx.array, num_streams: int, main_sees_streams: bool
-) -> Rows:
-    """Rows of m main rows, each with ``num_streams`` streams beside it.
+def stream_visibility(ancestors: mx.array, num_streams: int, main_sees_streams: bool) -> mx.array:
+    """Which rows see which, of m main rows each with ``num_streams`` streams beside it.
 
     Args:
-        positions: (m,) absolute positions of the main rows.
         ancestors: (m, m) bool, ancestors-or-self.
         num_streams: gamma.
         main_sees_streams: Eq. 3, shared mode.
 
     Returns:
-        Rows of ``m * (1 + gamma)``; stream j of a row at position p has position p + j.
+        (m * (1 + gamma), m * (1 + gamma)) bool, main rows first.
     """
     m, gamma = ancestors.shape[0], num_streams
     own = mx.eye(m, dtype=mx.bool_)
@@ -66,15 +67,19 @@ def stream_rows(
     streams_to_streams = (own[:, None, :, None] & earlier[None, :, None, :]).reshape(
         m * gamma, m * gamma
     )
-    sees = mx.concatenate(
+    return mx.concatenate(
         [
             mx.concatenate([ancestors, main_to_streams], axis=1),
             mx.concatenate([streams_to_main, streams_to_streams], axis=1),
         ],
         axis=0,
     )
-    stream_positions = positions[:, None] + mx.arange(1, gamma + 1)
-    return Rows(mx.concatenate([positions, stream_positions.reshape(-1)]), sees)
+
+
+def stream_positions(positions: mx.array, num_streams: int) -> mx.array:
+    """Positions (m * (1 + gamma),) of main rows at (m,) and of their streams, j further each."""
+    streams = positions[:, None] + mx.arange(1, num_streams + 1)
+    return mx.concatenate([positions, streams.reshape(-1)])
 
 
 def deferred_rows(position: mx.array, seen_nodes: mx.array, num_streams: int) -> Rows:

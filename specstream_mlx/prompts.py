@@ -1,5 +1,9 @@
 """From a user's text to the prompt's token ids."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -26,3 +30,36 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     except TemplateError as error:
         raise UserError(f"the tokenizer's chat template fails: {error}") from None
     return tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:
+    """Token ids of a prompt, special tokens added as mlx_lm does."""
+    if isinstance(prompt, str):
+        bos = tokenizer.bos_token
+        return tokenizer.encode(
+            prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
+        )
+    return prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
+
+
+def check_prompt(ids: list[int], config: dict[str, Any]) -> None:
+    """Whether the model can read a prompt.
+
+    Args:
+        ids: the prompt's token ids.
+        config: the model's ``config.json``.
+
+    Raises:
+        UserError: it is empty, longer than the context, or holds a token that does not exist.
+    """
+    if not ids:
+        raise UserError("the prompt is empty, expected at least one token")
+    context, vocab_size = config.get("max_position_embeddings"), config["vocab_size"]
+    if context is not None and len(ids) > context:
+        raise UserError(
+            f"the prompt has {len(ids)} tokens, the model's context "
+            f"(max_position_embeddings) holds {context}"
+        )
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise UserError(f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}")

@@ -198,6 +198,6 @@ def test_a_planted_error_is_noticed(error, monkeypatch):
     """Negative control of the comparison above."""
     model, tree = speculative_model(), some_tree()
     assert tree_error(model, tree) <= 1e-4
-    right = decoder_module._shape_tables
-    monkeypatch.setattr(decoder_module, "_shape_tables", lambda *shape: error(*right(*shape)))
+    right = decoder_module.shape_tables
+    monkeypatch.setattr(decoder_module, "shape_tables", lambda *shape: error(*right(*shape)))
     assert tree_error(model, tree) > 1e-2

@@ -1,0 +1,56 @@
+"""Tree nodes as device arrays, and the tables of a tree shape, built once for each shape."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+
+from .msa import stream_visibility
+from .tree import DraftTree
+
+
+@dataclass(frozen=True)
+class TreeNodes:
+    """Tree nodes of one pass, on the device; see ``tree.DraftTree``."""
+
+    tokens: mx.array
+    parents: mx.array
+    ancestors: mx.array
+    positions: mx.array
+    in_play: mx.array | None = None
+    kept: mx.array | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+    def keep(self, kept: mx.array, in_play: mx.array) -> "TreeNodes":
+        """The nodes at indices ``kept`` (m,), which are closed under parents."""
+        new_index = mx.zeros_like(self.parents)
+        new_index[kept] = mx.arange(kept.size, dtype=mx.int32)
+        return TreeNodes(
+            tokens=self.tokens[kept],
+            parents=new_index[mx.maximum(self.parents[kept], 0)],
+            ancestors=self.ancestors[kept][:, kept],
+            positions=self.positions[kept],
+            in_play=in_play,
+            kept=kept,
+        )
+
+
+@lru_cache(maxsize=1024)
+def shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
+    """Parents, depths and ancestor mask of a tree shape, on the device."""
+    tree = DraftTree(
+        np.zeros(count, np.int32), np.frombuffer(parents, np.int32), np.frombuffer(depths, np.int32)
+    )
+    return mx.array(tree.parents), mx.array(tree.depths), mx.array(tree.ancestors)
+
+
+@lru_cache(maxsize=256)
+def tree_visibility(
+    parents: bytes, depths: bytes, count: int, num_streams: int, main_sees_streams: bool
+) -> mx.array:
+    """``msa.stream_visibility`` of a whole tree of this shape, on the device."""
+    _, _, ancestors = shape_tables(parents, depths, count)
+    return stream_visibility(ancestors, num_streams, main_sees_streams)
