@@ -24,6 +24,7 @@ class TrainSettings:
         data: JSONL of ``{"prompt": ..., "completion": ...}``.
         output: directory for ``adapter``, ``log.jsonl`` and ``checkpoint.pt``.
         valid_data: held-out JSONL, for the streams' accuracy at the end.
+        init_adapter: adapter directory of the same shape whose weights the run starts from.
         prompt_template: text with ``{text}`` where the prompt goes; stored with the adapter.
         mode: ``lossless`` or ``shared``.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
@@ -52,6 +53,7 @@ class TrainSettings:
     data: Path
     output: Path
     valid_data: Path | None = None
+    init_adapter: Path | None = None
     prompt_template: str | None = None
     mode: str = "lossless"
     num_streams: int = 4

@@ -30,7 +30,14 @@ from specstream_mlx.config import StreamConfig, UserError
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Item, batches_per_epoch, collate, epoch, read_pairs, tokenize
-from .formats import FormatError, base_fingerprint, check_target, load_base, write_adapter
+from .formats import (
+    FormatError,
+    base_fingerprint,
+    check_target,
+    load_adapter,
+    load_base,
+    write_adapter,
+)
 from .losses import Batch, count_correct, default_alphas, n_gram_loss
 from .reference import SpeculativeStreamingModel
 from .settings import LINEAR_LAYERS, SettingsError, TrainSettings
@@ -112,6 +119,8 @@ def train(
     _keep_freed_memory()
     torch.manual_seed(settings.seed)
     model = build_model(settings)
+    if settings.init_adapter and not settings.resume:
+        _start_from(model, settings.model, settings.init_adapter)
     items, held_out = _load_items(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -195,6 +204,20 @@ def train(
             Console(stderr=True).print(_describe(accuracy))
     write_adapter(model, adapter)
     return adapter
+
+
+def _start_from(model: SpeculativeStreamingModel, base: Path, adapter: Path) -> None:
+    """Copy the trained weights of another adapter of the same shape."""
+    state = load_adapter(base, adapter).state_dict()
+    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in wanted.items():
+        found = tuple(state[name].shape) if name in state else "none"
+        if found != tuple(parameter.shape):
+            raise SettingsError(
+                f"init_adapter {adapter}: {name} has shape {found}, "
+                f"expected {tuple(parameter.shape)}"
+            )
+    model.load_state_dict({name: state[name] for name in wanted}, strict=False)
 
 
 def evaluate(
@@ -291,6 +314,9 @@ def main(
     data: Annotated[Path, typer.Option(help='JSONL of {"prompt": ..., "completion": ...}.')],
     output: Annotated[Path, typer.Option(help="Directory for adapter, log and checkpoint.")],
     valid_data: Annotated[Path | None, typer.Option(help="Held-out JSONL.")] = None,
+    init_adapter: Annotated[
+        Path | None, typer.Option(help="Adapter directory to start from.")
+    ] = None,
     prompt_template: Annotated[
         str | None, typer.Option(help="Text with {text} where the prompt goes.")
     ] = None,

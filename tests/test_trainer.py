@@ -144,6 +144,29 @@ def test_training_with_a_pruner_trains_the_same_streams(settings, tmp_path):
         assert torch.equal(tensor, tensors[0][name]), name
 
 
+def test_init_adapter_starts_where_the_other_run_ended(settings, base_dir, tmp_path):
+    first = trainer.train(settings(mode="shared", output=tmp_path / "first"))
+    fresh, started = [], []
+    train = settings(mode="shared", output=tmp_path / "a", iters=1, learning_rate=1e-9)
+    trainer.train(train, lambda _, figures: fresh.append(figures["loss"]))
+    train = settings(
+        mode="shared", output=tmp_path / "b", iters=1, learning_rate=1e-9, init_adapter=first
+    )
+    trainer.train(train, lambda _, figures: started.append(figures["loss"]))
+    assert started[0] < fresh[0]
+    before, after = (
+        load_adapter(base_dir, d).state_dict() for d in (first, tmp_path / "b/adapter")
+    )
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_init_adapter_of_another_shape_is_refused(settings, tmp_path):
+    first = trainer.train(settings(mode="shared", lora_rank=4, output=tmp_path / "first", iters=1))
+    with pytest.raises(UserError, match=r"init_adapter .*lora_A.* has shape \(4, .*expected \(8,"):
+        trainer.train(settings(mode="shared", init_adapter=first))
+
+
 def test_time_limit_ends_the_run(settings):
     chosen = settings(iters=None, time_limit=0.02)
     trainer.train(chosen)
