@@ -1,12 +1,13 @@
 """Quantize the demonstration base and train its streams and adapters.
 
     python -m specstream_mlx.convert.demo_model.train_adapters --base runs/base/model \\
-        --work runs/adapters --bits 8 base streams proofread sql summarize describe
+        --work runs/adapters base streams shared proofread sql summarize describe
 
 Each named part is made in turn and skipped where it is finished, so the same command resumes:
 ``base`` quantizes the base; ``streams`` trains the lossless streams on the greedy output of the
-quantized base; a task's name trains that task's shared-mode adapter. PyTorch trains on the
-quantized values, expanded to float32, since they are the target that the streams must predict.
+quantized base; ``shared`` trains one shared-mode adapter on all tasks, which is not shipped but
+starts those of the tasks; a task's name trains that task's shared-mode adapter. PyTorch trains on
+the quantized values, expanded to float32: they are the target that the streams must predict.
 """
 
 import json
@@ -16,18 +17,23 @@ from pathlib import Path
 from typing import Annotated
 
 import mlx.core as mx
-import torch
 import typer
+from mlx_lm import batch_generate
 from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, save
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoTokenizer, LlamaForCausalLM
+
+from specstream_mlx.generation import load as load_for_decoding
+from specstream_mlx.prompts import chat_prompt
 
 from ..settings import TrainSettings
 from ..trainer import train
 from . import tasks
 
 GROUP_SIZE = 64
+AT_ONCE = 512
+MINUTES = {"streams": 25.0, "shared": 15.0}
+TASK_MINUTES = 7.0
 
 
 def quantize_base(base: Path, work: Path, bits: int) -> None:
@@ -43,35 +49,26 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
     save(work / "expanded", base, model, tokenizer, config)
 
 
-@torch.no_grad()
-def greedy_outputs(
-    model: LlamaForCausalLM, tokenizer, prompts: list[str], batch_size: int = 128
-) -> list[str]:
-    """The model's greedy completion of each user turn, in the order of ``prompts``."""
-    texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 120) -> list[str]:
+    """The greedy completion of each user turn by the quantized base, in the order of ``prompts``.
+
+    Args:
+        base: MLX model directory.
+        prompts: user turns.
+        max_tokens: of each completion.
+    """
+    speculative, tokenizer = load_for_decoding(base)
+    ids = [chat_prompt(tokenizer, prompt) for prompt in prompts]
+    outputs = []
+    for start in track(range(0, len(ids), AT_ONCE), "greedy output"):
+        batch = batch_generate(
+            speculative.model,
+            tokenizer,
+            ids[start : start + AT_ONCE],
+            max_tokens=max_tokens,
+            completion_batch_size=64,
         )
-        for prompt in prompts
-    ]
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    outputs = [""] * len(texts)
-    tokenizer.padding_side = "left"
-    for start in track(range(0, len(order), batch_size), "greedy output"):
-        chosen = order[start : start + batch_size]
-        batch = tokenizer(
-            [texts[index] for index in chosen],
-            padding=True,
-            return_tensors="pt",
-            add_special_tokens=False,
-            return_token_type_ids=False,
-        )
-        generated = model.generate(**batch, max_new_tokens=120, do_sample=False)
-        decoded = tokenizer.batch_decode(
-            generated[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
-        )
-        for index, text in zip(chosen, decoded, strict=True):
-            outputs[index] = text
+        outputs += batch.texts
     return outputs
 
 
@@ -85,19 +82,27 @@ def write_data(path: Path, prompts: list[str], completions: list[str]) -> None:
     os.replace(partial, path)
 
 
+def mixed_prompts(count: int, seed: str) -> list[tasks.Item]:
+    """Training items of all tasks in turn."""
+    rng, names = random.Random(seed), list(tasks.TASKS)
+    return [tasks.sample(rng, "train", names[index % len(names)]) for index in range(count)]
+
+
 def stream_data(work: Path, count: int, seed: int) -> Path:
     """Greedy output of the quantized base on training prompts of all tasks."""
     path = work / "streams.jsonl"
     if not path.exists():
-        tokenizer = AutoTokenizer.from_pretrained(work / "expanded")
-        model = LlamaForCausalLM.from_pretrained(work / "expanded", dtype=torch.float32)
-        rng = random.Random(f"streams-{seed}")
-        names = list(tasks.TASKS)
-        prompts = [
-            tasks.instructed(tasks.sample(rng, "train", names[index % len(names)]))
-            for index in range(count)
-        ]
-        write_data(path, prompts, greedy_outputs(model, tokenizer, prompts))
+        prompts = [tasks.instructed(item) for item in mixed_prompts(count, f"streams-{seed}")]
+        write_data(path, prompts, greedy_outputs(work / "base", prompts))
+    return path
+
+
+def shared_data(work: Path, count: int, seed: int) -> Path:
+    """Training items of all tasks: instructed content, target."""
+    path = work / "shared.jsonl"
+    if not path.exists():
+        items = mixed_prompts(count, f"shared-{seed}")
+        write_data(path, [tasks.instructed(i) for i in items], [i.target for i in items])
     return path
 
 
@@ -125,29 +130,34 @@ def settings_of(part: str, work: Path, minutes: float, items: int, seed: int) ->
     }
     if part == "streams":
         return TrainSettings(
-            data=stream_data(work, items, seed),
+            data=stream_data(work, items // 3, seed),
             mode="lossless",
             stream_mlp="base+adapter",
             learning_rate=1e-2,
             **common,
         )
+    common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": 0.4}
+    if part == "shared":
+        return TrainSettings(data=shared_data(work, 2 * items, seed), learning_rate=3e-3, **common)
+    start = work / "shared" / "adapter"
     return TrainSettings(
         data=task_data(work, part, items, seed),
-        mode="shared",
         prompt_template=tasks.prompt_template(part),
-        lora_rank=8,
-        alpha_streams=0.3,
-        learning_rate=3e-3,
+        init_adapter=start if start.exists() else None,
+        learning_rate=2e-3,
         **common,
     )
 
 
 def main(
-    parts: Annotated[list[str], typer.Argument(help="base, streams, and names of tasks.")],
+    parts: Annotated[list[str], typer.Argument(help="base, streams, shared, and names of tasks.")],
     base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
     work: Annotated[Path, typer.Option(help="Where everything is written.")],
     bits: Annotated[int, typer.Option(help="Of the quantized base.")] = 8,
-    minutes: Annotated[float, typer.Option(help="Wall time for each adapter.")] = 20.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Wall time for each part; 25 for streams, 15 for shared, 7 for a task."),
+    ] = None,
     items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
 ) -> None:
@@ -158,12 +168,13 @@ def main(
         if part == "base":
             if not (work / "expanded" / "config.json").exists():
                 quantize_base(base, work, bits)
-        elif part == "streams" or part in tasks.TASKS:
+        elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
-                train(settings_of(part, work, minutes, items, seed))
+                limit = minutes or MINUTES.get(part, TASK_MINUTES)
+                train(settings_of(part, work, limit, items, seed))
         else:
             known = ", ".join(tasks.TASKS)
-            console.print(f"error: unknown part {part!r}, expected base, streams, {known}")
+            console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")
             raise typer.Exit(2)
         console.print(f"{part}: done")
 

@@ -95,13 +95,18 @@ def pack(encoded: list[tuple[list[int], int]], rows: int, pad: int) -> PackedRow
 
 
 def training_rows(
-    tokenizer: PreTrainedTokenizerFast, step: int, rows: int, seed: int
+    tokenizer: PreTrainedTokenizerFast,
+    step: int,
+    rows: int,
+    seed: int,
+    weights: dict[str, float] | None = None,
 ) -> PackedRows:
-    """The rows of one step, a pure function of ``step`` and ``seed``."""
+    """The rows of one step, a pure function of ``step``, ``seed`` and the tasks' ``weights``."""
     rng = random.Random(f"{seed}-{step}")
     encoded, total = [], 0
     while total < rows * ROW_TOKENS:
-        ids, prompt_length = encode(tokenizer, tasks.sample(rng, "train"))
+        task = rng.choices(list(weights), list(weights.values()))[0] if weights else None
+        ids, prompt_length = encode(tokenizer, tasks.sample(rng, "train", task))
         if len(ids) <= ROW_TOKENS:
             encoded.append((ids, prompt_length))
             total += len(ids)
@@ -178,7 +183,13 @@ def _save(path: Path, state: dict) -> None:
 
 
 def train(
-    output: Path, minutes: float, rows: int, learning_rate: float, decay_share: float, seed: int
+    output: Path,
+    minutes: float,
+    rows: int,
+    learning_rate: float,
+    decay_share: float,
+    seed: int,
+    weights: dict[str, float] | None = None,
 ) -> None:
     """Train for ``minutes`` of wall time, resumed runs counted in; see the module's text."""
     output.mkdir(parents=True, exist_ok=True)
@@ -225,7 +236,7 @@ def train(
     log = (output / "log.jsonl").open("a")
     running = 0.0
     while spent < budget:
-        packed = training_rows(tokenizer, step, rows, seed)
+        packed = training_rows(tokenizer, step, rows, seed, weights)
         factor = learning_rate_factor(step, spent, budget, decay_share)
         if factor < 1.0 and step > WARMUP_STEPS and not before_decay.exists():
             _save(before_decay, snapshot())
@@ -269,9 +280,22 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Of Muon and AdamW.")] = 3e-3,
     decay_share: Annotated[float, typer.Option(help="Share of the time with falling rate.")] = 0.35,
     seed: Annotated[int, typer.Option(help="Of the weights and the text.")] = 0,
+    task_weights: Annotated[
+        str | None,
+        typer.Option(help='Mixture, as in "proofread=10,sql=3"; default: the generator\'s.'),
+    ] = None,
 ) -> None:
     """Train the demonstration base model from scratch (resumable)."""
-    train(output, minutes, rows, learning_rate, decay_share, seed)
+    weights = None
+    if task_weights:
+        weights = {
+            name: float(weight)
+            for name, weight in (part.split("=") for part in task_weights.split(","))
+        }
+        if unknown := weights.keys() - tasks.TASKS.keys():
+            known = ", ".join(tasks.TASKS)
+            raise typer.BadParameter(f"--task-weights: unknown {unknown}, expected {known}")
+    train(output, minutes, rows, learning_rate, decay_share, seed, weights)
 
 
 if __name__ == "__main__":
