@@ -116,13 +116,26 @@ def task_data(work: Path, task: str, count: int, seed: int) -> Path:
     return path
 
 
-def settings_of(part: str, work: Path, minutes: float, items: int, seed: int) -> TrainSettings:
+def held_out_data(work: Path, names: list[str], count: int) -> Path:
+    """Held-out items of some tasks, in the form that their training items have."""
+    together = len(names) > 1
+    path = work / f"{'shared' if together else names[0]}-held-out.jsonl"
+    if not path.exists():
+        items = [item for name in names for item in tasks.held_out(name, count)]
+        prompts = [tasks.instructed(item) if together else item.content for item in items]
+        write_data(path, prompts, [item.target for item in items])
+    return path
+
+
+def settings_of(
+    part: str, work: Path, minutes: float, items: int, seed: int, shared_msa_layers: int
+) -> TrainSettings:
     """How ``part`` is trained."""
     common = {
         "model": work / "expanded",
         "output": work / part,
         "num_streams": 4,
-        "num_msa_layers": 4,
+        "num_msa_layers": 4 if part == "streams" else shared_msa_layers,
         "batch_size": 32,
         "time_limit": minutes,
         "seed": seed,
@@ -138,10 +151,16 @@ def settings_of(part: str, work: Path, minutes: float, items: int, seed: int) ->
         )
     common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": 0.4}
     if part == "shared":
-        return TrainSettings(data=shared_data(work, 2 * items, seed), learning_rate=3e-3, **common)
+        return TrainSettings(
+            data=shared_data(work, 2 * items, seed),
+            valid_data=held_out_data(work, list(tasks.TASKS), 12),
+            learning_rate=3e-3,
+            **common,
+        )
     start = work / "shared" / "adapter"
     return TrainSettings(
         data=task_data(work, part, items, seed),
+        valid_data=held_out_data(work, [part], 32),
         prompt_template=tasks.prompt_template(part),
         init_adapter=start if start.exists() else None,
         learning_rate=2e-3,
@@ -158,6 +177,7 @@ def main(
         float | None,
         typer.Option(help="Wall time for each part; 25 for streams, 15 for shared, 7 for a task."),
     ] = None,
+    shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 4,
     items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
 ) -> None:
@@ -171,7 +191,7 @@ def main(
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 limit = minutes or MINUTES.get(part, TASK_MINUTES)
-                train(settings_of(part, work, limit, items, seed))
+                train(settings_of(part, work, limit, items, seed, shared_msa_layers))
         else:
             known = ", ".join(tasks.TASKS)
             console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")

@@ -1,0 +1,78 @@
+"""Peak memory and time of a training step, by number of segments (arXiv 2402.11131, App. I).
+
+    python -m benchmarks.segment_memory --model runs/adapters/expanded --completion 512
+
+Every row runs in a process of its own, so that its peak is its own. The figure is the process's
+peak resident memory above what it held before the first step.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from specstream_mlx.convert.losses import Batch, default_alphas, n_gram_loss
+from specstream_mlx.convert.settings import TrainSettings
+from specstream_mlx.convert.trainer import build_model
+
+
+def peak_bytes() -> int:
+    """The process's peak resident memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:
+    """Two steps of shared-mode training on random tokens: bytes above the model, seconds."""
+    torch.manual_seed(0)
+    settings = TrainSettings(model=model_dir, data=Path(), output=Path(), mode="shared")
+    model = build_model(settings)
+    length = prompt + completion
+    tokens = torch.randint(model.causal_lm.config.vocab_size, (batch, length))
+    inputs = Batch(tokens, torch.full((batch,), prompt), torch.full((batch,), length))
+    before = peak_bytes()
+    seconds = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = n_gram_loss(model, inputs, default_alphas("shared", 4), segments)
+        loss.total.backward()
+        seconds = time.perf_counter() - began
+    return {"segments": segments, "bytes": peak_bytes() - before, "seconds": round(seconds, 2)}
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of a Llama.")],
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 64,
+    completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 4,
+    segments: Annotated[str, typer.Option(help="Numbers of segments.")] = "1,2,4,8,16",
+    one: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Measure a training step's memory by number of segments."""
+    if one:
+        print(json.dumps(one_step(model, prompt, completion, batch, int(segments))))
+        return
+    print(f"Batch of {batch}: {prompt} prompt and {completion} completion tokens, gamma = 4.\n")
+    print("| segments | peak above the model, MB | of unsegmented | step, s |\n|---|---|---|---|")
+    whole = None
+    for number in segments.split(","):
+        command = [sys.executable, "-m", "benchmarks.segment_memory", "--one", "--model", model]
+        command += ["--prompt", prompt, "--completion", completion, "--batch", batch]
+        command += ["--segments", number]
+        done = subprocess.run(
+            [str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True
+        )
+        row = json.loads(done.stdout)
+        whole = whole or row["bytes"]
+        share = row["bytes"] / whole
+        print(f"| {number} | {row['bytes'] / 1e6:.0f} | {share:.2f} | {row['seconds']:.2f} |")
+
+
+if __name__ == "__main__":
+    typer.run(main)
