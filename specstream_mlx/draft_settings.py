@@ -22,6 +22,7 @@ class DraftSettings:
         num_streams: depth of the tree; ``None``: all trained streams; 0: no drafts.
         tree_width: children of every node in a full tree, and candidates per stream.
         tree_size: nodes drafted best-first by joint probability; ``None``: the full tree.
+        draft_threshold: joint probability below which a node is not drafted; ``None``: no bound.
         max_nodes: nodes kept by early-exit pruning, the root included; ``None``: no pruning.
         prune_threshold: probability below which an edge's subtree is dropped.
         deferred: lossless only: run the streams for the accepted node alone, after verification.
@@ -31,6 +32,7 @@ class DraftSettings:
     num_streams: int | None = None
     tree_width: int = 4
     tree_size: int | None = 8
+    draft_threshold: float | None = None
     max_nodes: int | None = None
     prune_threshold: float | None = None
     deferred: bool = True
@@ -43,10 +45,10 @@ class DraftSettings:
                 raise UserError(f"{name} is {value}, expected an integer of at least 1")
         if self.num_streams is not None and self.num_streams < 0:
             raise UserError(f"num_streams is {self.num_streams}, expected at least 0")
-        if self.prune_threshold is not None and not 0 <= self.prune_threshold < 1:
-            raise UserError(
-                f"prune_threshold is {self.prune_threshold}, expected a probability below 1"
-            )
+        for name in ("draft_threshold", "prune_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise UserError(f"{name} is {value}, expected a probability below 1")
 
     @property
     def speculates(self) -> bool:
@@ -64,10 +66,11 @@ class DraftSettings:
     def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
         """The next tree from the streams' (gamma, k) candidates."""
         depth = len(candidates) if self.num_streams is None else self.num_streams
-        candidates, log_probs = candidates[:depth], log_probs[:depth]
-        if self.tree_size is None:
+        candidates = candidates[:depth, : self.tree_width]
+        log_probs = log_probs[:depth, : self.tree_width]
+        if self.tree_size is None and self.draft_threshold is None:
             return full_tree(root, candidates, self.tree_width)
-        return best_first_tree(root, candidates, log_probs, self.tree_size)
+        return best_first_tree(root, candidates, log_probs, self.tree_size, self.draft_threshold)
 
     def describe(self) -> str:
         """A few words for people."""
@@ -79,6 +82,8 @@ class DraftSettings:
             shape = f"best-first, {self.tree_size} nodes, width {self.tree_width}"
         if self.num_streams is not None:
             shape += f", depth {self.num_streams}"
+        if self.draft_threshold is not None:
+            shape += f", nodes above {self.draft_threshold}"
         if self.max_nodes is not None:
             shape += f", pruned to {self.max_nodes}"
         if self.prune_threshold is not None:

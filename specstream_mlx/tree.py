@@ -5,6 +5,7 @@ nodes of one depth draw from the same candidates, whatever their parent.
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,7 +81,11 @@ def full_tree(root: int, candidates: np.ndarray, width: int) -> DraftTree:
 
 
 def best_first_tree(
-    root: int, candidates: np.ndarray, log_probs: np.ndarray, size: int
+    root: int,
+    candidates: np.ndarray,
+    log_probs: np.ndarray,
+    size: int | None,
+    threshold: float | None = None,
 ) -> DraftTree:
     """The ``size`` drafted nodes of highest joint probability under independent streams.
 
@@ -92,19 +97,22 @@ def best_first_tree(
         root: the newest committed token.
         candidates: (gamma, k) token ids, best first.
         log_probs: (gamma, k) their log-probabilities in nats.
-        size: nodes besides the root; fewer where the candidates run out.
+        size: nodes besides the root; fewer where the candidates run out, ``None``: all.
+        threshold: a joint probability; nodes below it are left out.
     """
     depth_limit, width = candidates.shape
+    least = math.log(threshold) if threshold else -math.inf
     chosen: list[tuple[int, int, int]] = []  # (depth, parent's entry in chosen, rank)
     heap: list[tuple[float, int, int, int, float]] = []  # (-score, depth, parent, rank, base)
 
     def push(depth: int, parent: int, rank: int, base: float) -> None:
         if depth <= depth_limit and rank < width:
             score = base + float(log_probs[depth - 1, rank])
-            heapq.heappush(heap, (-score, depth, parent, rank, base))
+            if score >= least:
+                heapq.heappush(heap, (-score, depth, parent, rank, base))
 
     push(1, -1, 0, 0.0)
-    while heap and len(chosen) < size:
+    while heap and (size is None or len(chosen) < size):
         negative, depth, parent, rank, base = heapq.heappop(heap)
         chosen.append((depth, parent, rank))
         push(depth, parent, rank + 1, base)

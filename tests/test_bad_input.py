@@ -227,7 +227,7 @@ def test_prompt_longer_than_the_context(base, shared):
     "flag",
     [
         *("--max-tokens", "--num-streams", "--tree-width", "--tree-size", "--max-nodes"),
-        *("--prefill-step-size", "--prune-threshold"),
+        *("--prefill-step-size", "--prune-threshold", "--draft-threshold"),
     ],
 )
 @pytest.mark.parametrize("value", ["-1", "many"])

@@ -33,6 +33,7 @@ TREES = {
     "pruned": {"tree_width": 2, "tree_size": None, "max_nodes": 5},
     "pruned to the root": {"max_nodes": 1},
     "threshold": {"prune_threshold": 0.01},
+    "likely drafts only": {"draft_threshold": 0.01},
     "pruned, threshold": {
         "tree_width": 3,
         "tree_size": 11,

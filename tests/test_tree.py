@@ -1,6 +1,7 @@
 """Draft trees against enumerations of all rank paths."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -75,6 +76,21 @@ def test_best_first_tree_holds_the_best_paths_of_all(gamma, k, exact_ties):
             assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.2, 0.99])
+def test_best_first_tree_leaves_out_nodes_below_the_threshold(threshold):
+    for seed in range(5):
+        candidates, log_probs = random_candidates(3, 3, seed, False)
+        every = [path for depth in (1, 2, 3) for path in itertools.product(range(3), repeat=depth)]
+        expected = {
+            path
+            for path in every
+            if math.exp(sum(float(log_probs[j, rank]) for j, rank in enumerate(path))) >= threshold
+        }
+        tree = best_first_tree(7, candidates, log_probs, None, threshold)
+        assert_well_formed(tree)
+        assert set(ranks_of(tree, candidates)[1:]) == expected
+
+
 def arrays(tree):
     return tree.tokens, tree.parents, tree.depths
 
@@ -115,6 +131,8 @@ def test_ancestors_and_paths_follow_the_parents():
         ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 13, 2),
         ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 1),
         ({"tree_size": 6, "tree_width": 3}, 7, None),
+        ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 31, 4),
+        ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 1, 0),
     ],
 )
 def test_settings_grow_the_tree_they_describe(settings, nodes, depth):

@@ -124,6 +124,15 @@ def generate(
             rich_help_panel=_DRAFTS,
         ),
     ] = None,
+    draft_threshold: Annotated[
+        float | None,
+        Option(
+            parser=numbers.probability,
+            metavar="P",
+            help="Draft no node whose joint probability, by the streams, is below this.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
     max_nodes: Annotated[
         int | None,
         Option(
@@ -206,6 +215,7 @@ def generate(
         num_streams=num_streams,
         tree_width=tree_width or defaults.tree_width,
         tree_size=tree_size if tree_size or tree_width else defaults.tree_size,
+        draft_threshold=draft_threshold,
         max_nodes=max_nodes,
         prune_threshold=prune_threshold,
         speculation=not no_speculation,
