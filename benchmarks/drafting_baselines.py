@@ -45,18 +45,17 @@ def prompt_lookup(length: int, longest: int = 3) -> Drafter:
 
 
 def n_gram(sequences: Iterable[Sequence[int]], length: int, order: int = 5) -> Drafter:
-    """Draft with a back-off n-gram model: the commonest token after the longest known context."""
-    counts: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in range(order)]
-    for sequence in sequences:
-        for position, token in enumerate(sequence):
-            for size in range(min(order - 1, position) + 1):
-                context = tuple(sequence[position - size : position])
-                counts[size].setdefault(context, Counter())[token] += 1
-    best = [{c: counter.most_common(1)[0][0] for c, counter in table.items()} for table in counts]
+    """Draft with a back-off n-gram model: the commonest token after the longest known context.
+
+    Of equally common tokens the one that was seen first is drafted. Nothing is drafted where
+    ``sequences`` holds no token at all.
+    """
+    known = list(sequences)
+    best = [_commonest_next(known, size) for size in range(order)]
 
     def draft(tokens: Sequence[int]) -> list[int]:
         drafted: list[int] = []
-        while len(drafted) < length:
+        while best[0] and len(drafted) < length:
             recent = [*tokens[-order:], *drafted]
             for size in range(order - 1, -1, -1):
                 token = best[size].get(tuple(recent[len(recent) - size :]))
@@ -66,3 +65,17 @@ def n_gram(sequences: Iterable[Sequence[int]], length: int, order: int = 5) -> D
         return drafted
 
     return draft
+
+
+def _commonest_next(sequences: list[Sequence[int]], size: int) -> dict[tuple[int, ...], int]:
+    """The commonest token after each context of ``size`` tokens."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for sequence in sequences:
+        counts.update(zip(*(sequence[offset:] for offset in range(size + 1)), strict=False))
+    best: dict[tuple[int, ...], int] = {}
+    most: dict[tuple[int, ...], int] = {}
+    for gram, count in counts.items():
+        context = gram[:-1]
+        if count > most.get(context, 0):
+            most[context], best[context] = count, gram[-1]
+    return best

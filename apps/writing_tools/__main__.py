@@ -1,5 +1,10 @@
-"""``python -m apps.writing_tools TEXT``: every bundled adapter applied in turn to one text."""
+"""``python -m apps.writing_tools TEXT``: every bundled adapter applied in turn to one text.
 
+An installed package has it as ``python -m specstream_mlx.apps.writing_tools``.
+"""
+
+import json
+import os
 import sys
 from typing import Annotated
 
@@ -7,36 +12,49 @@ import typer
 
 from specstream_mlx import UserError
 
-from .tools import ToolFinished, ToolStarted, WritingTools, available_tools
+from .tools import Event, ToolFinished, ToolStarted, WritingTools, choose_tools, read_text, summary
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
+@app.command()
 def main(
-    text: Annotated[str, typer.Argument(help="The text; standard input where absent.")] = "",
-    tool: Annotated[list[str] | None, typer.Option(help="Only this tool; repeatable.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per tool at most.", min=1)] = 256,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text; standard input where absent.", show_default=False),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this tool; may be given several times."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens per tool at most.", min=1)
+    ] = 256,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per tool, a line each.")
+    ] = False,
 ) -> None:
-    """Apply writing tools to a text, one resident base model and one small adapter per tool.
+    """Apply writing tools to a text: one resident base model, one small adapter per tool.
 
-    python -m apps.writing_tools --tool proofread "hi Ana can you sned me the reports on monday"
+    Every bundled adapter is applied in turn to the same text, and its result streams as it comes.
+
+    [bold]Examples[/bold]
+
+    [cyan]  python -m apps.writing_tools "hi Ana can you sned me the reports on monday"[/cyan]
+
+    [cyan]  python -m apps.writing_tools --tool proofread --tool summarize < message.txt[/cyan]
     """
     try:
-        text = (text or sys.stdin.read()).strip()
-        if not text:
-            raise UserError("the text is empty, expected an argument or standard input")
-        chosen = tool or available_tools()
+        chosen = choose_tools(tool or ())
+        content = read_text(text)
         tools = WritingTools()
         for name in chosen:
-            for event in tools.apply(text, name, max_tokens):
-                if isinstance(event, ToolStarted):
-                    note = f"swapped in {event.swap_seconds * 1000:.0f} ms"
-                    size = f"{event.adapter_bytes / 1e6:.2f} MB"
-                    typer.secho(f"{name}  ({note}, {size})", bold=True)
-                elif isinstance(event, ToolFinished):
-                    rate = f"{event.generation_tps:.0f} tokens/s"
-                    length = f"{event.accepted_length:.2f} tokens per call"
-                    typer.secho(f"\n{rate}, {length}\n", dim=True)
-                else:
-                    typer.echo(event.text, nl=False)
+            events = tools.apply(content, name, max_tokens)
+            if as_json:
+                typer.echo(json.dumps(summary(list(events))))
+                continue
+            for event in events:
+                show(event)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -44,5 +62,20 @@ def main(
         raise typer.Exit(130) from None
 
 
+def show(event: Event) -> None:
+    """Print one event for people."""
+    if isinstance(event, ToolStarted):
+        swap = f"swapped in {event.swap_seconds * 1000:.0f} ms"
+        typer.secho(f"{event.tool}  ({swap}, {event.adapter_bytes / 1e6:.2f} MB)", bold=True)
+    elif isinstance(event, ToolFinished):
+        rate = f"{event.generation_tps:.0f} tokens/s"
+        length = f"{event.accepted_length:.2f} tokens per call"
+        typer.secho(f"\n{rate}, {length}\n", dim=True)
+    else:
+        typer.echo(event.text, nl=False)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    if sys.stdin is None:  # else MLX's file gets descriptor 0, which it takes for a failure
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    app()

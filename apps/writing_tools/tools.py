@@ -1,12 +1,11 @@
 """Writing tools: one resident base, one adapter per tool, applied in turn to one text."""
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load, stream_generate
+from specstream_mlx import DraftSettings, UserError, bundled, load, stream_generate
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -53,23 +52,51 @@ class ToolFinished:
 Event = ToolStarted | ToolText | ToolFinished
 
 
-def available_tools() -> list[str]:
-    """Names of the bundled adapters.
+def choose_tools(names: Sequence[str] = ()) -> list[str]:
+    """The named tools in the order of ``names``, or all; nothing is loaded.
 
     Raises:
-        UserError: this installation has no bundled model.
+        UserError: there is no such tool, or this installation has no bundled model.
     """
+    available = bundled.adapter_names()
+    if not available:
+        raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
     bundled.base_path()
-    return bundled.adapter_names()
+    for name in names:
+        if name not in available:
+            raise UserError(f"there is no tool {name!r}, expected one of {', '.join(available)}")
+    return list(names) or available
+
+
+def read_text(argument: str | None) -> str:
+    """The user's text, from standard input where there is no argument.
+
+    Raises:
+        UserError: it is empty or not UTF-8, or standard input is a terminal.
+    """
+    if argument is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UserError("there is no text, expected an argument or a file as standard input")
+        try:
+            argument = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            raise UserError("standard input is not UTF-8 text") from None
+    text = argument.strip()
+    if not text:
+        raise UserError("the text is empty, expected an argument or standard input with some text")
+    return text
 
 
 class WritingTools:
-    """The resident base model; adapters come and go, base weights stay where they are."""
+    """The resident base model; adapters come and go, base weights stay where they are.
+
+    Attributes:
+        model: base and the adapter that is mounted.
+        tokenizer: the base's.
+    """
 
     def __init__(self) -> None:
-        model, tokenizer = load(bundled.base_path())
-        self._model: SpeculativeModel = model
-        self._tokenizer: TokenizerWrapper = tokenizer
+        self.model, self.tokenizer = load(bundled.base_path())
 
     def apply(
         self,
@@ -84,20 +111,31 @@ class WritingTools:
             ``ToolStarted``, then ``ToolText`` as the text comes, then ``ToolFinished``.
 
         Raises:
-            UserError: there is no such tool.
+            UserError: there is no such tool, or the text is longer than the model's context;
+                nothing has been yielded then.
         """
         start = time.perf_counter()
-        self._model.swap_adapter(bundled.adapter_path(tool))
-        adapter = self._model.adapter
-        yield ToolStarted(tool, time.perf_counter() - start, adapter.nbytes)
+        self.model.swap_adapter(bundled.adapter_path(tool))
+        swap_seconds = time.perf_counter() - start
+        adapter = self.model.adapter
         template = adapter.stream_config.prompt_template if adapter.stream_config else None
-        prompt = chat_prompt(self._tokenizer, text, template)
+        prompt = chat_prompt(self.tokenizer, text, template)
         responses = stream_generate(
-            self._model, self._tokenizer, prompt, max_tokens, settings=settings
+            self.model, self.tokenizer, prompt, max_tokens, settings=settings
         )
+        yield ToolStarted(tool, swap_seconds, adapter.nbytes)
         for response in responses:
             if response.text:
                 yield ToolText(tool, response.text)
         yield ToolFinished(
             tool, response.generation_tokens, response.generation_tps, response.accepted_length
         )
+
+
+def summary(events: Sequence[Event]) -> dict[str, str | float]:
+    """One JSON object for all events of one tool."""
+    values = {"text": "".join(event.text for event in events if isinstance(event, ToolText))}
+    for event in events:
+        if not isinstance(event, ToolText):
+            values |= vars(event)
+    return values
