@@ -15,7 +15,11 @@ from typing import Annotated, Any
 
 import typer
 from specstream_mlx.convert.demo_model import tasks
-from specstream_mlx.convert.demo_model.train_adapters import greedy_outputs, write_data
+from specstream_mlx.convert.demo_model.train_adapters import (
+    EMBEDDING_RATE,
+    greedy_outputs,
+    write_data,
+)
 from specstream_mlx.convert.settings import TrainSettings
 from specstream_mlx.convert.trainer import train
 
@@ -95,6 +99,7 @@ def main(
                     output=directory,
                     mode="lossless",
                     learning_rate=learning_rate,
+                    embedding_learning_rate=EMBEDDING_RATE,
                     time_limit=minutes,
                     resume=(directory / "checkpoint.pt").exists(),
                     **VARIANTS[name],

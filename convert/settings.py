@@ -34,6 +34,8 @@ class TrainSettings:
         lora_layers: top layers with LoRA; all.
         lora_targets: linear layers with LoRA; all seven.
         learning_rate: of AdamW, after a warm-up; it falls to 0 linearly.
+        embedding_learning_rate: of the stream embeddings alone, which must grow to the size of the
+            hidden state they are added to; the same as ``stream_learning_rate``.
         stream_learning_rate: of streams and pruner, new weights that may move faster than LoRA on
             a trained base; the same as ``learning_rate``.
         weight_decay: of AdamW.
@@ -73,6 +75,7 @@ class TrainSettings:
     lora_targets: tuple[str, ...] | None = None
     learning_rate: float = 5e-4
     stream_learning_rate: float | None = None
+    embedding_learning_rate: float | None = None
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     batch_size: int = 32
@@ -97,7 +100,7 @@ class TrainSettings:
                     raise SettingsError(f"{name} is for shared mode: lossless keeps the base as is")
         for name in (
             *("lora_rank", "lora_alpha", "lora_layers", "learning_rate", "max_grad_norm"),
-            "stream_learning_rate",
+            *("stream_learning_rate", "embedding_learning_rate"),
             *("batch_size", "iters", "epochs", "time_limit", "max_seq_length", "segments"),
             *("log_every", "save_every"),
         ):

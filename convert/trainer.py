@@ -11,7 +11,7 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from itertools import count, islice
@@ -127,11 +127,8 @@ def train(
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise SettingsError("nothing to train: no embeddings, adapters, pruner or LoRA")
-    rates = (settings.learning_rate, settings.stream_learning_rate or settings.learning_rate)
-    groups = [
-        {"params": [p for n, p in trainable.items() if n.startswith("base.") == of_base]}
-        for of_base in (True, False)
-    ]
+    rates = _learning_rates(settings, trainable)
+    groups = [{"params": [trainable[name] for name in names]} for names in rates.values()]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     pruner = [p for name, p in trainable.items() if name.startswith("pruner.")]
     others = [p for name, p in trainable.items() if not name.startswith("pruner.")]
@@ -204,6 +201,17 @@ def train(
             Console(stderr=True).print(_describe(accuracy))
     write_adapter(model, adapter)
     return adapter
+
+
+def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float, list[str]]:
+    """Parameters by their learning rate."""
+    streams = settings.stream_learning_rate or settings.learning_rate
+    embeddings = settings.embedding_learning_rate or streams
+    rates: dict[float, list[str]] = {}
+    for name in names:
+        rate = settings.learning_rate if name.startswith("base.") else streams
+        rates.setdefault(embeddings if name == "streams.embeddings" else rate, []).append(name)
+    return rates
 
 
 def _start_from(model: SpeculativeStreamingModel, base: Path, adapter: Path) -> None:
@@ -345,6 +353,9 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Of AdamW; falls to 0 linearly.")] = 5e-4,
     stream_learning_rate: Annotated[
         float | None, typer.Option(help="Of streams and pruner; the same.")
+    ] = None,
+    embedding_learning_rate: Annotated[
+        float | None, typer.Option(help="Of the stream embeddings alone; that of the streams.")
     ] = None,
     weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
     max_grad_norm: Annotated[float, typer.Option(help="Gradients are clipped to it.")] = 1.0,

@@ -167,6 +167,17 @@ def test_init_adapter_of_another_shape_is_refused(settings, tmp_path):
         trainer.train(settings(mode="shared", init_adapter=first))
 
 
+def test_parts_learn_at_their_own_rates(settings, base_dir, tmp_path):
+    """Adam's first step is the learning rate long, whatever the gradient."""
+    first = trainer.train(settings(mode="shared", output=tmp_path / "first"))
+    rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
+    chosen = settings(mode="shared", output=tmp_path / "a", iters=1, init_adapter=first, **rates)
+    before, after = (load_adapter(base_dir, d).state_dict() for d in (first, trainer.train(chosen)))
+    for name, rate in (("lora_B", 1e-4), ("pruner.up", 1e-3), ("streams.embeddings", 1e-2)):
+        moved = [(after[n] - before[n]).abs().max().item() for n in before if name in n]
+        assert max(moved) == pytest.approx(rate, rel=0.05), name
+
+
 def test_time_limit_ends_the_run(settings):
     chosen = settings(iters=None, time_limit=0.02)
     trainer.train(chosen)

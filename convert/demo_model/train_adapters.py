@@ -32,8 +32,9 @@ from . import tasks
 
 GROUP_SIZE = 64
 AT_ONCE = 512
-MINUTES = {"streams": 25.0, "shared": 15.0}
+MINUTES = {"streams": 20.0, "shared": 24.0}
 TASK_MINUTES = 7.0
+EMBEDDING_RATE = 0.15  # they are added to hidden states of size 20 (root mean square)
 
 
 def quantize_base(base: Path, work: Path, bits: int) -> None:
@@ -135,8 +136,9 @@ def settings_of(
         "model": work / "expanded",
         "output": work / part,
         "num_streams": 4,
+        "stream_init": "linear",
         "num_msa_layers": 4 if part == "streams" else shared_msa_layers,
-        "batch_size": 32,
+        "batch_size": 16,
         "time_limit": minutes,
         "seed": seed,
         "resume": (work / part / "checkpoint.pt").exists(),
@@ -147,6 +149,7 @@ def settings_of(
             mode="lossless",
             stream_mlp="base+adapter",
             learning_rate=1e-2,
+            embedding_learning_rate=EMBEDDING_RATE,
             **common,
         )
     common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": 0.4}
@@ -155,15 +158,18 @@ def settings_of(
             data=shared_data(work, 2 * items, seed),
             valid_data=held_out_data(work, list(tasks.TASKS), 12),
             learning_rate=3e-3,
+            embedding_learning_rate=EMBEDDING_RATE,
             **common,
         )
     start = work / "shared" / "adapter"
+    started = start.exists()
     return TrainSettings(
         data=task_data(work, part, items, seed),
         valid_data=held_out_data(work, [part], 32),
         prompt_template=tasks.prompt_template(part),
-        init_adapter=start if start.exists() else None,
-        learning_rate=2e-3,
+        init_adapter=start if started else None,
+        learning_rate=2e-3 if started else 3e-3,
+        embedding_learning_rate=EMBEDDING_RATE / 5 if started else EMBEDDING_RATE,
         **common,
     )
 
@@ -175,9 +181,9 @@ def main(
     bits: Annotated[int, typer.Option(help="Of the quantized base.")] = 8,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Wall time for each part; 25 for streams, 15 for shared, 7 for a task."),
+        typer.Option(help="Wall time for each part; 20 for streams, 24 for shared, 7 for a task."),
     ] = None,
-    shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 4,
+    shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
     items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
 ) -> None:

@@ -1,0 +1,171 @@
+"""The bundled demonstration model: what it must be, and the invariants on real text.
+
+Skipped where an installation has no bundled model.
+"""
+
+import json
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import load as load_plain
+from mlx_lm import stream_generate as plain_stream_generate
+from random_models import assert_lossless, plain_tokens
+from specstream_mlx.convert.demo_model import tasks
+from specstream_mlx.convert.demo_model.bundle import MOST_BYTES, size_of
+
+from benchmarks.metrics import score
+from specstream_mlx import DraftSettings, UserError, bundled, generate, load, stream_generate
+from specstream_mlx.generation import decode
+from specstream_mlx.prompts import chat_prompt
+
+try:
+    bundled.base_path()
+except UserError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+TREES = {
+    "chain": DraftSettings(tree_width=1, tree_size=None),
+    "chain, beside": DraftSettings(tree_width=1, tree_size=None, deferred=False),
+    "best-first": DraftSettings(tree_width=4, tree_size=8),
+    "binary": DraftSettings(tree_width=2, tree_size=None, num_streams=3),
+    "pruned": DraftSettings(tree_width=4, tree_size=14, max_nodes=7, deferred=False),
+    "likely drafts only": DraftSettings(tree_size=12, draft_threshold=0.2),
+}
+REQUIRED = ("describe", "proofread", "sql", "summarize")
+ADAPTERS = bundled.adapter_names()
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load(bundled.base_path())
+
+
+def held_out_prompts(tokenizer, per_task):
+    """Prompts of all tasks as they are given to the base, without an adapter."""
+    items = [item for task in tasks.TASKS for item in tasks.held_out(task, per_task)]
+    return [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
+
+
+def adapter_prompts(tokenizer, task, count):
+    template = tasks.prompt_template(task)
+    return [chat_prompt(tokenizer, i.content, template) for i in tasks.held_out(task, count)]
+
+
+def tokens_of(model, prompt, count, settings):
+    tokens = []
+    for step in decode(model, prompt, settings):
+        tokens += step.tokens
+        if len(tokens) >= count:
+            return tokens[:count]
+
+
+def assert_same_as_mlx_lm(model, prompts, count, trees):
+    for prompt in prompts:
+        expected = plain_tokens(model.model, prompt, count)
+        for settings in trees:
+            assert_lossless(
+                model.model, prompt, tokens_of(model, prompt, count, settings), expected
+            )
+
+
+def test_bundle_is_complete_and_small():
+    assert set(REQUIRED) <= set(ADAPTERS)
+    assert size_of(bundled.ROOT) <= MOST_BYTES
+
+
+def test_lossless_on_held_out_prompts(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.streams_path())
+    trees = [TREES["chain"], TREES["best-first"], TREES["pruned"]]
+    assert_same_as_mlx_lm(model, held_out_prompts(tokenizer, 3), 32, trees)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", list(tasks.TASKS))
+def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
+    """25 prompts of each of the eight tasks, every tree."""
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.streams_path())
+    items = tasks.held_out(task, 25)
+    prompts = [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
+    assert len(prompts) * len(tasks.TASKS) >= 200
+    assert_same_as_mlx_lm(model, prompts, 64, TREES.values())
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_shared_trees_write_what_one_token_a_step_writes(loaded, name):
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.adapter_path(name))
+    for prompt in adapter_prompts(tokenizer, name, 2):
+        expected = tokens_of(model, prompt, 32, DraftSettings(speculation=False))
+        for tree in ("chain", "best-first", "pruned"):
+            assert tokens_of(model, prompt, 32, TREES[tree]) == expected, tree
+
+
+def accepted_length(model, tokenizer, prompts):
+    tokens = calls = 0
+    for prompt in prompts:
+        *_, last = stream_generate(model, tokenizer, prompt, 64)
+        tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
+    return tokens / calls
+
+
+def test_streams_draft_for_the_base(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.streams_path())
+    assert accepted_length(model, tokenizer, held_out_prompts(tokenizer, 1)) > 1.2
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_draft_for_their_tasks(loaded, name):
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.adapter_path(name))
+    assert accepted_length(model, tokenizer, adapter_prompts(tokenizer, name, 3)) > 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REQUIRED)
+def test_adapters_are_useful(loaded, name):
+    """Exact match for proofread and sql, ROUGE-L for the others, on 50 held-out items."""
+    model, tokenizer = loaded
+    model.swap_adapter(bundled.adapter_path(name))
+    prompts = adapter_prompts(tokenizer, name, 50)
+    outputs = [generate(model, tokenizer, prompt, max_tokens=160) for prompt in prompts]
+    _, quality = score(name, outputs, [item.target for item in tasks.held_out(name, 50)])
+    assert quality >= 0.6
+
+
+def test_swapping_leaves_the_base_as_it_is(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(None)
+    before = dict(tree_flatten(model.model.parameters()))
+    prompt = held_out_prompts(tokenizer, 1)[0]
+    expected = plain_tokens(model.model, prompt, 16)
+    for path in (*map(bundled.adapter_path, ADAPTERS), bundled.streams_path()):
+        model.swap_adapter(path)
+        mounted = dict(tree_flatten(model.model.parameters()))
+        for name, weight in before.items():
+            found = mounted.get(name)
+            if found is None:  # LoRA wraps the layer: ``x.weight`` is now ``x.linear.weight``
+                stem, _, leaf = name.rpartition(".")
+                found = mounted[f"{stem}.linear.{leaf}"]
+            assert mx.array_equal(found, weight), name
+    model.swap_adapter(None)
+    assert set(dict(tree_flatten(model.model.parameters()))) == set(before)
+    assert plain_tokens(model.model, prompt, 16) == expected
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_mlx_lm_loads_the_adapters(name):
+    model, tokenizer = load_plain(str(bundled.base_path()), adapter_path=bundled.adapter_path(name))
+    prompt = adapter_prompts(tokenizer, name, 1)[0]
+    responses = list(plain_stream_generate(model, tokenizer, prompt, max_tokens=8))
+    assert responses[-1].text is not None
+    assert len(responses) == 8 or responses[-1].finish_reason == "stop"
+
+
+def test_configurations_name_no_directory():
+    for path in bundled.ROOT.rglob("*config.json"):
+        values = [value for _, value in tree_flatten(json.loads(path.read_text()))]
+        assert not [v for v in values if isinstance(v, str) and v.startswith("/")], path
