@@ -29,6 +29,7 @@ from specstream_mlx.prompts import chat_prompt
 from ..settings import TrainSettings
 from ..trainer import train
 from . import tasks
+from .splices import splice
 
 GROUP_SIZE = 64
 AT_ONCE = 512
@@ -108,11 +109,15 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
 
 
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
-    """Training items of one task, content and target."""
+    """Training items of one task, content and target; of proofreading, half are splices."""
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
         items = [tasks.sample(rng, "train", task) for _ in range(count)]
+        if task == "proofread":
+            others = [tasks.sample(rng, "train", task) for _ in range(count // 2)]
+            half = [splice(*pair, rng) for pair in zip(items, others, strict=False)]
+            items = [item for pair in zip(half, items[count // 2 :], strict=False) for item in pair]
         write_data(path, [item.content for item in items], [item.target for item in items])
     return path
 
