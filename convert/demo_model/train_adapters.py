@@ -23,12 +23,14 @@ from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, sav
 from rich.console import Console
 from rich.progress import track
 
+from specstream_mlx.config import Mode
 from specstream_mlx.generation import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
 
 from ..settings import TrainSettings
 from ..trainer import train
 from . import tasks
+from .slips import with_slips
 from .splices import splice
 
 GROUP_SIZE = 64
@@ -109,7 +111,7 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
 
 
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
-    """Training items of one task, content and target; of proofreading, half are splices."""
+    """Training items of one task; of proofreading, half are splices, and most have slips."""
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
@@ -118,6 +120,7 @@ def task_data(work: Path, task: str, count: int, seed: int) -> Path:
             others = [tasks.sample(rng, "train", task) for _ in range(count // 2)]
             half = [splice(*pair, rng) for pair in zip(items, others, strict=False)]
             items = [item for pair in zip(half, items[count // 2 :], strict=False) for item in pair]
+            items = [with_slips(item, rng.choice((0, 1, 1, 2)), rng) for item in items]
         write_data(path, [item.content for item in items], [item.target for item in items])
     return path
 
@@ -134,7 +137,13 @@ def held_out_data(work: Path, names: list[str], count: int) -> Path:
 
 
 def settings_of(
-    part: str, work: Path, minutes: float, items: int, seed: int, shared_msa_layers: int
+    part: str,
+    work: Path,
+    minutes: float,
+    items: int,
+    seed: int,
+    msa_layers: dict[Mode, int],
+    start: Path,
 ) -> TrainSettings:
     """How ``part`` is trained."""
     common = {
@@ -142,7 +151,7 @@ def settings_of(
         "output": work / part,
         "num_streams": 4,
         "stream_init": "linear",
-        "num_msa_layers": 4 if part == "streams" else shared_msa_layers,
+        "num_msa_layers": msa_layers["lossless" if part == "streams" else "shared"],
         "batch_size": 16,
         "time_limit": minutes,
         "seed": seed,
@@ -166,7 +175,6 @@ def settings_of(
             embedding_learning_rate=EMBEDDING_RATE,
             **common,
         )
-    start = work / "shared" / "adapter"
     started = start.exists()
     return TrainSettings(
         data=task_data(work, part, items, seed),
@@ -188,13 +196,18 @@ def main(
         float | None,
         typer.Option(help="Wall time for each part; 20 for streams, 24 for shared, 7 for a task."),
     ] = None,
+    lossless_msa_layers: Annotated[int, typer.Option(help="N_s of the lossless streams.")] = 6,
     shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
+    start: Annotated[
+        Path | None, typer.Option(help="Adapter that tasks start from; the part shared.")
+    ] = None,
     items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
 ) -> None:
     """Quantize the base and train streams and adapters (resumable)."""
     work.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
+    msa_layers: dict[Mode, int] = {"lossless": lossless_msa_layers, "shared": shared_msa_layers}
     for part in parts:
         if part == "base":
             if not (work / "expanded" / "config.json").exists():
@@ -202,7 +215,8 @@ def main(
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 limit = minutes or MINUTES.get(part, TASK_MINUTES)
-                train(settings_of(part, work, limit, items, seed, shared_msa_layers))
+                begin = start or work / "shared" / "adapter"
+                train(settings_of(part, work, limit, items, seed, msa_layers, begin))
         else:
             known = ", ".join(tasks.TASKS)
             console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")

@@ -1,0 +1,165 @@
+"""Further errors for proofreading items that train: slips of no listed type.
+
+The test split holds out whole types of errors. Trained on a closed list of types, a model repairs
+these and copies everything else; slips of many kinds teach it that whatever breaks a message is to
+be repaired. No slip is an error that a held-out type makes of the same words.
+"""
+
+import random
+import string
+from collections.abc import Callable
+from difflib import SequenceMatcher
+
+from .tasks import Item, messages
+
+# The tasks are frozen (their hash stands in result tables): what is private there stays so.
+from .tasks.proofread import _TEST_ERRORS as HELD_OUT_ERRORS
+
+_FORMS = {form: (base, *forms) for base, forms in messages.VERBS.items() for form in (base, *forms)}
+_LEADS = frozenset(
+    """to will can can't could must should i'll they'll you'll we'll did didn't have has haven't
+    hasn't i've we've they've you've for before""".split()
+)
+_DATES = frozenset((*messages.DAYS, *messages.MONTHS))
+
+Slip = Callable[[list[str], int, random.Random], str | None]
+"""What replaces the word at a place; ``None`` where the slip does not fit."""
+
+
+def _bare(word: str) -> str:
+    return word.rstrip(".,?")
+
+
+def _doubles_letter(right: str, wrong: str) -> bool:
+    return any(wrong == right[: at + 1] + right[at:] for at in range(len(right)))
+
+
+def _letters(words: list[str], place: int, rng: random.Random) -> str | None:
+    """A letter too many, too few, another one, or two that are no neighbours swapped."""
+    bare = _bare(words[place])
+    if len(bare) < 4 or bare.lower() not in messages.VOCABULARY:
+        return None
+    at = rng.randrange(1, len(bare))
+    letter = rng.choice(string.ascii_lowercase)
+    changed = [bare[:at] + letter + bare[at:], bare[:at] + letter + bare[at + 1 :]]
+    if bare[at].isalpha():
+        changed.append(bare[:at] + bare[at + 1 :])
+    if at + 2 < len(bare):
+        changed.append(bare[:at] + bare[at + 2] + bare[at + 1] + bare[at] + bare[at + 3 :])
+    wrong = rng.choice(changed)
+    if wrong.lower() in messages.VOCABULARY:
+        return None
+    return wrong + words[place][len(bare) :]
+
+
+def _apostrophe(words: list[str], place: int, rng: random.Random) -> str | None:
+    """Another sign in its place, or the sign at another place."""
+    word = words[place]
+    at = word.find("'")
+    if at < 1:
+        return None
+    without = word[:at] + word[at + 1 :]
+    moved = [without[: at + step] + "'" + without[at + step :] for step in (-1, 1)]
+    return rng.choice([word.replace("'", sign) for sign in ';"` '] + moved)
+
+
+def _capitals(words: list[str], place: int, rng: random.Random) -> str | None:
+    """Capitals where there are none, or everywhere."""
+    bare = _bare(words[place])
+    if bare not in messages.VOCABULARY and bare not in _DATES:
+        return None
+    return rng.choice([words[place].upper(), bare[0] + words[place][1:].upper(), bare.title()])
+
+
+def _mark(words: list[str], place: int, rng: random.Random) -> str | None:
+    """Another mark at the end of a sentence."""
+    if words[place][-1] not in ".?":
+        return None
+    return words[place][:-1] + rng.choice([mark for mark in ",;.!?" if mark != words[place][-1]])
+
+
+def _repeated_pair(words: list[str], place: int, rng: random.Random) -> str | None:
+    """The word, the one before it, and the word again."""
+    if not place or not words[place].isalpha() or not words[place - 1].isalpha():
+        return None
+    return f"{words[place]} {words[place - 1]} {words[place]}"
+
+
+def _verb_form(words: list[str], place: int, rng: random.Random) -> str | None:
+    """Another form of a verb whose form the word before it determines."""
+    bare = _bare(words[place])
+    if not place or bare not in _FORMS or words[place - 1].lower() not in _LEADS:
+        return None
+    others = [form for form in _FORMS[bare] if form != bare]
+    if words[place - 1].lower() in ("for", "before"):
+        others = [form for form in others if form not in messages.VERBS]
+    return rng.choice(others) + words[place][len(bare) :]
+
+
+def _plural(words: list[str], place: int, rng: random.Random) -> str | None:
+    """An apostrophe or a letter too many at the plural's end."""
+    bare = _bare(words[place])
+    if bare not in messages.PLURALS:
+        return None
+    return bare[:-1] + rng.choice(["'s", "es", "z"]) + words[place][len(bare) :]
+
+
+def _missing(words: list[str], place: int, rng: random.Random) -> str | None:
+    """No "to" before a verb, no preposition before a time."""
+    if place + 1 == len(words):
+        return None
+    following = _bare(words[place + 1])
+    before_verb = words[place] == "to" and following in messages.VERBS
+    before_time = words[place] in ("at", "on") and (following in _DATES or following[0].isdigit())
+    return "" if before_verb or before_time else None
+
+
+def _preposition(words: list[str], place: int, rng: random.Random) -> str | None:
+    """A preposition before a time that no time takes."""
+    if place + 1 == len(words) or words[place] not in ("on", "at"):
+        return None
+    following = _bare(words[place + 1])
+    if following not in _DATES and not following[0].isdigit():
+        return None
+    return rng.choice(["of", "with", "to"])
+
+
+_SLIPS: tuple[Slip, ...] = (
+    _letters,
+    _apostrophe,
+    _capitals,
+    _mark,
+    _repeated_pair,
+    _verb_form,
+    _plural,
+    _missing,
+    _preposition,
+)
+
+
+def with_slips(item: Item, count: int, rng: random.Random) -> Item:
+    """``item`` with up to ``count`` slips in words that are correct, as their neighbours are."""
+    words, targets = item.content.split(" "), item.target.split(" ")
+    matches = SequenceMatcher(None, words, targets, autojunk=False).get_matching_blocks()
+    places = [
+        (m.a + step, m.b + step)
+        for m in matches
+        for step in range(m.size)
+        if 0 < step < m.size - 1 or m.b + step in (0, len(targets) - 1)
+    ]
+    held_out = {edit for error in HELD_OUT_ERRORS.values() for edit in error(targets, rng)}
+    used: set[int] = set()
+    for _ in range(count):
+        slip = rng.choice(_SLIPS)
+        fits = []
+        for place, target in places:
+            wrong = slip(targets, target, rng)
+            free = not used & {place - 1, place, place + 1}
+            if wrong is None or not free or (target, wrong) in held_out:
+                continue
+            if not _doubles_letter(_bare(targets[target]), _bare(wrong)):
+                fits.append((place, wrong))
+        if fits:
+            place, words[place] = rng.choice(fits)
+            used.add(place)
+    return Item(item.task, " ".join(filter(None, words)), item.target, item.templates)

@@ -1,0 +1,70 @@
+"""Proofreading items made for training: what they may change, and what stays held out."""
+
+import random
+
+import pytest
+from specstream_mlx.convert.demo_model import tasks
+from specstream_mlx.convert.demo_model.slips import HELD_OUT_ERRORS, with_slips
+from specstream_mlx.convert.demo_model.splices import splice
+from specstream_mlx.convert.demo_model.tasks import Item
+
+
+def correct(rng: random.Random) -> Item:
+    """A message without errors."""
+    target = tasks.sample(rng, "train", "proofread").target
+    return Item("proofread", target, target, ())
+
+
+def test_a_splice_is_a_head_and_a_tail_of_its_items_in_content_and_target_alike():
+    rng = random.Random(0)
+    spliced = 0
+    for _ in range(100):
+        first, second = correct(rng), correct(rng)
+        item = splice(first, second, rng)
+        assert item.content == item.target
+        words, head, tail = (x.target.split(" ") for x in (item, first, second))
+        assert any(
+            words == head[:cut] + tail[-(len(words) - cut) :] for cut in range(1, len(words))
+        )
+        spliced += item.target not in (first.target, second.target)
+    assert spliced > 80
+
+
+def test_splices_correct_every_error_that_they_keep():
+    rng = random.Random(1)
+    for _ in range(100):
+        pair = [tasks.sample(rng, "train", "proofread") for _ in range(2)]
+        item = splice(*pair, rng)
+        targets = pair[0].target.split(" ") + pair[1].target.split(" ")
+        assert set(item.target.split(" ")) <= set(targets)
+
+
+def test_slips_leave_the_target_and_change_at_most_as_many_places_as_asked():
+    rng = random.Random(2)
+    changed = 0
+    for _ in range(200):
+        item = correct(rng)
+        slipped = with_slips(item, 1, rng)
+        assert slipped.target == item.target
+        words, before = slipped.content.split(" "), item.content.split(" ")
+        start = next((i for i, (a, b) in enumerate(zip(words, before, strict=False)) if a != b), 0)
+        end = len(before) - start - 1
+        assert words[:start] == before[:start]
+        assert end == 0 or words[-end:] == before[-end:]
+        changed += slipped.content != item.content
+    assert changed > 100
+    item = correct(rng)
+    assert with_slips(item, 0, rng) == item
+
+
+@pytest.mark.parametrize("error", HELD_OUT_ERRORS)
+def test_no_slip_is_an_error_of_a_held_out_type(error):
+    rng = random.Random(error)
+    for _ in range(200):
+        item = correct(rng)
+        slipped = with_slips(item, 1, rng).content
+        words = item.content.split(" ")
+        for _ in range(4):  # some types draw the place of a letter
+            for place, wrong in HELD_OUT_ERRORS[error](words, rng):
+                texts = [*words[:place], wrong, *words[place + 1 :]]
+                assert slipped != " ".join(filter(None, texts))
