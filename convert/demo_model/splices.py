@@ -1,4 +1,4 @@
-"""New proofreading items from two others: the head of one and the tail of the next.
+"""New proofreading items from others: the head of one and the tail of the next.
 
 A message's plan lets a model recite the likeliest continuation; a text that changes its plan in
 the middle can only be copied. Held-out messages follow plans that were never trained, so what they
@@ -6,7 +6,9 @@ need is copying.
 """
 
 import random
+from collections.abc import Sequence
 from difflib import SequenceMatcher
+from functools import reduce
 
 from .tasks import Item
 
@@ -34,3 +36,8 @@ def splice(first: Item, second: Item, rng: random.Random) -> Item:
     target = first.target.split(" ")[:head_target] + second.target.split(" ")[tail_target:]
     templates = (*first.templates, *second.templates)
     return Item(first.task, " ".join(content), " ".join(target), templates)
+
+
+def patchwork(items: Sequence[Item], rng: random.Random) -> Item:
+    """Pieces of all ``items``, one behind the other."""
+    return reduce(lambda made, item: splice(made, item, rng), items)

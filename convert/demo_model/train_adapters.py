@@ -31,7 +31,7 @@ from ..settings import TrainSettings
 from ..trainer import train
 from . import tasks
 from .slips import with_slips
-from .splices import splice
+from .splices import patchwork
 
 GROUP_SIZE = 64
 AT_ONCE = 512
@@ -110,17 +110,24 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
     return path
 
 
+def train_item(rng: random.Random, task: str) -> tasks.Item:
+    """A training item as the generator makes it."""
+    return tasks.sample(rng, "train", task)
+
+
+def proofread_item(rng: random.Random, task: str) -> tasks.Item:
+    """A training item of one to five messages' pieces, most with slips."""
+    pieces = [train_item(rng, task) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))]
+    return with_slips(patchwork(pieces, rng), rng.choice((0, 1, 1, 2)), rng)
+
+
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
-    """Training items of one task; of proofreading, half are splices, and most have slips."""
+    """Training items of one task, content and target."""
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
-        items = [tasks.sample(rng, "train", task) for _ in range(count)]
-        if task == "proofread":
-            others = [tasks.sample(rng, "train", task) for _ in range(count // 2)]
-            half = [splice(*pair, rng) for pair in zip(items, others, strict=False)]
-            items = [item for pair in zip(half, items[count // 2 :], strict=False) for item in pair]
-            items = [with_slips(item, rng.choice((0, 1, 1, 2)), rng) for item in items]
+        make = proofread_item if task == "proofread" else train_item
+        items = [make(rng, task) for _ in range(count)]
         write_data(path, [item.content for item in items], [item.target for item in items])
     return path
 
