@@ -1,8 +1,8 @@
 """New proofreading items from others: the head of one and the tail of the next.
 
 A message's plan lets a model recite the likeliest continuation; a text that changes its plan on the
-way can only be copied. Held-out messages follow plans that were never trained, so what they need
-is copying. Most cuts lie before a clause: cut elsewhere, a verb may lose its subject, and the target
+way can only be copied. Held-out messages follow plans that were never trained, so what they need is
+copying. Most cuts lie before a clause: cut elsewhere, a verb may lose its subject, and the target
 would teach that a verb that does not fit is right.
 """
 
