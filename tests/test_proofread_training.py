@@ -6,13 +6,17 @@ import pytest
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.slips import HELD_OUT_ERRORS, with_slips
 from specstream_mlx.convert.demo_model.splices import _CLAUSE_STARTS, splice
-from specstream_mlx.convert.demo_model.tasks import Item
+from specstream_mlx.convert.demo_model.swaps import with_swaps
+from specstream_mlx.convert.demo_model.tasks import Item, messages
 
 
 def correct(rng: random.Random) -> Item:
     """A message without errors."""
-    target = tasks.sample(rng, "train", "proofread").target
-    return Item("proofread", target, target, ())
+    return correct_item(tasks.sample(rng, "train", "proofread").target)
+
+
+def correct_item(text: str) -> Item:
+    return Item("proofread", text, text, ())
 
 
 def test_a_splice_is_a_head_and_a_tail_of_its_items_in_content_and_target_alike():
@@ -88,3 +92,36 @@ def test_most_splices_start_a_clause_or_a_sentence_and_marks_fit():
             marks = [next(w[-1] for w in text[cut:] if w[-1] in ".?") for text in (words, head)]
             assert marks[0] == marks[1]
     assert at_clauses >= total / 2 >= 20
+
+
+def test_swaps_change_single_words_in_content_and_target_alike():
+    rng = random.Random(3)
+    seen = set()
+    for _ in range(200):
+        item = tasks.sample(rng, "train", "proofread")
+        swapped = with_swaps(item, 4, rng)
+        pairs = []
+        for before, after in ((item.content, swapped.content), (item.target, swapped.target)):
+            words, others = before.split(" "), after.split(" ")
+            assert len(words) == len(others)
+            pairs.append([(a, b) for a, b in zip(words, others, strict=True) if a != b])
+        assert pairs[0] == pairs[1]
+        seen |= {after.lower() for _, after in pairs[1]}
+        assert all(a[0].isupper() == b[0].isupper() for a, b in pairs[1])
+    assert {"should", "when", "move"} <= seen
+
+
+def test_swaps_keep_the_form_of_a_verb():
+    rng = random.Random(0)
+    text = "We must send the report because you've written the plan before copying the file."
+    forms = {base: forms for base, forms in messages.VERBS.items()}
+    for _ in range(50):
+        words = with_swaps(correct_item(text), 6, rng).target.split(" ")
+        assert words[2] in forms
+        assert words[7] in {past for _, past, _ in forms.values()}
+        assert words[11] in {gerund for *_, gerund in forms.values()}
+
+
+def test_no_swap_where_nothing_fits():
+    item = correct_item("The team left yesterday.")
+    assert with_swaps(item, 5, random.Random(0)) == item

@@ -96,6 +96,12 @@ def _repeated_pair(words: list[str], place: int, rng: random.Random) -> str | No
     return f"{words[place]} {words[place - 1]} {words[place]}"
 
 
+def _stutter(words: list[str], place: int, rng: random.Random) -> str | None:
+    """A longer word three times."""
+    word = words[place]
+    return f"{word} {word} {word}" if len(word) > 3 and word.isalpha() else None
+
+
 def _verb_form(words: list[str], place: int, rng: random.Random) -> str | None:
     """Another form of a verb whose form the word before it determines."""
     bare = _bare(words[place])
@@ -142,6 +148,7 @@ _SLIPS: tuple[Slip, ...] = (
     _capitals,
     _mark,
     _repeated_pair,
+    _stutter,
     _verb_form,
     _plural,
     _missing,

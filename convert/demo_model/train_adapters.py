@@ -32,10 +32,11 @@ from ..trainer import train
 from . import tasks
 from .slips import with_slips
 from .splices import patchwork
+from .swaps import with_swaps
 
 GROUP_SIZE = 64
 AT_ONCE = 512
-MINUTES = {"streams": 20.0, "shared": 24.0}
+MINUTES = {"streams": 50.0, "shared": 24.0, "proofread": 130.0}
 TASK_MINUTES = 7.0
 EMBEDDING_RATE = 0.15  # they are added to hidden states of size 20 (root mean square)
 
@@ -116,9 +117,10 @@ def train_item(rng: random.Random, task: str) -> tasks.Item:
 
 
 def proofread_item(rng: random.Random, task: str) -> tasks.Item:
-    """A training item of one to five messages' pieces, most with slips."""
+    """A training item of one to five messages' pieces, most in other words and with slips."""
     pieces = [train_item(rng, task) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))]
-    return with_slips(patchwork(pieces, rng), rng.choice((0, 1, 1, 2)), rng)
+    item = with_swaps(patchwork(pieces, rng), rng.choice((0, 1, 2, 4)), rng)
+    return with_slips(item, rng.choice((0, 1, 1, 2)), rng)
 
 
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
@@ -206,7 +208,10 @@ def main(
     bits: Annotated[int, typer.Option(help="Of the quantized base.")] = 8,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Wall time for each part; 20 for streams, 24 for shared, 7 for a task."),
+        typer.Option(
+            help="Wall time for each part. Default: streams 50, shared 24, proofread 130, any "
+            "other task 7."
+        ),
     ] = None,
     lossless_msa_layers: Annotated[int, typer.Option(help="N_s of the lossless streams.")] = 6,
     shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
