@@ -6,8 +6,9 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.utils import load, quantize_model, save
+from mlx_lm.utils import quantize_model, save
 
+from specstream_mlx.base_model import read_model, read_tokenizer
 from specstream_mlx.config import UserError
 
 from .staging import staged_directory
@@ -37,11 +38,8 @@ def convert_base(
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
     with staged_directory(target) as scratch:
-        try:
-            model, tokenizer, config = load(str(source), return_config=True, lazy=True)
-        except Exception as error:  # mlx-lm and safetensors raise many types
-            reason = " ".join(str(error).split())[:240]
-            raise UserError(f"{source} is not a model that mlx_lm can load: {reason}") from None
+        model, config = read_model(source)
+        tokenizer = read_tokenizer(source, config)
         if dtype is not None:
             wanted = getattr(mx, dtype)
             model.update(

@@ -9,10 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import torch
-from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.generation import load
+from specstream_mlx.kv import make_caches
 from specstream_mlx.tree import DraftTree
 
 from .formats import load_adapter
@@ -100,7 +100,7 @@ def layer_differences(
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
-    decoder = Decoder(model.model, model.streams, make_prompt_cache(model.model))
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
     start = prompt_length - 1
     if start:
         decoder.prefill(mx.array(tokens[:start]))

@@ -8,9 +8,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from .adapters import read_json, tensor_headers
+from .architectures import architecture_of, check_config, explicit_fields, model_classes
 from .config import UserError
+from .self_check import check_tree
 
-SUPPORTED_MODEL_TYPES = ("llama",)
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -48,29 +49,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.json"
     config = read_json(path)
-    if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
-        raise UserError(
-            f"{path}: model_type is {config.get('model_type')!r}, "
-            f"expected one of {SUPPORTED_MODEL_TYPES}"
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{path}: hidden_act is {config['hidden_act']!r}, expected 'silu'")
+    try:
+        check_config(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return config
-
-
-def explicit_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
-
-    transformers 5 keeps the rotary embedding's base and scaling in ``rope_parameters``, which
-    mlx-lm's Llama does not read; and a Llama whose ``config.json`` is silent has an untied head.
-    """
-    fields = {"tie_word_embeddings": bool(config.get("tie_word_embeddings"))}
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        fields["rope_theta"] = rope["rope_theta"]
-    if rope.get("rope_type", "default") != "default":
-        fields["rope_scaling"] = rope
-    return fields
 
 
 def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -83,9 +66,11 @@ def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
         The mlx-lm model and its configuration as mlx-lm completes it.
 
     Raises:
-        UserError: a file is missing, truncated or of another format, or they do not fit together.
+        UserError: a file is missing, truncated or of another format, they do not fit together, or
+            the model, not being of a tested architecture, does not pass ``check_tree``.
     """
-    fields = explicit_fields(read_config(directory))
+    config = read_config(directory)
+    fields = explicit_fields(config)
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
         raise UserError(f"{directory} has no model*.safetensors")
@@ -97,10 +82,18 @@ def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     for file in files:
         tensor_headers(file)
     try:
-        return load_model(directory, lazy=True, model_config=fields)
+        model, full_config = load_model(
+            directory, lazy=True, model_config=fields, get_model_classes=model_classes
+        )
     except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
         reason = one_line(error)
         raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
+    if not architecture_of(config["model_type"]).tested:
+        try:
+            check_tree(model, config)
+        except UserError as error:
+            raise UserError(f"{directory / 'config.json'}: {error}") from None
+    return model, full_config
 
 
 def read_tokenizer(

@@ -183,6 +183,7 @@ def fingerprint(base_config: Mapping[str, Any]) -> str:
         facts["head_dim"] = facts["hidden_size"] // heads
     facts["tie_word_embeddings"] = bool(facts["tie_word_embeddings"])
     rope = base_config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)  # one set per layer type
     theta = base_config.get("rope_theta", rope.get("rope_theta"))
     facts["rope_theta"] = None if theta is None else float(theta)
     text = json.dumps(facts, sort_keys=True)

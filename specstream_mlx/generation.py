@@ -10,15 +10,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.generate import GenerationResponse as PlainResponse
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device
 from .adapters import Adapter, mount, read_adapter, unmount
+from .architectures import text_limit
 from .base_model import model_directory, read_config, read_model, read_tokenizer
 from .config import Mode, UserError, fingerprint
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings
+from .kv import make_caches
 from .prompts import check_prompt, encode_prompt
 from .streams import Streams
 from .tree import DraftTree, root_only
@@ -154,7 +155,7 @@ def decode(
     """
     placement = settings.placement(model.streams and model.streams.config)
     speculates = settings.speculates and model.streams is not None
-    caches = make_prompt_cache(model.model)
+    caches = make_caches(model.model, model.config)
     decoder = Decoder(model.model, model.streams, caches)
     with mx.stream(device.generation_stream):
         _prefill(decoder, prompt[:-1], prefill_step_size)
@@ -226,7 +227,8 @@ def stream_generate(
         model: from ``load``.
         tokenizer: from ``load``.
         prompt: text or token ids.
-        max_tokens: the most tokens to generate; -1 for no limit.
+        max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
+            ends where they do.
         settings: how to draft.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
@@ -249,6 +251,10 @@ def stream_generate(
         raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
     check_prompt(ids, model.config)
+    room = text_limit(model.config)
+    if room is not None:  # the last token of all is not read any more
+        longest = room - len(ids) + 1
+        max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
     settings.check(model.config["vocab_size"], model.streams and model.streams.config)
     return _respond(model, tokenizer, ids, max_tokens, settings, stop, prefill_step_size)
 

@@ -1,11 +1,41 @@
 """Uncommitted tree rows over mlx-lm's KV caches, and compaction to the accepted path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache
 
+from .architectures import layer_windows
 from .msa import Rows
+
+
+class WindowedKVCache(KVCache):
+    """The cache of a layer with a sliding window: all rows stay, masks hide those out of reach.
+
+    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back.
+
+    Args:
+        window: how many rows a row attends to, itself included.
+    """
+
+    def __init__(self, window: int):
+        super().__init__()
+        self.window = window
+
+
+def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
+    """Empty caches of a model's layers that a tree can be verified on.
+
+    Args:
+        model: an mlx-lm model.
+        config: its ``config.json``.
+    """
+    return [
+        KVCache() if window is None else WindowedKVCache(window)
+        for window in layer_windows(config, model)
+    ]
 
 
 class UncommittedRows:
@@ -37,8 +67,12 @@ class UncommittedRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of ``count`` new rows; see ``msa.Rows``."""
-        return self._rows.attention_mask(count, self._cache.offset)
+        """The mask of ``count`` new rows; see ``msa.Rows``.
+
+        The layer's own window counts; ``window_size`` is what a model asks for one without.
+        """
+        window = getattr(self._cache, "window", window_size)
+        return self._rows.attention_mask(count, self._cache.offset, window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the new rows behind the committed ones; returns all rows up to them."""

@@ -1,0 +1,330 @@
+"""What this project knows of each family of models. Adding one: an entry here and a parity test.
+
+mlx-lm's own model files do the computing. An entry says what they take for granted, which fields
+transformers reads otherwise, and the few names and forms that the decoder needs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes
+
+from . import opt
+from .config import UserError
+from .rope_settings import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+
+Config = Mapping[str, Any]
+Windows = list[int | None]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One ``model_type``.
+
+    Attributes:
+        defaults: fields that a ``config.json`` may leave out, with transformers' values, where
+            mlx-lm's are others or none.
+        assumes: fields of which mlx-lm's model computes this value alone.
+        ropes: rope types that mlx-lm's model computes; empty where positions are learned.
+        windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
+            function where mlx-lm's model computes full attention on all layers.
+        fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
+        norm: name of the final norm beside the list of layers.
+        positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
+            a model that takes a cache's array ``offset`` as one position per row.
+        array_masks: the model reads masks as arrays only, never as ``"causal"``.
+        classes: model and arguments, where mlx-lm has none.
+        tested: parity with transformers is tested, so nothing is checked at load.
+    """
+
+    defaults: Config = field(default_factory=dict)
+    assumes: Config = field(default_factory=dict)
+    ropes: tuple[str, ...] = POSITION_ONLY
+    windows: Callable[[Config], Windows] | None = None
+    fields: Callable[[Config], dict[str, Any]] | None = None
+    norm: str = "norm"
+    positions: Literal["rope", "learned"] = "rope"
+    array_masks: bool = False
+    classes: tuple[type[nn.Module], type] | None = None
+    tested: bool = True
+
+
+def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windows]:
+    """Windows by ``layer_types``, or on the layers that ``default`` names by number."""
+
+    def windows(config: Config) -> Windows:
+        count, window = config["num_hidden_layers"], config.get("sliding_window")
+        types = config.get("layer_types")
+        if types:
+            slides = [kind == "sliding_attention" for kind in types]
+        else:
+            slides = [default(config, number) for number in range(count)]
+        return [window if slide else None for slide in slides]
+
+    return windows
+
+
+def _qwen_slides(config: Config, layer: int) -> bool:
+    return bool(config.get("use_sliding_window")) and layer >= config["max_window_layers"]
+
+
+def _without_layer_types(config: Config) -> dict[str, Any]:
+    """mlx-lm's Llama stands for Mistral and cannot be made of sliding layers alone."""
+    return {"layer_types": None}
+
+
+def _gemma3_fields(config: Config) -> dict[str, Any]:
+    """mlx-lm counts sliding layers by a period, and has one more base for their rope."""
+    types = config.get("layer_types")
+    period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    if types:
+        full = [number for number, kind in enumerate(types) if kind == "full_attention"]
+        period = full[0] + 1 if full else len(types) + 1
+    count = config["num_hidden_layers"]
+    expected = [
+        "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)
+    ]
+    if types and list(types) != expected:
+        raise UserError(
+            f"layer_types is not periodic, expected every {period}th layer to be full_attention"
+        )
+    if period > count:
+        raise UserError(
+            f"num_hidden_layers is {count}, expected at least {period}, "
+            "the first layer without a sliding window"
+        )
+    sliding = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    kind = sliding.get("rope_type", "default")
+    if kind != "default":
+        raise UserError(f"rope_type of the sliding layers is {kind!r}, expected 'default'")
+    base = sliding.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    return {"sliding_window_pattern": period, "rope_local_base_freq": base}
+
+
+def _opt_fields(config: Config) -> dict[str, Any]:
+    """Refuses the one OPT whose embeddings are narrower than its layers."""
+    width = config.get("word_embed_proj_dim", config["hidden_size"])
+    if width != config["hidden_size"]:
+        raise UserError(
+            f"word_embed_proj_dim is {width}, expected hidden_size = {config['hidden_size']}: "
+            "project_in and project_out are not supported"
+        )
+    return {}
+
+
+_LLAMA = {"tie_word_embeddings": False}
+_SILU = {"hidden_act": "silu"}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(defaults=_LLAMA, assumes=_SILU),
+    "mistral": Architecture(
+        defaults={**_LLAMA, "sliding_window": 4096},
+        assumes=_SILU,
+        windows=_windows(lambda config, layer: True),
+        fields=_without_layer_types,
+    ),
+    "phi": Architecture(
+        defaults={"partial_rotary_factor": 0.5},
+        assumes={"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": False},
+        ropes=("default",),
+        norm="final_layernorm",
+    ),
+    "phi3": Architecture(
+        defaults=_LLAMA,
+        assumes=_SILU,
+        ropes=("default", "linear", "longrope"),
+        windows=_windows(lambda config, layer: True),
+    ),
+    "qwen2": Architecture(defaults=_QWEN, assumes=_SILU, windows=_windows(_qwen_slides)),
+    "qwen3": Architecture(
+        defaults={**_QWEN, "head_dim": 128},
+        assumes={**_SILU, "attention_bias": False},
+        windows=_windows(_qwen_slides),
+    ),
+    "gemma2": Architecture(
+        defaults={
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        assumes=_GEMMA,
+        ropes=("default",),
+        windows=_windows(lambda config, layer: layer % 2 == 0),
+        array_masks=True,
+    ),
+    "gemma3_text": Architecture(
+        defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+        assumes={
+            **_GEMMA,
+            "use_bidirectional_attention": False,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        },
+        fields=_gemma3_fields,
+    ),
+    "opt": Architecture(
+        assumes={
+            "activation_function": "relu",
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        ropes=(),
+        fields=_opt_fields,
+        norm="final_layer_norm",
+        positions="learned",
+        classes=(opt.Model, opt.ModelArgs),
+    ),
+}
+
+UNTESTED = Architecture(array_masks=True, tested=False)
+"""A model of mlx-lm's that is not in the table: it has to pass ``self_check`` when loaded."""
+
+_RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"
+_SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
+_POSITIONS = "mlx-lm's model takes its positions from a single offset, a tree has one per row"
+
+REFUSED: dict[str, str] = {
+    "afm7": _SHARED,
+    "gemma3n": _SHARED,
+    "gemma4": _SHARED,
+    "gemma4_text": _SHARED,
+    "phi3small": "its block-sparse attention makes masks of its own and ignores the tree's",
+    "gpt2": _POSITIONS,
+    "gpt_bigcode": _POSITIONS,
+    "nanochat": _POSITIONS,
+    "ministral3": _POSITIONS,
+    "llama4": "its chunked attention keeps a cache that cannot go back to an accepted path",
+    "llama4_text": "its chunked attention keeps a cache that cannot go back to an accepted path",
+    **dict.fromkeys(
+        (
+            "bailing_moe_linear",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "kimi_linear",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "olmo_hybrid",
+            "plamo2",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_next",
+            "recurrent_gemma",
+            "rwkv7",
+        ),
+        _RECURRENT,
+    ),
+}
+"""Why a model of mlx-lm's cannot be driven, by ``model_type``."""
+
+
+def architecture_of(model_type: str | None) -> Architecture:
+    """The entry of ``model_type``, or ``UNTESTED``."""
+    return ARCHITECTURES.get(model_type, UNTESTED)
+
+
+def model_classes(config: Config) -> tuple[type[nn.Module], type]:
+    """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``."""
+    return architecture_of(config["model_type"]).classes or _get_classes(config)
+
+
+def explicit_fields(config: Config) -> dict[str, Any]:
+    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
+
+    Args:
+        config: a ``config.json`` as transformers or mlx-lm writes it.
+
+    Raises:
+        UserError: they say what mlx-lm's model cannot compute.
+    """
+    architecture = architecture_of(config.get("model_type"))
+    silent = {name: v for name, v in architecture.defaults.items() if name not in config}
+    completed = {**silent, **config}
+    fields = dict(silent)
+    if architecture.ropes:
+        rope = rope_parameters(completed, "full_attention")
+        check_rope(rope, completed, architecture.ropes)
+        fields |= rope_fields(rope, completed)
+    if architecture.fields:
+        fields |= architecture.fields(completed)
+    return fields
+
+
+def check_config(config: Config) -> None:
+    """Whether a model can be driven, as far as its ``config.json`` tells.
+
+    Raises:
+        UserError: it cannot; the sentence names the field.
+    """
+    model_type = config.get("model_type")
+    if model_type in REFUSED:
+        raise UserError(f"model_type is {model_type!r}, which is refused: {REFUSED[model_type]}")
+    known = isinstance(model_type, str) and model_type.isidentifier()
+    if known and model_type not in ARCHITECTURES:
+        module = MODEL_REMAPPING.get(model_type, model_type)
+        known = find_spec(f"mlx_lm.models.{module}") is not None
+    if not known:
+        raise UserError(
+            f"model_type is {model_type!r}, expected one that mlx-lm has a model for, "
+            f"or one of {tuple(ARCHITECTURES)}"
+        )
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} is {value!r}, expected an integer of at least 1")
+    for name, expected in architecture_of(model_type).assumes.items():
+        found = config.get(name)
+        if found is not None and found != expected:
+            raise UserError(f"{name} is {found!r}, expected {expected!r}")
+    fields = explicit_fields(config)
+    if model_type not in ARCHITECTURES:
+        _check_caches({**config, **fields})
+
+
+def _check_caches(config: Config) -> None:
+    """Whether the caches of a model without weights can go back to an accepted path."""
+    model_class, arguments = model_classes(config)
+    try:
+        caches = make_prompt_cache(model_class(arguments.from_dict(config)))
+    except Exception as error:  # whatever a missing field leads to in mlx-lm's model files
+        raise UserError(
+            f"mlx-lm's model of model_type {config['model_type']!r} cannot be made: {error}"
+        ) from None
+    for number, cache in enumerate(caches):
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", 0):
+            raise UserError(
+                f"model_type is {config['model_type']!r}, whose layer {number} has a "
+                f"{type(cache).__name__}, expected a KVCache: {_RECURRENT}"
+            )
+
+
+def text_limit(config: Config) -> int | None:
+    """How many tokens a model with learned positions can read; ``None``: any number."""
+    if architecture_of(config.get("model_type")).positions == "rope":
+        return None
+    return config.get("max_position_embeddings", opt.ModelArgs.max_position_embeddings)
+
+
+def layer_windows(config: Config, model: nn.Module) -> Windows:
+    """Each layer's sliding window, as transformers applies it; ``None``: full attention.
+
+    Args:
+        config: the model's ``config.json``.
+        model: the mlx-lm model; its layers are asked where the table leaves it to them.
+    """
+    architecture = architecture_of(config.get("model_type"))
+    if architecture.windows is not None:
+        return architecture.windows({**architecture.defaults, **config})
+    return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

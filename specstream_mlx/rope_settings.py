@@ -1,0 +1,121 @@
+"""A model's rotary embeddings, in the fields that mlx-lm reads.
+
+transformers 5 keeps base, scaling and the share of a head that turns in ``rope_parameters``, for
+some models one set per layer type; earlier releases kept ``rope_theta``, ``rope_scaling`` and
+``partial_rotary_factor`` beside the other fields. mlx-lm reads the earlier form.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .config import UserError
+
+POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope")
+"""Rope types whose angles depend on a token's position alone, not on the length of the text."""
+
+_NEED_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
+_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("long_factor", "short_factor"),
+}
+_ALIASES = {"su": "longrope"}
+
+
+def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """Base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` where known.
+
+    Args:
+        config: a ``config.json`` of either form.
+        layer_type: for models that have one set of parameters per layer type.
+
+    Raises:
+        UserError: they are not JSON objects.
+    """
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    for name, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name} is {value!r}, expected an object")
+    if layer_type is not None and any(isinstance(value, Mapping) for value in new.values()):
+        new, old = new.get(layer_type) or {}, {}
+    rope = {name: value for name, value in {**old, **new}.items() if value is not None}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name not in rope and config.get(name) is not None:
+            rope[name] = config[name]
+    kind = rope.pop("type", None)
+    kind = rope.get("rope_type") or kind or "default"
+    return {**rope, "rope_type": _ALIASES.get(kind, kind)}
+
+
+def check_rope(
+    rope: Mapping[str, Any], config: Mapping[str, Any], supported: Sequence[str]
+) -> None:
+    """Whether mlx-lm computes these parameters as transformers does.
+
+    Args:
+        rope: from ``rope_parameters``.
+        config: the whole ``config.json``.
+        supported: rope types that the architecture's model can compute.
+
+    Raises:
+        UserError: it does not; the sentence names the field.
+    """
+    kind = rope["rope_type"]
+    if kind == "dynamic":
+        raise UserError(
+            "rope_type is 'dynamic', whose angles depend on the length of the text, "
+            f"expected one of {tuple(supported)}"
+        )
+    if kind not in supported:
+        raise UserError(f"rope_type is {kind!r}, expected one of {tuple(supported)}")
+    for name in _NEEDED.get(kind, ()):
+        if name not in rope:
+            raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
+    if rope.get("truncate") is False:
+        raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
+    found = rope.get("attention_factor")
+    usual = _usual_attention_factor(rope, config)
+    if found is not None and (usual is None or not math.isclose(found, usual, rel_tol=1e-6)):
+        raise UserError(f"rope's attention_factor is {found!r}, expected mlx-lm's own, {usual}")
+
+
+def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """The context before scaling."""
+    name = "original_max_position_embeddings"
+    return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
+
+
+def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
+    """The factor on queries and keys that mlx-lm derives from the other parameters."""
+    if rope["rope_type"] == "yarn" and not rope.get("mscale_all_dim"):
+        return 0.1 * rope.get("mscale", 1) * math.log(max(rope["factor"], 1)) + 1
+    if rope["rope_type"] == "longrope":
+        original = _original_length(rope, config)
+        factor = config["max_position_embeddings"] / original
+        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return None
+
+
+def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same parameters as top-level fields that mlx-lm reads.
+
+    Args:
+        rope: from ``rope_parameters``, checked.
+        config: the whole ``config.json``.
+    """
+    fields = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    kind = rope["rope_type"]
+    if kind == "default":
+        return fields | ({"rope_scaling": None} if config.get("rope_scaling") else {})
+    # mlx-lm's Phi-3 reads the type under its old name, and insists on a factor with a point.
+    scaling = {name: value for name, value in rope.items() if name not in fields}
+    scaling["type"] = kind
+    if "factor" in scaling:
+        scaling["factor"] = float(scaling["factor"])
+    if kind in _NEED_ORIGINAL_LENGTH:
+        length = _original_length(rope, config)
+        scaling["original_max_position_embeddings"] = length
+        fields["original_max_position_embeddings"] = length
+    return {**fields, "rope_scaling": scaling}
