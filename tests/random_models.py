@@ -36,6 +36,10 @@ BASES = {
             "original_max_position_embeddings": 32,
         },
     },
+    "sliding windows": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 6,
+    },
     "traditional linear rope, untied": {
         "rope_traditional": True,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},

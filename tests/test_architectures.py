@@ -4,8 +4,11 @@ The models are random and small, with head counts, head sizes and rope settings 
 sliding windows and the contexts before rope scaling are shorter than the texts here.
 """
 
+import json
+import shutil
+import tempfile
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,20 +17,25 @@ import pytest
 import torch
 import transformers
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     Oracle,
     assert_close,
     assert_lossless,
     random_prompt,
     random_tree,
+    relative_error,
     tokens_of,
 )
-from tiny_models import tiny_streams
+from specstream_mlx.convert.base_to_mlx import convert_base
+from tiny_models import tiny_streams, tiny_tokenizer
 
-from specstream_mlx.architectures import ARCHITECTURES, REFUSED
+from specstream_mlx import UserError, stream_generate
+from specstream_mlx import decoder as decoder_module
+from specstream_mlx.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.base_model import read_config, read_model
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.config import StreamConfig, fingerprint
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.generation import SpeculativeModel
 from specstream_mlx.kv import make_caches
@@ -222,10 +230,8 @@ def fill(model):
             parameter.normal_(0, std, generator=generator)
 
 
-@lru_cache(maxsize=1)
+@cache
 def scratch():
-    import tempfile
-
     return tempfile.TemporaryDirectory()
 
 
@@ -329,3 +335,183 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
     found = tokens_of(found_pair.model, PROMPT, count, max_nodes=12)
     assert_lossless(found_pair.model.model, PROMPT, found, expected)
     assert oracle.longest >= 3
+
+
+def write_config(directory, **fields):
+    """A ``config.json`` without any weights beside it."""
+    directory.mkdir(exist_ok=True)
+    config = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": VOCAB_SIZE, **fields}
+    config = {"num_attention_heads": 2, "max_position_embeddings": 512, **config}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+REFUSALS = {
+    "unknown": ({"model_type": "nonsense"}, "model_type is 'nonsense', expected one that mlx-lm"),
+    "no type": ({"model_type": None}, "model_type is None"),
+    "a path": ({"model_type": "../llama"}, "model_type is '../llama'"),
+    "nested text model": ({"model_type": "gemma3", "hidden_size": None}, "hidden_size is None"),
+    "activation": ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "norms of Phi's heads": ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm is True"),
+    "dynamic rope": (
+        {"model_type": "qwen2", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "rope_type is 'dynamic', whose angles depend on the length of the text",
+    ),
+    "scaled rope that mlx-lm's Gemma 2 has not": (
+        {"model_type": "gemma2", **rope(1e4, "linear", factor=2.0)},
+        r"rope_type is 'linear', expected one of \('default',\)",
+    ),
+    "rope without its factor": (
+        {"model_type": "llama", **rope(1e4, "linear")},
+        "rope_type is 'linear' without factor",
+    ),
+    "attention factor": (
+        {"model_type": "llama", **rope(1e4, "yarn", factor=4.0, attention_factor=2.0)},
+        "attention_factor is 2.0, expected mlx-lm's own",
+    ),
+    "rope that is no object": ({"model_type": "llama", "rope_scaling": "linear"}, "rope_scaling"),
+    "Gemma 3 without a period": (
+        {
+            "model_type": "gemma3_text",
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"] * 2,
+            "num_hidden_layers": 6,
+        },
+        "layer_types is not periodic",
+    ),
+    "Gemma 3 without a full layer": (
+        {"model_type": "gemma3_text"},
+        "num_hidden_layers is 4, expected at least 6",
+    ),
+    "OPT 350m": (
+        {"model_type": "opt", "word_embed_proj_dim": 32},
+        "word_embed_proj_dim is 32, expected hidden_size = 64: project_in and project_out",
+    ),
+    "OPT without biases": ({"model_type": "opt", "enable_bias": False}, "enable_bias is False"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_work_is_refused_by_its_config(case, tmp_path):
+    """One sentence that names the file and the field; there are no weights to be read."""
+    fields, message = REFUSALS[case]
+    directory = write_config(tmp_path, **fields)
+    with pytest.raises(UserError, match=message) as error:
+        read_model(directory)
+    assert str(error.value).startswith(f"{directory / 'config.json'}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_every_refused_type_is_refused(model_type, tmp_path):
+    with pytest.raises(UserError, match=f"model_type is '{model_type}', which is refused: "):
+        read_model(write_config(tmp_path, model_type=model_type))
+
+
+def test_a_recurrent_model_is_known_by_its_caches(tmp_path, monkeypatch):
+    """What the list of refused types forgets; the model is made without weights."""
+    monkeypatch.delitem(REFUSED, "mamba")
+    fields = {"intermediate_size": 96, "state_size": 4, "conv_kernel": 4, "time_step_rank": 4}
+    fields |= {"use_bias": False, "use_conv_bias": True}
+    directory = write_config(tmp_path, model_type="mamba", **fields)
+    with pytest.raises(UserError, match=r"'mamba', whose layer 0 has a \w+, expected a KVCache"):
+        read_model(directory)
+
+
+def saved(directory, family, seed=0, **fields):
+    """A random model of a family that has no entry in the table."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB_SIZE,
+        **fields,
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    fill(model)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("family", ["Olmo2", "Granite", "Cohere2"])
+def test_another_architecture_has_to_pass_the_self_check(family, tmp_path, monkeypatch):
+    directory = saved(tmp_path, family)
+    read_model(directory)
+    right = decoder_module.shape_tables
+
+    def sees_everything_before(*shape):
+        parents, depths, _ = right(*shape)
+        return parents, depths, mx.tri(depths.size).astype(mx.bool_)
+
+    monkeypatch.setattr(decoder_module, "shape_tables", sees_everything_before)
+    with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
+        read_model(directory)
+
+
+@pytest.mark.parametrize("case", ["Mistral 0.1, window", "Phi-3 mini 4k, window", "Gemma 2"])
+def test_a_forgotten_window_would_show(case):
+    """Negative control: the same decoder on caches without windows."""
+    tokens = random_prompt(40, seed=1, vocab_size=VOCAB_SIZE)
+    found = pair(case)
+    caches = [KVCache() for _ in found.model.model.layers]
+    result = Decoder(found.model.model, found.model.streams, caches).step(chain(tokens), "none")
+    expected = found.logits(tokens)
+    assert_close(result.logits[:WINDOW], expected[:WINDOW])
+    assert relative_error(result.logits, expected) > 1e-2
+
+
+@pytest.mark.parametrize("case", ["Gemma 3", "OPT", "Mistral 0.1, window", "Llama 3.1"])
+def test_converted_to_mlx_it_is_the_same_model(case, tmp_path):
+    """With the same fingerprint, and with its windows."""
+    found = pair(case)
+    source = tmp_path / "source"
+    shutil.copytree(found.model.path, source)
+    tiny_tokenizer().save_pretrained(source)
+    convert_base(source, tmp_path / "mlx")
+    model, _ = read_model(tmp_path / "mlx")
+    config = read_config(tmp_path / "mlx")
+    assert fingerprint(config) == fingerprint(found.model.config)
+    windows = [getattr(cache, "window", None) for cache in make_caches(model, config)]
+    expected = make_caches(found.model.model, found.model.config)
+    assert windows == [getattr(cache, "window", None) for cache in expected]
+    tokens = mx.array([PROMPT])
+    assert mx.array_equal(model(tokens), found.model.model(tokens))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "phi"])
+def test_both_forms_of_rope_settings_say_the_same(model_type):
+    common = {"model_type": model_type, "max_position_embeddings": 512, "hidden_size": 64}
+    kind = "default" if model_type == "phi" else "linear"
+    settings = {} if model_type == "phi" else {"factor": 4}
+    new = {**common, **rope(5e5, kind, partial_rotary_factor=0.5, **settings)}
+    old = {**common, "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    if settings:
+        old["rope_scaling"] = {"type": kind, **settings}
+    found = explicit_fields(new)
+    assert found["rope_theta"] == 5e5
+    assert found["partial_rotary_factor"] == 0.5
+    if settings:
+        assert found["rope_scaling"]["factor"] == 4.0
+        assert found["rope_scaling"]["type"] == kind
+    for name in ("rope_theta", "partial_rotary_factor"):
+        assert explicit_fields(old)[name] == found[name]
+    assert explicit_fields(old).get("rope_scaling", {}).items() >= settings.items()
+
+
+@pytest.mark.parametrize("speculation", [True, False])
+def test_learned_positions_end_the_text(speculation, tmp_path):
+    """OPT's table has 512 rows; the text stops where the last one has been read."""
+    found = pair("OPT")
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    tokenizer.eos_token_ids = set()
+    prompt = random_prompt(506, vocab_size=VOCAB_SIZE)
+    responses = list(
+        stream_generate(found.model, tokenizer, prompt, max_tokens=-1, speculation=speculation)
+    )
+    assert responses[-1].finish_reason == "length"
+    tokens = [response.token for response in responses]
+    assert len(tokens) == 512 - 506 + 1
+    expected = found.continuation(prompt, 7)
+    assert tokens == expected

@@ -13,7 +13,6 @@ from random_models import (
     plain_tokens,
     random_prompt,
     speculative_model,
-    tokens_of,
 )
 
 from specstream_mlx.decoder import Decoder, UnsupportedModelError
