@@ -281,9 +281,14 @@ def check_config(config: Config) -> None:
             f"or one of {tuple(ARCHITECTURES)}"
         )
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        value = config.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} is {value!r}, expected an integer of at least 1")
+        if not _is_count(config.get(name)):
+            raise UserError(f"{name} is {config.get(name)!r}, expected an integer of at least 1")
+    window = config.get("sliding_window")
+    if window is not None and not _is_count(window):
+        raise UserError(f"sliding_window is {window!r}, expected an integer of at least 1 or null")
+    types, count = config.get("layer_types"), config["num_hidden_layers"]
+    if types is not None and (not isinstance(types, list) or len(types) != count):
+        raise UserError(f"layer_types is {types!r}, expected a list of num_hidden_layers = {count}")
     for name, expected in architecture_of(model_type).assumes.items():
         found = config.get(name)
         if found is not None and found != expected:
@@ -291,6 +296,10 @@ def check_config(config: Config) -> None:
     fields = explicit_fields(config)
     if model_type not in ARCHITECTURES:
         _check_caches({**config, **fields})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_caches(config: Config) -> None:

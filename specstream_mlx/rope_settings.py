@@ -21,6 +21,16 @@ _NEEDED = {
     "yarn": ("factor",),
     "longrope": ("long_factor", "short_factor"),
 }
+_NUMBERS = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
 _ALIASES = {"su": "longrope"}
 
 
@@ -73,6 +83,16 @@ def check_rope(
     for name in _NEEDED.get(kind, ()):
         if name not in rope:
             raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
+    for name in _NUMBERS:
+        value = rope.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UserError(f"rope's {name} is {value!r}, expected a number above 0")
+    length = _original_length(rope, config)
+    if kind in _NEED_ORIGINAL_LENGTH and (not isinstance(length, int) or length < 2):
+        raise UserError(
+            f"rope_type is {kind!r} with original_max_position_embeddings {length!r}, "
+            "expected an integer of at least 2"
+        )
     if rope.get("truncate") is False:
         raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
     found = rope.get("attention_factor")
@@ -93,7 +113,7 @@ def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) 
         return 0.1 * rope.get("mscale", 1) * math.log(max(rope["factor"], 1)) + 1
     if rope["rope_type"] == "longrope":
         original = _original_length(rope, config)
-        factor = config["max_position_embeddings"] / original
+        factor = config.get("max_position_embeddings", original) / original
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return None
 

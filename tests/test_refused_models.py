@@ -46,6 +46,15 @@ REFUSALS = {
         {"model_type": "llama", **rope(1e4, "yarn", factor=4.0, attention_factor=2.0)},
         "attention_factor is 2.0, expected mlx-lm's own",
     ),
+    "rope factor": (
+        {"model_type": "llama", **rope(1e4, "linear", factor="2")},
+        "factor is '2', expected a number above 0",
+    ),
+    "window": ({"model_type": "mistral", "sliding_window": "no"}, "sliding_window is 'no'"),
+    "layer types": (
+        {"model_type": "gemma2", "layer_types": ["full_attention"]},
+        r"layer_types is \['full_attention'\], expected a list of num_hidden_layers = 4",
+    ),
     "rope that is no object": ({"model_type": "llama", "rope_scaling": "linear"}, "rope_scaling"),
     "Gemma 3 without a period": (
         {
