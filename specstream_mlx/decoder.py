@@ -15,11 +15,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from . import verify
 from .architectures import architecture_of
-from .config import UserError
 from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, WindowedKVCache, commit
 from .msa import (
@@ -34,15 +32,12 @@ from .msa import (
 from .pruning import keep_best, path_scores
 from .stand_ins import PositionedRope, Through
 from .streams import Streams
+from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
-
-
-class UnsupportedModelError(UserError):
-    """The model's structure is not one that this decoder can drive."""
 
 
 @dataclass
@@ -97,11 +92,17 @@ class Decoder:
             self._inspect()
 
     def _inspect(self) -> None:
-        model, layers = self.model, self.model.layers
-        owners = [m for _, m in model.named_modules() if _same_layers(m.get("layers"), layers)]
-        if not owners:
-            raise UnsupportedModelError("the model does not hold its layers in one list")
-        self._owner, self.layers = owners[0], list(layers)
+        self._owner, self.layers = layers_owner(self.model), list(self.model.layers)
+        config = self.streams and self.streams.config
+        if (
+            config
+            and config.pruner_form == "literal"
+            and self._architecture.norm not in self._owner
+        ):
+            raise UnsupportedModelError(
+                f"the model has no {self._architecture.norm} beside its layers, which an early-exit "
+                "pruner of the form 'literal' has to pass by"
+            )
         self._attentions = []
         for number, layer in enumerate(self.layers):
             if type(self.caches[number]) not in (KVCache, WindowedKVCache):
@@ -109,10 +110,13 @@ class Decoder:
                     f"layer {number} has a {type(self.caches[number]).__name__}, "
                     "expected a KVCache or a WindowedKVCache"
                 )
-            if "mlp" not in layer:
-                raise UnsupportedModelError(f"layer {number} has no mlp")
+            if config and config.stream_mlp != "base" and "mlp" not in layer:
+                raise UnsupportedModelError(
+                    f"layer {number} has no mlp, which a stream_mlp of {config.stream_mlp!r} takes "
+                    "the place of"
+                )
             if self._architecture.positions == "rope":
-                self._attentions.append(_attention_with_rope(number, layer))
+                self._attentions.append(attention_with_rope(number, layer))
         self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
         self._uncommitted: list[UncommittedRows] = []
 
@@ -357,31 +361,6 @@ class _MsaPass:
         self._rows = Rows(positions, sees, anchors=stream_anchors(nodes.positions, gamma))
         seeds = decoder.streams.seed(hidden)
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
-
-
-def _same_layers(found: Any, layers: Sequence[nn.Module]) -> bool:
-    """Whether ``found`` is the list of these layers; a model's ``layers`` may be a copy of it."""
-    if not isinstance(found, list) or len(found) != len(layers):
-        return False
-    return all(one is other for one, other in zip(found, layers, strict=True))
-
-
-def _attention_with_rope(number: int, layer: nn.Module) -> nn.Module:
-    """The layer's attention.
-
-    Raises:
-        UnsupportedModelError: it has no rotary embedding, or one that does not depend on
-            positions alone.
-    """
-    attention = next((m for m in layer.children().values() if "rope" in m), None)
-    if attention is None:
-        raise UnsupportedModelError(f"layer {number} has no attention with rope")
-    if isinstance(attention["rope"], DynamicNTKScalingRoPE):
-        raise UnsupportedModelError(
-            f"layer {number} scales its rope by the length of the text, "
-            "expected a rope that depends on positions alone"
-        )
-    return attention
 
 
 def _best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:

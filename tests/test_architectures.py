@@ -1,10 +1,12 @@
 """Every tested architecture: transformers' logits, trees, pruning, streams, and mlx_lm's text."""
 
 import shutil
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
 from architecture_models import CASES, VOCAB_SIZE, WINDOW, pair, rope
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -19,7 +21,7 @@ from random_models import (
     tokens_of,
 )
 from specstream_mlx.convert.base_to_mlx import convert_base
-from tiny_models import tiny_tokenizer
+from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
 from specstream_mlx.architectures import ARCHITECTURES, REFUSED, explicit_fields
@@ -27,6 +29,7 @@ from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.config import fingerprint
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.kv import make_caches
+from specstream_mlx.streams import Streams
 from specstream_mlx.tree import DraftTree
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
@@ -100,6 +103,21 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
     found = tokens_of(found_pair.model, PROMPT, count, max_nodes=12)
     assert_lossless(found_pair.model.model, PROMPT, found, expected)
     assert oracle.longest >= 3
+
+
+@pytest.mark.parametrize("case", ["Llama 3.1", "Phi-2", "Qwen3 8B", "Gemma 3", "OPT"])
+def test_the_literal_pruner_passes_the_final_norm_by(case):
+    """It has another name in some models."""
+    found = pair(case)
+    config = replace(found.model.streams.config, pruner_form="literal")
+    streams = Streams(config)
+    streams.load_weights(list(tiny_streams(config).items()))
+    hidden = np.random.default_rng(0).normal(size=(5, config.hidden_size)).astype(np.float32)
+    caches = make_caches(found.model.model, found.model.config)
+    logits = Decoder(found.model.model, streams, caches).early_exit_logits(mx.array(hidden))
+    mapped = torch.tensor(np.array(streams.pruner(mx.array(hidden))))
+    with torch.no_grad():
+        assert_close(logits, found.torch_model.lm_head(mapped).numpy())
 
 
 @pytest.mark.parametrize("case", ["Mistral 0.1, window", "Phi-3 mini 4k, window", "Gemma 2"])

@@ -121,7 +121,7 @@ def saved(directory, family, seed=0, **fields):
     return directory
 
 
-@pytest.mark.parametrize("family", ["Olmo2", "Granite", "Cohere2"])
+@pytest.mark.parametrize("family", ["Olmo2", "Granite", "Cohere2", "Mixtral"])
 def test_another_architecture_has_to_pass_the_self_check(family, tmp_path, monkeypatch):
     directory = saved(tmp_path, family)
     read_model(directory)
