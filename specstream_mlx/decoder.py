@@ -94,14 +94,10 @@ class Decoder:
     def _inspect(self) -> None:
         self._owner, self.layers = layers_owner(self.model), list(self.model.layers)
         config = self.streams and self.streams.config
-        if (
-            config
-            and config.pruner_form == "literal"
-            and self._architecture.norm not in self._owner
-        ):
+        norm = self._architecture.norm
+        if config and config.pruner_form == "literal" and norm not in self._owner:
             raise UnsupportedModelError(
-                f"the model has no {self._architecture.norm} beside its layers, which an early-exit "
-                "pruner of the form 'literal' has to pass by"
+                f"the model has no {norm} beside its layers, which a pruner_form of 'literal' skips"
             )
         self._attentions = []
         for number, layer in enumerate(self.layers):
