@@ -12,7 +12,11 @@ from typing import Any
 from .config import UserError
 
 POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope")
-"""Rope types whose angles depend on a token's position alone, not on the length of the text."""
+"""Rope types whose angles depend on a token's position alone, not on the length of the text.
+
+``longrope`` is one of them in mlx-lm, which takes the long factors always; transformers takes the
+short ones as long as the text fits the original context, so on such a text the two differ.
+"""
 
 _NEED_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 _NEEDED = {
