@@ -73,6 +73,23 @@ def explicit_fields(config: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, each of which exists.
+
+    Raises:
+        UserError: there is none, or one that the index lists is missing.
+    """
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{directory} has no model*.safetensors")
+    if (directory / INDEX_FILE).exists():
+        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
+        missing = sorted(set(listed.values()) - {file.name for file in files})
+        if missing:
+            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
+    return files
+
+
 def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     """A model's layers and weights; the weights are read from the files when first used.
 
@@ -86,15 +103,7 @@ def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
         UserError: a file is missing, truncated or of another format, or they do not fit together.
     """
     fields = explicit_fields(read_config(directory))
-    files = sorted(directory.glob("model*.safetensors"))
-    if not files:
-        raise UserError(f"{directory} has no model*.safetensors")
-    if (directory / INDEX_FILE).exists():
-        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
-        missing = sorted(set(listed.values()) - {file.name for file in files})
-        if missing:
-            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
-    for file in files:
+    for file in weight_files(directory):
         tensor_headers(file)
     try:
         return load_model(directory, lazy=True, model_config=fields)
