@@ -1,15 +1,22 @@
-"""A base model's Hugging Face directory to mlx-lm's format, optionally quantized."""
+"""A base model in Hugging Face's or mlx-lm's format to mlx-lm's, optionally quantized.
+
+Everything stays lazy until it is written, so memory follows the largest tensor, not the model.
+"""
 
 import contextlib
 import io
+import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
-from mlx_lm.utils import load, quantize_model, save
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
+from specstream_mlx.base_model import read_model, read_tokenizer
 from specstream_mlx.config import UserError
 
+from .shards import Progress, write_weights
 from .staging import staged_directory
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -21,8 +28,11 @@ def convert_base(
     bits: int | None = None,
     group_size: int = 64,
     dtype: str | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Write ``source`` in MLX format to ``target``; mlx-lm's own functions do the work.
+    """Write ``source`` in MLX format to ``target``, which appears when it is complete.
+
+    A model that is quantized already keeps its packed weights.
 
     Args:
         source: directory with ``config.json``, safetensors and tokenizer files.
@@ -30,28 +40,56 @@ def convert_base(
         bits: 4 or 8 for affine quantization; ``None`` for none.
         group_size: 32, 64 or 128.
         dtype: of what is not quantized; ``None`` keeps the source's.
+        progress: called with (bytes written, bytes in all).
 
     Raises:
-        UserError: the source cannot be read as a model.
+        UserError: the source cannot be read as a model, or not be quantized as asked.
     """
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
     with staged_directory(target) as scratch:
-        try:
-            model, tokenizer, config = load(str(source), return_config=True, lazy=True)
-        except Exception as error:  # mlx-lm and safetensors raise many types
-            reason = " ".join(str(error).split())[:240]
-            raise UserError(f"{source} is not a model that mlx_lm can load: {reason}") from None
-        if dtype is not None:
-            wanted = getattr(mx, dtype)
-            model.update(
-                tree_map(
-                    lambda p: p.astype(wanted) if mx.issubdtype(p.dtype, mx.floating) else p,
-                    model.parameters(),
-                )
+        weights, config, parameters = _lazy_weights(source, bits, group_size, dtype)
+        tokenizer = read_tokenizer(source, config)
+        write_weights(scratch, weights, parameters, progress)
+        save_config(config, scratch / "config.json")
+        tokenizer.save_pretrained(scratch)
+        generation = source / "generation_config.json"
+        if generation.exists():
+            shutil.copy(generation, scratch)
+
+
+def _lazy_weights(
+    source: Path, bits: int | None, group_size: int, dtype: str | None
+) -> tuple[dict[str, mx.array], dict[str, Any], int]:
+    """The converted weights by name, none of them computed yet, and nowhere else referred to.
+
+    Returns:
+        (weights, configuration, logical parameters).
+    """
+    model, config = read_model(source)
+    if dtype is not None:
+        wanted = getattr(mx, dtype)
+        castable = getattr(model, "cast_predicate", lambda _: True)
+
+        def cast(path: str, tensor: mx.array) -> mx.array:
+            floating = mx.issubdtype(tensor.dtype, mx.floating)
+            return tensor.astype(wanted) if floating and castable(path) else tensor
+
+        model.update(tree_map_with_path(cast, model.parameters()))
+    if bits is not None:
+        present = config.get("quantization")
+        if present:
+            raise UserError(
+                f"{source / 'config.json'}: the model is quantized already, "
+                f"{present.get('bits')} bits in groups of {present.get('group_size')}; "
+                "leave --bits out to keep it, or give an unquantized model"
             )
-        if bits is not None:
-            with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints the bits per weight
-                model, config = quantize_model(model, config, group_size, bits)
-        save(scratch, source, model, tokenizer, config)
-        (scratch / "README.md").unlink(missing_ok=True)  # mlx-lm's model card, for uploads
+        with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints the bits per weight
+            model, config = quantize_model(model, config, group_size, bits)
+    weights = dict(tree_flatten(model.parameters()))
+    if bits is not None and not any(name.endswith(".scales") for name in weights):
+        raise UserError(
+            f"{source}: no layer's width is a multiple of the group size {group_size}, "
+            "so nothing would be quantized"
+        )
+    return weights, config, get_total_parameters(model)

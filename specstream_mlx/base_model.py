@@ -28,13 +28,18 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
         raise UserError(f"the model {text} is a file, expected a directory")
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise UserError(f"the model directory {text} does not exist")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if is_offline_mode() and not isinstance(error, HFValidationError):
+            raise UserError(
+                f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+                "and HF_HUB_OFFLINE forbids to download it"
+            ) from None
         raise UserError(
             f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
         ) from None

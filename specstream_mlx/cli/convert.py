@@ -13,7 +13,12 @@ _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to
 
 def convert(
     model: Annotated[
-        Path, Option(metavar="DIR", help="Hugging Face directory of the base (safetensors).")
+        str,
+        Option(
+            metavar="DIR|REPO",
+            help="Base with safetensors: a directory, or a Hugging Face repository, which is "
+            "downloaded unless it is in the cache.",
+        ),
     ],
     mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
     adapter_path: Annotated[
@@ -61,20 +66,27 @@ def convert(
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
+    if mlx_path.is_file():
+        raise UserError(f"--mlx-path {mlx_path} is a file, expected a directory to replace")
     if adapter_path is not None and bits is not None:
         raise UserError("--bits quantizes a base, --adapter-path converts an adapter: give one")
     if verify and adapter_path is None:
         raise UserError("--verify compares streams: it needs --adapter-path")
 
+    from ..base_model import model_directory
     from ..convert.adapter_to_mlx import convert_adapter
     from ..convert.base_to_mlx import convert_base
 
+    base = model_directory(model)
     if adapter_path is None:
-        convert_base(model, mlx_path, int(bits) if bits else None, int(group_size), dtype)
+        with reporting.byte_progress("Converting") as progress:
+            convert_base(
+                base, mlx_path, int(bits) if bits else None, int(group_size), dtype, progress
+            )
     else:
-        convert_adapter(adapter_path, model, mlx_path, dtype)
+        convert_adapter(adapter_path, base, mlx_path, dtype)
     reporting.note(f"wrote {mlx_path}")
-    if verify and not _same_as_pytorch(model, adapter_path, mlx_path):
+    if verify and not _same_as_pytorch(base, adapter_path, mlx_path):
         raise Exit(1)
 
 
