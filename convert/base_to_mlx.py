@@ -43,19 +43,23 @@ def convert_base(
         progress: called with (bytes written, bytes in all).
 
     Raises:
-        UserError: the source cannot be read as a model, or not be quantized as asked.
+        UserError: the source cannot be read as a model or quantized as asked, or the target cannot
+            be written.
     """
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
-    with staged_directory(target) as scratch:
-        weights, config, parameters = _lazy_weights(source, bits, group_size, dtype)
-        tokenizer = read_tokenizer(source, config)
-        write_weights(scratch, weights, parameters, progress)
-        save_config(config, scratch / "config.json")
-        tokenizer.save_pretrained(scratch)
-        generation = source / "generation_config.json"
-        if generation.exists():
-            shutil.copy(generation, scratch)
+    try:
+        with staged_directory(target) as scratch:
+            weights, config, parameters = _lazy_weights(source, bits, group_size, dtype)
+            tokenizer = read_tokenizer(source, config)
+            write_weights(scratch, weights, parameters, progress)
+            save_config(config, scratch / "config.json")
+            tokenizer.save_pretrained(scratch)
+            generation = source / "generation_config.json"
+            if generation.exists():
+                shutil.copy(generation, scratch)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
 def _lazy_weights(

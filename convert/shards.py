@@ -21,8 +21,10 @@ _DTYPES = {
     mx.uint32: "U32",
     mx.uint16: "U16",
     mx.uint8: "U8",
-    mx.int32: "I32",
+    mx.uint64: "U64",
     mx.int64: "I64",
+    mx.int32: "I32",
+    mx.int16: "I16",
     mx.int8: "I8",
     mx.bool_: "BOOL",
 }
