@@ -86,7 +86,7 @@ def weight_files(directory: Path) -> list[Path]:
     """
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise UserError(f"{directory} has no model*.safetensors")
+        raise UserError(f"{directory} has no model*.safetensors, expected weights in that format")
     if (directory / INDEX_FILE).exists():
         listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
         missing = sorted(set(listed.values()) - {file.name for file in files})
