@@ -127,7 +127,7 @@ def inspect_base(directory: Path) -> BaseReport:
     """
     path = directory / "config.json"
     outer = read_json(path)
-    config = outer | (outer.get("text_config") or {})
+    config = outer | _object(path, outer, "text_config")
     sizes = {
         name: _integer(path, config, name)
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -151,8 +151,8 @@ def inspect_base(directory: Path) -> BaseReport:
     stored = sum(file.stat().st_size for file in files)
     quantized = _quantized_weights(path, outer, headers)
     logical = _logical_tensors(headers, quantized)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = config.get("rope_theta", rope.get("rope_theta"))
+    rope = _object(path, config, "rope_parameters") or _object(path, config, "rope_scaling")
+    theta = _number(path, "rope_theta", config.get("rope_theta", rope.get("rope_theta")))
     parameters = sum(prod(shape) for shape, _ in logical.values())
     dtypes: Counter[str] = Counter()
     for name, (shape, dtype) in logical.items():
@@ -170,9 +170,9 @@ def inspect_base(directory: Path) -> BaseReport:
         vocab_size=sizes["vocab_size"],
         context=optional["max_position_embeddings"],
         tied_head=tied,
-        rope_type=rope.get("rope_type") or rope.get("type") or "default",
+        rope_type=str(rope.get("rope_type") or rope.get("type") or "default"),
         rope_theta=theta,
-        rope_factor=rope.get("factor"),
+        rope_factor=_number(path, "the rope's factor", rope.get("factor")),
         fingerprint=fingerprint(outer),
         parameters=parameters,
         bytes=stored,
@@ -205,6 +205,21 @@ def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = 
     return value
 
 
+def _number(path: Path, name: str, value: Any) -> float | None:
+    """A field that must be a number, or may be missing."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    raise UserError(f"{path}: {name} is {value!r}, expected a number")
+
+
+def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A field that must be an object, empty where it is missing."""
+    value = config.get(name) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {name} is {value!r}, expected an object")
+    return value
+
+
 def _quantized_weights(
     path: Path, config: Mapping[str, Any], headers: Headers
 ) -> dict[str, tuple[int, int]]:
@@ -213,8 +228,8 @@ def _quantized_weights(
     A layer that the configuration does not list is taken to have the default group size; the bits
     then follow from how many words there are to a scale.
     """
-    settings = config.get("quantization")
-    if settings is None:
+    settings = _object(path, config, "quantization")
+    if not settings:
         foreign = config.get("quantization_config")
         if foreign is not None:
             method = foreign.get("quant_method") if isinstance(foreign, dict) else foreign
@@ -223,8 +238,8 @@ def _quantized_weights(
                 "expected MLX's own quantization or none"
             )
         return {}
-    if not isinstance(settings, dict) or not {"bits", "group_size"} <= settings.keys():
-        raise UserError(f"{path}: quantization is {settings!r}, expected bits and group_size")
+    _integer(path, settings, "bits")
+    _integer(path, settings, "group_size")
     packed = {}
     for name, (shape, dtype) in headers.items():
         layer = name.removesuffix(".weight")
@@ -232,7 +247,7 @@ def _quantized_weights(
         if dtype != "U32" or layer == name or scales is None:
             continue
         listed = settings.get(layer)
-        size = listed["group_size"] if isinstance(listed, dict) else settings["group_size"]
+        size = _integer(path, listed if isinstance(listed, dict) else settings, "group_size")
         bits, remainder = divmod(shape[-1] * 32, scales[0][-1] * size)
         if remainder or bits not in _BITS:
             raise UserError(

@@ -192,7 +192,7 @@ def _inspect_adapter(path: Path) -> AdapterReport:
         files.append(lora_file)
         headers |= _headers(lora_file)
     modules = _lora_modules(headers)
-    rank, scale = _lora_fields(config, torch_side) if modules else (None, None)
+    rank, scale = _lora_fields(config_path, config, torch_side) if modules else (None, None)
     named = config.get("base_model_name_or_path") or ""
     return AdapterReport(
         path=str(path),
@@ -204,7 +204,7 @@ def _inspect_adapter(path: Path) -> AdapterReport:
         parameters=_count(headers),
         bytes=sum(file.stat().st_size for file in files),
         tensors=group_tensors(headers),
-        base_model=(streams.base_model if streams else "") or named,
+        base_model=str((streams.base_model if streams else "") or named),
     )
 
 
@@ -233,15 +233,19 @@ def _lora_modules(names: Iterable[str]) -> list[str]:
     return sorted({re.sub(r".*\blayers\.\d+\.", "", path) for path in paths})
 
 
-def _lora_fields(config: dict[str, Any], torch_side: bool) -> tuple[Any, float | None]:
+def _lora_fields(path: Path, config: dict[str, Any], torch_side: bool) -> tuple[int, float]:
     """Rank and scale; PEFT's scale is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA."""
+    fields = config if torch_side else config.get("lora_parameters")
+    names = ("r", "lora_alpha") if torch_side else ("rank", "scale")
+    rank, scale = (fields.get(n) if isinstance(fields, dict) else None for n in names)
+    if not isinstance(rank, int) or rank < 1 or not isinstance(scale, int | float):
+        raise UserError(
+            f"{path}: {names[0]} is {rank!r} and {names[1]} {scale!r}, "
+            "expected an integer of at least 1 and a number"
+        )
     if not torch_side:
-        parameters = config.get("lora_parameters") or {}
-        return parameters.get("rank"), parameters.get("scale")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        return rank, None
-    return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        return rank, scale
+    return rank, scale / (rank**0.5 if config.get("use_rslora") else rank)
 
 
 def _count(headers: Headers) -> dict[str, int]:

@@ -118,6 +118,17 @@ def test_several_files_are_written_and_indexed(tmp_path, monkeypatch):
     assert all(mx.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("bits", [None, 4])
+def test_memory_follows_the_largest_tensor(bits, tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", hidden_size=256, num_hidden_layers=12)
+    sizes = [tensor.nbytes for tensor in mx.load(str(base / "model.safetensors")).values()]
+    assert sum(sizes) > 20 * max(sizes)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    convert_base(base, tmp_path / "mlx", bits=bits)
+    assert mx.get_peak_memory() - held < 4 * max(sizes)
+
+
 def test_written_files_are_what_safetensors_reads(tmp_path):
     values = mx.random.normal((3, 5, 2))
     tensors = {

@@ -240,6 +240,42 @@ def test_refusals(base, shared, tmp_path):
     assert "expected an object" in refused(adapter)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("text_config", [1]),
+        ("rope_scaling", "linear"),
+        ("rope_theta", "much"),
+        ("quantization", 4),
+        ("quantization", {"bits": 4, "group_size": 0}),
+        ("num_hidden_layers", None),
+        ("head_dim", -1),
+        ("max_position_embeddings", 2.5),
+    ],
+)
+def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
+    copy = shutil.copytree(base, tmp_path / "base")
+    edit(copy / "config.json", lambda c: c.update({field: value}))
+    sentence = refused(copy)
+    assert "config.json: " in sentence
+    assert ", expected " in sentence
+
+
+@pytest.mark.parametrize("parameters", [None, [], {"rank": "four", "scale": 1.0}, {"rank": 4}])
+def test_spoilt_lora_parameters(parameters, shared, tmp_path):
+    adapter = shutil.copytree(shared, tmp_path / "adapter")
+    edit(adapter / "adapter_config.json", lambda c: c.update(lora_parameters=parameters))
+    assert "expected an integer of at least 1 and a number" in refused(adapter)
+
+
+def test_pickled_tensors_are_not_opened(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    assert "adapter_model.bin has no header to read" in refused(tmp_path)
+    (tmp_path / "adapter_model.bin").unlink()
+    assert "adapter_model.safetensors is missing" in refused(tmp_path)
+
+
 def test_group_size_that_does_not_fit(tmp_path):
     base = tiny_llama_directory(tmp_path / "base", bits=4, group_size=32)
     edit(base / "config.json", lambda c: c["quantization"].update(group_size=48))
