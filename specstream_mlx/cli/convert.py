@@ -36,8 +36,10 @@ def convert(
         Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "msa_4_6", "msa_4_8"] | None,
         Option(
             "--quant-predicate",
-            help="Quantize by a recipe, instead of --bits: mlx_lm's mixed ones, or msa_4_6 and "
-            "msa_4_8, which keep MSA layers, embeddings and head at 6 or 8 bits.",
+            metavar="RECIPE",
+            help="Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, "
+            "mixed_3_6 and mixed_4_6, or msa_4_6 and msa_4_8, which keep MSA layers, embeddings "
+            "and head at 6 or 8 bits.",
         ),
     ] = None,
     num_msa_layers: Annotated[
