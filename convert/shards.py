@@ -78,7 +78,7 @@ def _write_file(path: Path, tensors: dict[str, mx.array], count: Callable[[int],
             "shape": tensor.shape,
             "data_offsets": [begin, end],
         }
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))

@@ -34,12 +34,15 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
     try:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        if is_offline_mode() and not isinstance(error, HFValidationError):
-            raise UserError(
-                f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
-                "and HF_HUB_OFFLINE forbids to download it"
-            ) from None
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached"
+        if is_offline_mode():
+            reason = "HF_HUB_OFFLINE forbids to download it"
+        raise UserError(
+            f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"and {reason}"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(
             f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
         ) from None

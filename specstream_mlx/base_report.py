@@ -178,7 +178,7 @@ def inspect_base(directory: Path) -> BaseReport:
         bytes=stored,
         files=len(files),
         dtypes=dict(dtypes),
-        quantization=_quantization(outer, quantized, dtypes, stored, parameters),
+        quantization=_quantization(outer, quantized, dtypes, headers, parameters),
         tensors=group_tensors(logical),
     )
 
@@ -277,12 +277,13 @@ def _quantization(
     config: Mapping[str, Any],
     packed: Mapping[str, tuple[int, int]],
     dtypes: Mapping[str, int],
-    stored: int,
+    headers: Headers,
     parameters: int,
 ) -> Quantization | None:
     if not packed:
         return None
     settings = config["quantization"]
+    stored = sum(prod(shape) * _stored_bits(dtype) for shape, dtype in headers.values())
     layers = Counter(f"{bits} bits, group {size}" for bits, size in packed.values())
     return Quantization(
         bits=settings["bits"],
@@ -290,5 +291,11 @@ def _quantization(
         mode=settings.get("mode", "affine"),
         layers=dict(layers.most_common()),
         unquantized_parameters=parameters - dtypes["quantized"],
-        bits_per_weight=stored * 8 / parameters,
+        bits_per_weight=stored / parameters,
     )
+
+
+def _stored_bits(dtype: str) -> int:
+    """Bits of one element by the name of its dtype, such as ``BF16`` or ``F8_E4M3``."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 8  # BOOL

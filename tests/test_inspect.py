@@ -9,7 +9,12 @@ import mlx.nn as nn
 import pytest
 import torch
 from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters, load_model, save_config
+from mlx_lm.utils import (
+    compute_bits_per_weight,
+    get_total_parameters,
+    load_model,
+    save_config,
+)
 from specstream_mlx.convert.formats import base_fingerprint, write_adapter
 from tiny_models import (
     stream_adapter_directory,
@@ -76,6 +81,7 @@ def test_parameters_are_those_that_mlx_lm_counts(bits, group_size, tied, tmp_pat
         assert report.quantization.layers == {f"{bits} bits, group {group_size}": linear}
         assert report.quantization.unquantized_parameters == 9 * 64
         assert not report.quantization.mixed
+        assert report.quantization.bits_per_weight == compute_bits_per_weight(model)
     shapes = {group.name: (group.shape, group.count) for group in report.tensors}
     assert shapes["model.layers.*.mlp.down_proj.weight"] == ((64, 128), 4)
     assert shapes["model.embed_tokens.weight"] == ((320, 64), 1)
