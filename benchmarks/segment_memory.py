@@ -7,7 +7,6 @@ peak resident memory above what it held before the first step.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -20,11 +19,7 @@ from specstream_mlx.convert.losses import Batch, default_alphas, n_gram_loss
 from specstream_mlx.convert.settings import TrainSettings
 from specstream_mlx.convert.trainer import build_model
 
-
-def peak_bytes() -> int:
-    """The process's peak resident memory."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+from .memory import peak_bytes
 
 
 def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:

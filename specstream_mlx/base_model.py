@@ -29,13 +29,21 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
         raise UserError(f"the model {text} is a file, expected a directory")
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise UserError(f"the model directory {text} does not exist")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached"
+        if is_offline_mode():
+            reason = "HF_HUB_OFFLINE forbids to download it"
+        raise UserError(
+            f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"and {reason}"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(
             f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
         ) from None
@@ -56,6 +64,23 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, each of which exists.
+
+    Raises:
+        UserError: there is none, or one that the index lists is missing.
+    """
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{directory} has no model*.safetensors, expected weights in that format")
+    if (directory / INDEX_FILE).exists():
+        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
+        missing = sorted(set(listed.values()) - {file.name for file in files})
+        if missing:
+            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
+    return files
+
+
 def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     """A model's layers and weights; the weights are read from the files when first used.
 
@@ -71,15 +96,7 @@ def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     """
     config = read_config(directory)
     fields = explicit_fields(config)
-    files = sorted(directory.glob("model*.safetensors"))
-    if not files:
-        raise UserError(f"{directory} has no model*.safetensors")
-    if (directory / INDEX_FILE).exists():
-        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
-        missing = sorted(set(listed.values()) - {file.name for file in files})
-        if missing:
-            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
-    for file in files:
+    for file in weight_files(directory):
         tensor_headers(file)
     try:
         model, full_config = load_model(

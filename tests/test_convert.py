@@ -102,7 +102,7 @@ def test_an_interruption_leaves_nothing_behind(hf, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specstream_mlx.convert.base_to_mlx.save", interrupted)
+    monkeypatch.setattr("specstream_mlx.convert.base_to_mlx.save_config", interrupted)
     assert run("--model", hf, "--mlx-path", tmp_path / "mlx").exit_code != 0
     assert list(tmp_path.iterdir()) == []
 

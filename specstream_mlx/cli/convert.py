@@ -6,14 +6,19 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from ..config import UserError
-from . import reporting
+from . import numbers, reporting
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 
 
 def convert(
     model: Annotated[
-        Path, Option(metavar="DIR", help="Hugging Face directory of the base (safetensors).")
+        str,
+        Option(
+            metavar="DIR|REPO",
+            help="Base with safetensors: a directory, or a Hugging Face repository, which is "
+            "downloaded unless it is in the cache.",
+        ),
     ],
     mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
     adapter_path: Annotated[
@@ -26,6 +31,20 @@ def convert(
     ] = None,
     bits: Annotated[
         Literal["4", "8"] | None, Option(help="Quantize the base to so many bits per weight.")
+    ] = None,
+    recipe: Annotated[
+        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "msa_4_6", "msa_4_8"] | None,
+        Option(
+            "--quant-predicate",
+            metavar="RECIPE",
+            help="Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, "
+            "mixed_3_6 and mixed_4_6, or msa_4_6 and msa_4_8, which keep MSA layers, embeddings "
+            "and head at 6 or 8 bits.",
+        ),
+    ] = None,
+    num_msa_layers: Annotated[
+        int | None,
+        Option(parser=numbers.at_least(1), metavar="N", help="Top layers with streams, for msa_*."),
     ] = None,
     group_size: Annotated[
         Literal["32", "64", "128"], Option(help="Weights that share a scale.")
@@ -54,6 +73,11 @@ def convert(
 
     [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4[/cyan]
 
+    With what the streams of the 4 top layers rest on at 8 bits:
+
+    [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-mixed
+    --quant-predicate msa_4_8 --num-msa-layers 4[/cyan]
+
     An adapter for it, compared with PyTorch:
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
@@ -61,20 +85,39 @@ def convert(
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
-    if adapter_path is not None and bits is not None:
-        raise UserError("--bits quantizes a base, --adapter-path converts an adapter: give one")
+    if mlx_path.is_file():
+        raise UserError(f"--mlx-path {mlx_path} is a file, expected a directory to replace")
+    if adapter_path is not None and (bits is not None or recipe is not None):
+        given = "--quant-predicate" if bits is None else "--bits"
+        raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
+    if bits is not None and recipe is not None:
+        raise UserError("--bits and --quant-predicate were both given, expected at most one")
+    if num_msa_layers is not None and recipe is None:
+        raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
     if verify and adapter_path is None:
         raise UserError("--verify compares streams: it needs --adapter-path")
 
+    from ..base_model import model_directory
     from ..convert.adapter_to_mlx import convert_adapter
     from ..convert.base_to_mlx import convert_base
 
+    base = model_directory(model)
     if adapter_path is None:
-        convert_base(model, mlx_path, int(bits) if bits else None, int(group_size), dtype)
+        with reporting.byte_progress("Converting") as progress:
+            convert_base(
+                base,
+                mlx_path,
+                int(bits) if bits else None,
+                int(group_size),
+                dtype,
+                progress,
+                recipe=recipe,
+                num_msa_layers=num_msa_layers,
+            )
     else:
-        convert_adapter(adapter_path, model, mlx_path, dtype)
+        convert_adapter(adapter_path, base, mlx_path, dtype)
     reporting.note(f"wrote {mlx_path}")
-    if verify and not _same_as_pytorch(model, adapter_path, mlx_path):
+    if verify and not _same_as_pytorch(base, adapter_path, mlx_path):
         raise Exit(1)
 
 
