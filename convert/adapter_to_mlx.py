@@ -97,12 +97,16 @@ def convert_adapters(
         What was written, in the order of ``sources``.
 
     Raises:
-        UserError: as in ``convert_adapter``, or two sources have the same name.
+        UserError: as in ``convert_adapter``, or two sources have the same name, or ``target``
+            holds one of them.
     """
     names = [adapter_name(source) for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two adapters are named {name}, expected another name for each")
+    for source in sources:
+        if target.resolve() in source.resolve().parents:
+            raise UserError(f"{target} holds the adapter {source}, expected another --mlx-path")
     loaded = _Base(base)
     adapters = [_read(source, loaded, dtype) for source in sources]
     with staged_directory(target) as scratch:

@@ -230,12 +230,9 @@ def _dtype(model: nn.Module) -> mx.Dtype:
 def _same_layout(first: Adapter | None, second: Adapter) -> bool:
     if first is None or not first.lora or not second.lora:
         return False
-    layouts = [
-        (a.config.get("fine_tune_type"), a.config["lora_parameters"]["scale"], a.lora.keys())
-        for a in (first, second)
-    ]
+    scales = [adapter.config["lora_parameters"]["scale"] for adapter in (first, second)]
     shapes = [{name: tensor.shape for name, tensor in a.lora.items()} for a in (first, second)]
-    return layouts[0] == layouts[1] and shapes[0] == shapes[1]
+    return scales[0] == scales[1] and shapes[0] == shapes[1]
 
 
 def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:

@@ -13,7 +13,7 @@ import torch
 from mlx.utils import tree_flatten
 from mlx_lm.models import phi3
 from mlx_lm.tuner.utils import linear_to_lora_layers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.adapter_to_mlx import convert_adapter
 from specstream_mlx.convert.base_to_mlx import convert_base
@@ -40,6 +40,10 @@ VARIANTS = {
     "rslora": {"target_modules": LINEAR, "use_rslora": True},
     "rank_pattern": {"target_modules": LINEAR, "rank_pattern": {"q_proj": 2, "down_proj": 7}},
     "alpha_pattern": {"target_modules": LINEAR, "alpha_pattern": {"o_proj": 3, "up_proj": 11}},
+    "patterns that PEFT does not match, or matches later": {
+        "target_modules": LINEAR,
+        "alpha_pattern": {"roj": 70, "o_proj": 3, "layers.0.self_attn.o_proj": 50},
+    },
     "patterns of single modules, rslora": {
         "target_modules": LINEAR,
         "use_rslora": True,
@@ -101,7 +105,10 @@ def base(hf):
 
 
 def peft_directory(hf, directory, dtype=torch.float32, **config):
-    """A PEFT adapter with random values, saved by PEFT, and the model it was saved from."""
+    """A PEFT adapter with random values, saved and loaded again by PEFT.
+
+    Loaded again, since PEFT sorts the patterns as it saves them, and the first that matches counts.
+    """
     torch.manual_seed(1)
     safe = config.pop("safe_serialization", True)
     model = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, "lora_alpha": 6} | config))
@@ -113,7 +120,7 @@ def peft_directory(hf, directory, dtype=torch.float32, **config):
                 parameter.normal_(std=0.2)
                 parameter.data = parameter.to(dtype)
     model.save_pretrained(directory, safe_serialization=safe)
-    return model.eval()
+    return PeftModel.from_pretrained(load_base(hf), directory).eval()
 
 
 def torch_logits(model):
@@ -133,7 +140,7 @@ def edit(path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`", "ignore:The following alpha")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_peft(variant, hf, base, tmp_path):
     reference = torch_logits(peft_directory(hf, tmp_path / "peft", **VARIANTS[variant]))
@@ -219,6 +226,16 @@ def test_streams_from_torch_files(suffix, hf, base, tmp_path):
     file.unlink()
     convert_adapter(tmp_path / "streams", hf, tmp_path / "out")
     differences = layer_differences(hf, tmp_path / "streams", base, tmp_path / "out", TOKENS, 5)
+    assert max(d.relative for d in differences) <= BOUND
+
+
+@pytest.mark.parametrize("variant", ["dora", "patterns of single modules, rslora"])
+def test_streams_beside_any_lora(variant, hf, base, tmp_path):
+    """Shared mode: streams pass through the same LoRA, layer by layer as in PyTorch."""
+    lora = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, **VARIANTS[variant]}))
+    write_adapter(tiny_model("shared", base=lora, lora=False), tmp_path / "shared")
+    convert_adapter(tmp_path / "shared", hf, tmp_path / "out")
+    differences = layer_differences(hf, tmp_path / "shared", base, tmp_path / "out", TOKENS, 5)
     assert max(d.relative for d in differences) <= BOUND
 
 
@@ -384,9 +401,13 @@ def test_several_adapters_in_one_run(hf, base, plain, tmp_path):
 
 def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):
     edit(spoilt / "adapter_config.json", bias="all")
-    for other, expected in ((spoilt, "bias is 'all'"), (plain, "two adapters are named plain")):
-        flags = ("--adapter-path", plain, "--adapter-path", other, "--mlx-path", tmp_path / "out")
-        result = run("convert", "--model", hf, *flags)
+    for other, target, expected in (
+        (spoilt, tmp_path / "out", "bias is 'all'"),
+        (plain, tmp_path / "out", "two adapters are named plain"),
+        (spoilt, tmp_path, "holds the adapter"),
+    ):
+        flags = ("--adapter-path", plain, "--adapter-path", other, "--mlx-path", target)
+        result = run("convert", "--model", hf, *flags, "--overwrite")
         assert (result.exit_code, expected in result.stderr) == (2, True)
         assert list(tmp_path.iterdir()) == [spoilt]
 
