@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -190,6 +191,30 @@ def test_values_are_kept_bit_for_bit(hf, tmp_path):
         assert mx.array_equal(written[name], tensor.T)
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_a_quantized_base(hf, tmp_path):
+    """The same tensors as for the base it was made from; only a copied weight cannot be checked."""
+    four = tmp_path / "4bit"
+    convert_base(hf, four, bits=4, group_size=32)
+    for name, variant in (("lora", VARIANTS["rank_pattern"]), ("dora", VARIANTS["dora"])):
+        peft_directory(hf, tmp_path / f"peft-{name}", **variant)
+        convert_adapter(tmp_path / f"peft-{name}", four, tmp_path / name)
+        convert_adapter(tmp_path / f"peft-{name}", hf, tmp_path / f"{name}-expected")
+        found, expected = (
+            mx.load(str(tmp_path / directory / "adapters.safetensors"))
+            for directory in (name, f"{name}-expected")
+        )
+        assert found.keys() == expected.keys()
+        assert all(mx.array_equal(found[key], expected[key]) for key in found)
+        ours, _ = load(four, adapter_path=tmp_path / name)
+        stock, _ = mlx_lm.load(str(four), adapter_path=str(tmp_path / name))
+        assert close(mlx_logits(stock), mlx_logits(ours.model))
+    peft_directory(hf, tmp_path / "head", **VARIANTS["head"])
+    assert "expected --model to be a base that is not quantized" in refused(
+        four, tmp_path / "head", tmp_path / "out"
+    )
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".pt"])
 def test_torch_files_without_code(suffix, hf, tmp_path):
     peft_directory(hf, tmp_path / "peft", torch.bfloat16, target_modules=LINEAR)
@@ -262,6 +287,17 @@ def test_malicious_pickle_is_refused(name, by_torch, hf, tmp_path):
         file.write_bytes(pickle.dumps({"weight": Payload(trace)}))
     assert f"{file} is refused" in refused(hf, tmp_path / "adapter", tmp_path / "out")
     assert not trace.exists()
+
+
+def test_a_torch_file_without_torch(hf, plain, tmp_path, monkeypatch):
+    (tmp_path / "adapter").mkdir()
+    config = (plain / "adapter_config.json").read_text()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(config)
+    (tmp_path / "adapter" / "adapter_model.bin").touch()
+    monkeypatch.delitem(sys.modules, "specstream_mlx.convert.formats")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    sentence = refused(hf, tmp_path / "adapter", tmp_path / "out")
+    assert "adapter_model.bin needs torch: pip install 'specstream-mlx[torch]'" in sentence
 
 
 def refused(hf, adapter, target):
