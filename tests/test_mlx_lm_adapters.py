@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import mixtral
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from specstream_mlx.convert.adapter_to_mlx import convert_adapter
-from tiny_models import VOCAB_SIZE, tiny_llama_directory
+from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
 from tiny_peft import edit, mlx_logits
 from typer.testing import CliRunner
 
@@ -84,6 +84,16 @@ def test_an_adapter_of_mlx_lm_itself(kind, keys, num_layers, base, tmp_path):
     unmount(ours.model)
     bare, _ = mlx_lm.load(str(base))
     np.testing.assert_array_equal(mlx_logits(ours.model), mlx_logits(bare))
+
+
+def test_magnitudes_keep_their_precision(base, tmp_path):
+    """In a 16-bit model DoRA's magnitudes stay float32, as mlx_lm holds them; the rest follows."""
+    directory = mlx_lm_directory(base, tmp_path / "dora", "dora", None, 1)
+    model, _ = mlx_lm.load(str(base))
+    model.set_dtype(mx.bfloat16)
+    mount(model, read_adapter(directory, model, tiny_llama_config(tie_word_embeddings=False)))
+    layer = model.layers[-1].mlp.down_proj
+    assert (layer.m.dtype, layer.lora_a.dtype) == (mx.float32, mx.bfloat16)
 
 
 def test_experts(tmp_path):
