@@ -17,6 +17,7 @@ import mlx.nn as nn
 from specstream_mlx.adapters import read_adapter, read_json, write_adapter
 from specstream_mlx.base_model import read_model
 from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
+from specstream_mlx.lora_layers import place_in_layer
 
 from .mlx_tensors import read_arrays
 from .peft_lora import NO_LORA, LoraPart, read_peft_lora
@@ -133,6 +134,12 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
     if has_lora:
         adapter = _read_lora(source, base)
     if has_streams:
+        outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
+        if outside:  # what the streams' trainer refuses too
+            module = outside[0].rpartition(".")[0]
+            raise UserError(
+                f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
+            )
         stream_config, streams = _read_streams(source, base)
         adapter = replace(adapter, stream_config=stream_config, streams=streams)
     return adapter if dtype is None else adapter.astype(getattr(mx, dtype))

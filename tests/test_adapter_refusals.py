@@ -159,6 +159,14 @@ def test_a_copied_head_cannot_be_compared_with_a_quantized_one(hf, tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_streams_beside_lora_of_the_head(hf, tmp_path):
+    write_adapter(tiny_model("shared", base=load_base(hf)), tmp_path / "adapter")
+    peft_directory(hf, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
+    sentence = refused(hf, tmp_path / "adapter", tmp_path / "out")
+    assert "has streams beside LoRA of lm_head, expected it in decoder layers alone" in sentence
+
+
 def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):
     edit(spoilt / "adapter_config.json", bias="all")
     for other, target, expected in (
