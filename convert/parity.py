@@ -15,7 +15,7 @@ from specstream_mlx.generation import load
 from specstream_mlx.kv import make_caches
 from specstream_mlx.tree import DraftTree
 
-from .formats import load_adapter
+from .formats import load_adapter, load_base, mount_lora
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
@@ -131,3 +131,29 @@ def layer_differences(
         found = decoder.early_exit_logits(entry)
         differences.append(_difference("early-exit logits", early_exit, found))
     return differences
+
+
+def plain_differences(
+    torch_base: Path,
+    torch_adapter: Path,
+    mlx_base: Path,
+    mlx_adapter: Path,
+    tokens: Sequence[int],
+) -> list[Difference]:
+    """Compare the logits of a PEFT adapter without streams after every token.
+
+    Args:
+        torch_base: Hugging Face directory.
+        torch_adapter: PEFT directory.
+        mlx_base: the base in MLX format, not quantized.
+        mlx_adapter: the converted adapter.
+        tokens: any text.
+
+    Raises:
+        UserError: a directory cannot be read.
+    """
+    reference = mount_lora(load_base(torch_base), torch_adapter).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([list(tokens)])).logits[0]
+    model, _ = load(mlx_base, adapter_path=mlx_adapter)
+    return [_difference("logits", expected, model.model(mx.array([list(tokens)]))[0])]

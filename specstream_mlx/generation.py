@@ -13,13 +13,14 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device
-from .adapters import Adapter, mount, read_adapter, unmount
+from .adapters import Adapter, mount, read_adapter
 from .architectures import text_limit
 from .base_model import model_directory, read_config, read_model, read_tokenizer
 from .config import Mode, UserError, fingerprint
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings
 from .kv import make_caches
+from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
 from .streams import Streams
 from .tree import DraftTree, root_only

@@ -22,11 +22,12 @@ def convert(
     ],
     mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
     adapter_path: Annotated[
-        Path | None,
+        list[Path] | None,
         Option(
             metavar="DIR",
-            help="PyTorch-side adapter: PEFT LoRA, speculative_streaming files, or both. With it, "
-            "the adapter is converted instead of the base.",
+            help="An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and "
+            "streams. With it, the adapter is converted instead of the base. Given several times, "
+            "each becomes a directory of its name in --mlx-path.",
         ),
     ] = None,
     bits: Annotated[
@@ -57,8 +58,8 @@ def convert(
         bool,
         Option(
             "--verify",
-            help="Run sample text through PyTorch and MLX and print the largest difference of "
-            "each layer; needs the torch extra and an adapter with streams.",
+            help="Run sample text through PyTorch and MLX and print the largest differences, of "
+            "each layer where the adapter has streams; needs the torch extra and --adapter-path.",
         ),
     ] = False,
     overwrite: Annotated[
@@ -82,27 +83,33 @@ def convert(
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
     --mlx-path llama-streams --verify[/cyan]
+
+    Two at once, to adapters/sql and adapters/summarize:
+
+    [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
+    --mlx-path adapters[/cyan]
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
     if mlx_path.is_file():
         raise UserError(f"--mlx-path {mlx_path} is a file, expected a directory to replace")
-    if adapter_path is not None and (bits is not None or recipe is not None):
+    if adapter_path and (bits is not None or recipe is not None):
         given = "--quant-predicate" if bits is None else "--bits"
         raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
     if bits is not None and recipe is not None:
         raise UserError("--bits and --quant-predicate were both given, expected at most one")
     if num_msa_layers is not None and recipe is None:
         raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
-    if verify and adapter_path is None:
-        raise UserError("--verify compares streams: it needs --adapter-path")
+    if verify and not adapter_path:
+        raise UserError("--verify compares adapters: it needs --adapter-path")
 
     from ..base_model import model_directory
-    from ..convert.adapter_to_mlx import convert_adapter
+    from ..convert.adapter_to_mlx import convert_adapter, convert_adapters
     from ..convert.base_to_mlx import convert_base
 
     base = model_directory(model)
-    if adapter_path is None:
+    written = [mlx_path]
+    if not adapter_path:
         with reporting.byte_progress("Converting") as progress:
             convert_base(
                 base,
@@ -114,15 +121,20 @@ def convert(
                 recipe=recipe,
                 num_msa_layers=num_msa_layers,
             )
+    elif len(adapter_path) == 1:
+        convert_adapter(adapter_path[0], base, mlx_path, dtype)
     else:
-        convert_adapter(adapter_path, base, mlx_path, dtype)
-    reporting.note(f"wrote {mlx_path}")
-    if verify and not _same_as_pytorch(base, adapter_path, mlx_path):
+        written = convert_adapters(adapter_path, base, mlx_path, dtype)
+    for path in written:
+        reporting.note(f"wrote {path}")
+    if verify and not all(
+        [_same_as_pytorch(base, *pair) for pair in zip(adapter_path, written, strict=True)]
+    ):
         raise Exit(1)
 
 
 def _same_as_pytorch(model: Path, adapter: Path, converted: Path) -> bool:
-    """Print the largest difference per layer; whether all are within the bound."""
+    """Print the largest differences; whether all are within the bound."""
     import tempfile
 
     from rich.console import Console
@@ -130,19 +142,26 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path) -> bool:
     from transformers import AutoTokenizer
 
     try:
-        from ..convert.parity import BOUND, layer_differences
+        from ..convert.parity import BOUND, layer_differences, plain_differences
     except ModuleNotFoundError as error:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
         ) from None
+    from ..convert.adapter_to_mlx import adapter_name
     from ..convert.base_to_mlx import convert_base
+    from ..convert.tensor_files import STREAM_CONFIG
 
     tokens = AutoTokenizer.from_pretrained(model, local_files_only=True).encode(_SAMPLE)
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
         convert_base(model, base, dtype="float32")
-        differences = layer_differences(model, adapter, base, converted, tokens, len(tokens) // 2)
-    table = Table("compared", "largest difference", "relative", title="PyTorch and MLX, float32")
+        paths = model, adapter, base, converted
+        if (adapter / STREAM_CONFIG).exists():
+            differences = layer_differences(*paths, tokens, len(tokens) // 2)
+        else:
+            differences = plain_differences(*paths, tokens)
+    title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"
+    table = Table("compared", "largest difference", "relative", title=title)
     for difference in differences:
         table.add_row(difference.name, f"{difference.largest:.2e}", f"{difference.relative:.2e}")
     Console().print(table)

@@ -234,7 +234,11 @@ def generate(
     )
     responses = request.responses()
     if loaded.streams is None:
-        reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
+        reporting.note(
+            f"The adapter {source.adapter_name} has no streams, so nothing is drafted"
+            if loaded.adapter
+            else "No streams are mounted, so nothing is drafted: see --adapter-path"
+        )
     marks = DraftMarks() if show_drafts else None
     if marks:
         reporting.note(marks.legend())
