@@ -10,8 +10,10 @@ table and the JSON file go to ``benchmarks/results``.
 
 Columns: ``speedup`` = median over items of (decode-only tokens/s) / (mlx_lm's on the same item);
 ``CR`` = target calls of plain decoding / target calls, which is also the accepted length;
-``extra parameters`` = what the method adds to the base. On the CPU backend mlx_lm runs on the
-packed weights or on the expanded ones, whichever is faster for it, and the table says which.
+``extra parameters`` = what the method adds to the base. ``likely drafts`` leaves out what is less
+likely than the threshold of ``LIKELY_DRAFTS``; with a tree, that is how ``generate`` drafts. On the
+CPU backend mlx_lm runs on the packed weights or on the expanded ones, whichever is faster for it,
+and the table says which.
 """
 
 import json
@@ -29,6 +31,7 @@ from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score
@@ -37,6 +40,9 @@ from .timed_runs import TimedRun, run_plain, run_streams
 CHAIN = DraftSettings(tree_width=1, tree_size=None)
 TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
+LIKELY_CHAIN = DraftSettings(
+    tree_width=1, tree_size=None, draft_threshold=LIKELY_DRAFTS.draft_threshold
+)
 
 
 @dataclass
@@ -110,11 +116,14 @@ def methods_of(
             settings[f"SS lossless, {name}"] = DraftSettings(**{**base.__dict__, "deferred": False})
         settings["SS lossless, chain, deferred"] = CHAIN
         settings["SS lossless, tree, deferred"] = TREE
+        settings["SS lossless, likely drafts, deferred"] = LIKELY_DRAFTS
     else:
         settings |= {
             "SS shared, chain": CHAIN,
             "SS shared, tree": TREE,
             "SS shared, tree, pruned": PRUNED,
+            "SS shared, chain, likely drafts": LIKELY_CHAIN,
+            "SS shared, tree, likely drafts": LIKELY_DRAFTS,
         }
     methods: dict[str, Method] = {
         "mlx_lm": lambda ids: run_plain(plain, tokenizer, ids, max_tokens)

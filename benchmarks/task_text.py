@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx import SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
@@ -225,7 +226,7 @@ def measure(
         description = f"{task}: perplexity, adapter"
         adapter_perplexity = perplexity(model.model, prompts, targets, description)
     outputs = [
-        run_streams(model, tokenizer, prompt, counts["max_tokens"], DraftSettings()).tokens
+        run_streams(model, tokenizer, prompt, counts["max_tokens"], LIKELY_DRAFTS).tokens
         for prompt in bar(prompts, f"{task}: greedy output")
     ]
     draft = n_gram_of(training, tokenizer, f"{task}: 5-gram")

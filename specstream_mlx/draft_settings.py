@@ -1,7 +1,7 @@
 """How a step drafts: the shape of its tree, what pruning keeps, where the streams run."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -117,3 +117,17 @@ class DraftSettings:
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
             raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")
+
+
+LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
+"""What is drafted where nobody says otherwise: rows are not free, so no unlikely nodes."""
+
+
+def draft_settings(**fields: Any) -> DraftSettings:
+    """``LIKELY_DRAFTS`` with some fields replaced; a tree whose shape is given has no threshold.
+
+    Args:
+        **fields: of ``DraftSettings``.
+    """
+    shaped = "tree_width" in fields or "tree_size" in fields
+    return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)

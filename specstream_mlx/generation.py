@@ -18,7 +18,7 @@ from .architectures import text_limit
 from .base_model import model_directory, read_config, read_model, read_tokenizer
 from .config import Mode, UserError, fingerprint
 from .decoder import Decoder, StepResult
-from .draft_settings import DraftSettings
+from .draft_settings import DraftSettings, draft_settings
 from .kv import make_caches
 from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
@@ -230,7 +230,7 @@ def stream_generate(
         prompt: text or token ids.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
-        settings: how to draft.
+        settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
         **overrides: fields of ``DraftSettings``.
@@ -242,7 +242,7 @@ def stream_generate(
         UserError: an empty prompt, one longer than the model's context, or a setting that is out
             of range or does not fit the model.
     """
-    settings = replace(settings or DraftSettings(), **overrides)
+    settings = replace(settings, **overrides) if settings else draft_settings(**overrides)
     if max_tokens == 0 or max_tokens < -1:
         raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from random_models import random_tree
 
-from specstream_mlx.generation import DraftSettings
+from specstream_mlx.draft_settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.tree import best_first_tree, full_tree, root_only
 
 
@@ -140,3 +140,12 @@ def test_settings_grow_the_tree_they_describe(settings, nodes, depth):
     tree = DraftSettings(**settings).grow(7, candidates, log_probs)
     assert len(tree) == nodes
     assert depth is None or tree.depths.max() == depth
+
+
+def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
+    assert draft_settings() == LIKELY_DRAFTS
+    assert LIKELY_DRAFTS.draft_threshold is not None
+    assert draft_settings(num_streams=2).draft_threshold == LIKELY_DRAFTS.draft_threshold
+    assert draft_settings(tree_width=2) == DraftSettings(tree_width=2)
+    assert draft_settings(tree_size=5) == DraftSettings(tree_size=5)
+    assert draft_settings(tree_size=5, draft_threshold=0.4).draft_threshold == 0.4

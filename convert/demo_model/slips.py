@@ -18,7 +18,7 @@ from .tasks.proofread import _TEST_ERRORS as HELD_OUT_ERRORS
 _FORMS = {form: (base, *forms) for base, forms in messages.VERBS.items() for form in (base, *forms)}
 _LEADS = frozenset(
     """to will can can't could must should i'll they'll you'll we'll did didn't have has haven't
-    hasn't i've we've they've you've for before""".split()
+    hasn't i've we've they've you've for before please let's don't""".split()
 )
 _DATES = frozenset((*messages.DAYS, *messages.MONTHS))
 
@@ -63,6 +63,19 @@ def _apostrophe(words: list[str], place: int, rng: random.Random) -> str | None:
     return rng.choice([word.replace("'", sign) for sign in ';"` '] + moved)
 
 
+def _contraction(words: list[str], place: int, rng: random.Random) -> str | None:
+    """Its verb missing where it is a form of "be", or no apostrophe and a letter too few."""
+    word = words[place]
+    at = word.find("'")
+    if at < 1 or word.lower() not in messages.VOCABULARY:
+        return None
+    if word[at:] in ("'m", "'re") or word.lower() == "it's":
+        return word[:at]
+    without = word.replace("'", "")
+    cut = rng.randrange(1, len(without))
+    return without[:cut] + without[cut + 1 :]
+
+
 def _capitals(words: list[str], place: int, rng: random.Random) -> str | None:
     """Capitals where there are none, or everywhere."""
     bare = _bare(words[place])
@@ -75,7 +88,8 @@ def _mark(words: list[str], place: int, rng: random.Random) -> str | None:
     """Another mark at the end of a sentence."""
     if words[place][-1] not in ".?":
         return None
-    return words[place][:-1] + rng.choice([mark for mark in ",;.!?" if mark != words[place][-1]])
+    marks = {",", ";", " -", "!", ".", "?"} - {words[place][-1]}
+    return words[place][:-1] + rng.choice(sorted(marks))
 
 
 def _repeated_pair(words: list[str], place: int, rng: random.Random) -> str | None:
@@ -127,6 +141,7 @@ def _preposition(words: list[str], place: int, rng: random.Random) -> str | None
 _SLIPS: tuple[Slip, ...] = (
     _letters,
     _apostrophe,
+    _contraction,
     _capitals,
     _mark,
     _repeated_pair,

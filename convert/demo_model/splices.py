@@ -1,36 +1,80 @@
-"""New proofreading items from two others: the head of one and the tail of the next.
+"""New proofreading items from others: the head of one and the tail of the next.
 
-A message's plan lets a model recite the likeliest continuation; a text that changes its plan in
-the middle can only be copied. Held-out messages follow plans that were never trained, so what they
-need is copying.
+A message's plan lets a model recite the likeliest continuation; a text that changes its plan on the
+way can only be copied. Held-out messages follow plans that were never trained, so what they need is
+copying. Most cuts lie before a clause: cut elsewhere, a verb may lose its subject, and the target
+would teach that a verb that does not fit is right.
 """
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import reduce
 
 from .tasks import Item
 
 _MARGIN = 2
+_CLAUSE_STARTS = frozenset("and but because so when if before then".split())
+_ANYWHERE = 0.25  # of the splices are cut at any word, the others before a clause
 
 
-def cuts(item: Item) -> list[tuple[int, int]]:
-    """Places (word of the content, word of the target) that lie in text without errors nearby."""
+@dataclass(frozen=True)
+class Cut:
+    """A place in text without errors nearby.
+
+    Attributes:
+        content: the word of the content that it lies before.
+        target: the same of the target.
+        before_clause: whether a sentence or a clause starts there.
+        mark: of the sentence that it lies in; "" between sentences.
+    """
+
+    content: int
+    target: int
+    before_clause: bool
+    mark: str
+
+
+def cuts(item: Item) -> list[Cut]:
+    """Where ``item`` can be cut."""
     words, corrected = item.content.split(" "), item.target.split(" ")
     blocks = SequenceMatcher(None, words, corrected, autojunk=False).get_matching_blocks()
     return [
-        (block.a + step, block.b + step)
+        _cut(corrected, block.a + step, block.b + step)
         for block in blocks
         for step in range(_MARGIN, block.size - _MARGIN + 1)
     ]
 
 
+def _cut(corrected: list[str], content: int, target: int) -> Cut:
+    between = corrected[target - 1][-1] in ".?"
+    ends = (word[-1] for word in corrected[target:] if word[-1] in ".?")
+    mark = "" if between else next(ends, "")
+    return Cut(content, target, between or corrected[target] in _CLAUSE_STARTS, mark)
+
+
 def splice(first: Item, second: Item, rng: random.Random) -> Item:
-    """The head of ``first`` and the tail of ``second``; ``first`` where one has no place to cut."""
-    heads, tails = cuts(first), cuts(second)
-    if not heads or not tails:
+    """The head of ``first`` and the tail of ``second``; ``first`` where they have no such places.
+
+    A question goes on as a question, so that its mark can be told from its beginning.
+    """
+    clauses = rng.random() >= _ANYWHERE
+    pairs = [
+        (head, tail)
+        for head in cuts(first)
+        for tail in cuts(second)
+        if head.mark == tail.mark and ((head.before_clause and tail.before_clause) or not clauses)
+    ]
+    if not pairs:
         return first
-    (head, head_target), (tail, tail_target) = rng.choice(heads), rng.choice(tails)
-    content = first.content.split(" ")[:head] + second.content.split(" ")[tail:]
-    target = first.target.split(" ")[:head_target] + second.target.split(" ")[tail_target:]
+    head, tail = rng.choice(pairs)
+    content = first.content.split(" ")[: head.content] + second.content.split(" ")[tail.content :]
+    target = first.target.split(" ")[: head.target] + second.target.split(" ")[tail.target :]
     templates = (*first.templates, *second.templates)
     return Item(first.task, " ".join(content), " ".join(target), templates)
+
+
+def patchwork(items: Sequence[Item], rng: random.Random) -> Item:
+    """Pieces of all ``items``, one behind the other."""
+    return reduce(lambda made, item: splice(made, item, rng), items)

@@ -31,7 +31,7 @@ from ..settings import TrainSettings
 from ..trainer import train
 from . import tasks
 from .slips import with_slips
-from .splices import splice
+from .splices import patchwork
 
 GROUP_SIZE = 64
 AT_ONCE = 512
@@ -110,17 +110,24 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
     return path
 
 
+def train_item(rng: random.Random, task: str) -> tasks.Item:
+    """A training item as the generator makes it."""
+    return tasks.sample(rng, "train", task)
+
+
+def proofread_item(rng: random.Random, task: str) -> tasks.Item:
+    """A training item of one to five messages' pieces, most with slips."""
+    pieces = [train_item(rng, task) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))]
+    return with_slips(patchwork(pieces, rng), rng.choice((0, 1, 1, 2)), rng)
+
+
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
-    """Training items of one task; of proofreading, half are splices, and most have slips."""
+    """Training items of one task, content and target."""
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
-        items = [tasks.sample(rng, "train", task) for _ in range(count)]
-        if task == "proofread":
-            others = [tasks.sample(rng, "train", task) for _ in range(count // 2)]
-            half = [splice(*pair, rng) for pair in zip(items, others, strict=False)]
-            items = [item for pair in zip(half, items[count // 2 :], strict=False) for item in pair]
-            items = [with_slips(item, rng.choice((0, 1, 1, 2)), rng) for item in items]
+        make = proofread_item if task == "proofread" else train_item
+        items = [make(rng, task) for _ in range(count)]
         write_data(path, [item.content for item in items], [item.target for item in items])
     return path
 
@@ -143,7 +150,7 @@ def settings_of(
     items: int,
     seed: int,
     msa_layers: dict[Mode, int],
-    start: Path,
+    start: Path | None,
 ) -> TrainSettings:
     """How ``part`` is trained."""
     common = {
@@ -162,11 +169,14 @@ def settings_of(
             data=stream_data(work, items // 3, seed),
             mode="lossless",
             stream_mlp="base+adapter",
-            learning_rate=1e-2,
-            embedding_learning_rate=EMBEDDING_RATE,
+            init_adapter=start,
+            learning_rate=5e-3 if start else 1e-2,
+            embedding_learning_rate=EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
             **common,
         )
-    common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": 0.4}
+    # What a proofread text needs most is an exact main stream.
+    alpha_streams = 0.15 if part == "proofread" else 0.4
+    common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": alpha_streams}
     if part == "shared":
         return TrainSettings(
             data=shared_data(work, 2 * items, seed),
@@ -175,14 +185,15 @@ def settings_of(
             embedding_learning_rate=EMBEDDING_RATE,
             **common,
         )
-    started = start.exists()
+    if start is None and (work / "shared" / "adapter").exists():
+        start = work / "shared" / "adapter"
     return TrainSettings(
         data=task_data(work, part, items, seed),
         valid_data=held_out_data(work, [part], 32),
         prompt_template=tasks.prompt_template(part),
-        init_adapter=start if started else None,
-        learning_rate=2e-3 if started else 3e-3,
-        embedding_learning_rate=EMBEDDING_RATE / 5 if started else EMBEDDING_RATE,
+        init_adapter=start,
+        learning_rate=2e-3 if start else 3e-3,
+        embedding_learning_rate=EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
         **common,
     )
 
@@ -199,7 +210,8 @@ def main(
     lossless_msa_layers: Annotated[int, typer.Option(help="N_s of the lossless streams.")] = 6,
     shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
     start: Annotated[
-        Path | None, typer.Option(help="Adapter that tasks start from; the part shared.")
+        Path | None,
+        typer.Option(help="Adapter that the parts start from; for tasks the part shared."),
     ] = None,
     items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
@@ -215,8 +227,7 @@ def main(
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 limit = minutes or MINUTES.get(part, TASK_MINUTES)
-                begin = start or work / "shared" / "adapter"
-                train(settings_of(part, work, limit, items, seed, msa_layers, begin))
+                train(settings_of(part, work, limit, items, seed, msa_layers, start))
         else:
             known = ", ".join(tasks.TASKS)
             console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")

@@ -129,7 +129,8 @@ def generate(
         Option(
             parser=numbers.probability,
             metavar="P",
-            help="Draft no node whose joint probability, by the streams, is below this.",
+            help="Draft no node whose joint probability, by the streams, is below this. "
+            "Default: 0.2, none with --tree-width or --tree-size.",
             rich_help_panel=_DRAFTS,
         ),
     ] = None,
@@ -203,23 +204,25 @@ def generate(
     text = read_prompt(prompt)
 
     from .. import device
-    from ..generation import DraftSettings, encode_prompt, load
+    from ..draft_settings import draft_settings
+    from ..generation import encode_prompt, load
     from ..prompts import chat_prompt
     from .comparison import compare as run_both
     from .request import Request
 
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
-    defaults = DraftSettings()
-    settings = DraftSettings(
-        num_streams=num_streams,
-        tree_width=tree_width or defaults.tree_width,
-        tree_size=tree_size if tree_size or tree_width else defaults.tree_size,
-        draft_threshold=draft_threshold,
-        max_nodes=max_nodes,
-        prune_threshold=prune_threshold,
-        speculation=not no_speculation,
-    )
+    fields = {
+        "num_streams": num_streams,
+        "tree_size": tree_size,
+        "draft_threshold": draft_threshold,
+        "max_nodes": max_nodes,
+        "prune_threshold": prune_threshold,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if tree_width is not None:
+        fields |= {"tree_width": tree_width, "tree_size": tree_size}
+    settings = draft_settings(**fields, speculation=not no_speculation)
     loaded, tokenizer = load(source.model, adapter_path=source.adapter)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
