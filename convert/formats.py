@@ -23,8 +23,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from specstream_mlx.architectures import check_config
 from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
 
+from .backbone import use_long_factors
 from .reference import SpeculativeStreamingModel
 from .staging import staged_directory
 from .tensor_files import LORA_CONFIG, LORA_TENSORS, STREAM_CONFIG, STREAM_TENSORS, tensor_file
@@ -142,23 +144,30 @@ def read_streams(directory: Path) -> tuple[StreamConfig, dict[str, Tensor]]:
 
 
 def load_base(model_dir: Path) -> torch.nn.Module:
-    """A base model from a local Hugging Face directory, in float32.
+    """A base model from a local Hugging Face directory, in float32, as mlx-lm computes it.
 
     Raises:
-        FormatError: the directory or a file in it is missing or damaged.
+        FormatError: the directory or a file in it is missing or damaged, or describes a model that
+            the runtime refuses.
     """
     model_dir = Path(model_dir)
     if not model_dir.is_dir():
         raise FormatError(f"model directory {model_dir} does not exist")
-    read_json(model_dir / "config.json")
+    config = read_json(model_dir / "config.json")
+    try:
+        check_config(config)
+    except UserError as error:
+        raise FormatError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, local_files_only=True
         ).eval()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise FormatError(f"{model_dir} is not a readable model directory: {reason}") from None
+    use_long_factors(model)
+    return model
 
 
 def base_fingerprint(model_dir: Path) -> str:

@@ -37,14 +37,15 @@ class Difference:
 
 
 class _Recorder:
-    """Stands in for a layer and keeps what it returns."""
+    """Stands in for a layer and keeps what it takes and returns."""
 
     def __init__(self, layer: nn.Module):
         self.layer = layer
+        self.input: mx.array | None = None
         self.output: mx.array | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        self.output = self.layer(*args, **kwargs)
+    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        self.input, self.output = hidden, self.layer(hidden, *args, **kwargs)
         return self.output
 
     def __getattr__(self, name: str) -> Any:
@@ -125,10 +126,7 @@ def layer_differences(
         _difference("stream logits", expected.stream_logits[0, accepted], result.stream_logits)
     )
     if early_exit is not None:
-        entry = model.model.model.embed_tokens(mx.array(tokens[start:]))
-        if first:
-            entry = recorders[first - 1].output[0]
-        found = decoder.early_exit_logits(entry)
+        found = decoder.early_exit_logits(recorders[first].input[0, :nodes])
         differences.append(_difference("early-exit logits", early_exit, found))
     return differences
 

@@ -1,8 +1,9 @@
 """PEFT's LoRA and DoRA as mlx-lm holds them.
 
 PEFT's ``lora_A`` (r, in) and ``lora_B`` (out, r) become ``lora_a`` (in, r) and ``lora_b`` (r, out),
-the magnitudes of DoRA ``m`` (out,). mlx-lm has one rank and one scale for a whole adapter: smaller
-ranks are filled up with zeros, and the ratio of another scale to it is multiplied into ``lora_b``.
+the magnitudes of DoRA ``m`` (out,). Modules keep transformers' names unless the architecture has
+others here. mlx-lm has one rank and one scale for a whole adapter: smaller ranks are filled up with
+zeros, and the ratio of another scale to it is multiplied into ``lora_b``.
 """
 
 import math
@@ -16,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from specstream_mlx.adapters import read_json
+from specstream_mlx.architectures import architecture_of
 from specstream_mlx.config import UserError
 from specstream_mlx.lora_layers import (
     adaptable_modules,
@@ -90,14 +92,16 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
     _check_fields(config_path, config)
     dora = bool(config.get("use_dora"))
     modules = adaptable_modules(model)
+    architecture = architecture_of(getattr(model, "model_type", None))
     loras, scales = {}, {}
-    for name, found in _by_module(path).items():
+    for peft_name, found in _by_module(path).items():
+        name = architecture.module_name(peft_name)
         if name not in modules:
             raise UserError(
-                f"{path} has LoRA of {name}, which the base does not have in mlx-lm; "
+                f"{path} has LoRA of {peft_name}, which the base does not have in mlx-lm; "
                 "expected a linear layer of it or an embedding beside an untied head"
             )
-        rank, scales[name] = _rank_and_scale(config_path, config, name)
+        rank, scales[name] = _rank_and_scale(config_path, config, peft_name)
         _check_base_copy(path, name, found.pop("base", None), modules[name])
         _check_untied(path, name, modules)
         expected = adapter_shapes(modules[name], rank, dora)
@@ -149,7 +153,7 @@ def _short(value: Any) -> str:
 
 
 def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
-    """Tensors by module and kind, in mlx-lm's names and orientation."""
+    """Tensors by PEFT's module name and by kind, the kinds and orientation being mlx-lm's."""
     found: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in read_arrays(path).items():
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))

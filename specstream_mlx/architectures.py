@@ -1,24 +1,24 @@
 """What this project knows of each family of models. Adding one: an entry here and a parity test.
 
 mlx-lm's own model files do the computing. An entry says what they take for granted, which fields
-transformers reads otherwise, and the few names and forms that the decoder needs.
+transformers reads otherwise, and the few names and forms that the decoder needs. MLX is imported
+only where a model is asked: training reads the table without it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
-from mlx_lm.utils import MODEL_REMAPPING, _get_classes
-
-from . import opt
 from .config import UserError
 from .rope_settings import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 
+if TYPE_CHECKING:
+    import mlx.nn as nn
+
 Config = Mapping[str, Any]
 Windows = list[int | None]
+Classes = tuple[type["nn.Module"], type]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Architecture:
             function where mlx-lm's model computes full attention on all layers.
         fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
         norm: name of the final norm beside the list of layers.
+        mlp: modules of a transformers layer that are its MLP, in the order in which they are
+            applied; here they all are, or are in, a module ``mlp``.
         positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
             a model that takes a cache's array ``offset`` as one position per row.
         array_masks: the model reads masks as arrays only, never as ``"causal"``.
@@ -47,10 +49,16 @@ class Architecture:
     windows: Callable[[Config], Windows] | None = None
     fields: Callable[[Config], dict[str, Any]] | None = None
     norm: str = "norm"
+    mlp: tuple[str, ...] = ("mlp",)
     positions: Literal["rope", "learned"] = "rope"
     array_masks: bool = False
-    classes: tuple[type[nn.Module], type] | None = None
+    classes: Callable[[], Classes] | None = None
     tested: bool = True
+
+    def module_name(self, name: str) -> str:
+        """The full name here of the linear layer or embedding ``name`` of transformers."""
+        owner, _, last = name.rpartition(".")
+        return f"{owner}.mlp.{last}" if last in self.mlp else name
 
 
 def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windows]:
@@ -103,6 +111,12 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
         raise UserError(f"rope_type of the sliding layers is {kind!r}, expected 'default'")
     base = sliding.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
+
+
+def _opt_classes() -> Classes:
+    from . import opt
+
+    return opt.Model, opt.ModelArgs
 
 
 def _opt_fields(config: Config) -> dict[str, Any]:
@@ -171,6 +185,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=_gemma3_fields,
     ),
     "opt": Architecture(
+        defaults={"max_position_embeddings": 2048},
         assumes={
             "activation_function": "relu",
             "enable_bias": True,
@@ -179,8 +194,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         ropes=(),
         fields=_opt_fields,
         norm="final_layer_norm",
+        mlp=("fc1", "activation_fn", "fc2"),
         positions="learned",
-        classes=(opt.Model, opt.ModelArgs),
+        classes=_opt_classes,
     ),
 }
 
@@ -235,9 +251,12 @@ def architecture_of(model_type: str | None) -> Architecture:
     return ARCHITECTURES.get(model_type, UNTESTED)
 
 
-def model_classes(config: Config) -> tuple[type[nn.Module], type]:
+def model_classes(config: Config) -> Classes:
     """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``."""
-    return architecture_of(config["model_type"]).classes or _get_classes(config)
+    from mlx_lm.utils import _get_classes
+
+    classes = architecture_of(config["model_type"]).classes
+    return classes() if classes else _get_classes(config)
 
 
 def explicit_fields(config: Config) -> dict[str, Any]:
@@ -273,6 +292,8 @@ def check_config(config: Config) -> None:
         raise UserError(f"model_type is {model_type!r}, which is refused: {REFUSED[model_type]}")
     known = isinstance(model_type, str) and model_type.isidentifier()
     if known and model_type not in ARCHITECTURES:
+        from mlx_lm.utils import MODEL_REMAPPING
+
         module = MODEL_REMAPPING.get(model_type, model_type)
         known = find_spec(f"mlx_lm.models.{module}") is not None
     if not known:
@@ -304,6 +325,8 @@ def _is_count(value: Any) -> bool:
 
 def _check_caches(config: Config) -> None:
     """Whether the caches of a model without weights can go back to an accepted path."""
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
     model_class, arguments = model_classes(config)
     try:
         caches = make_prompt_cache(model_class(arguments.from_dict(config)))
@@ -321,12 +344,13 @@ def _check_caches(config: Config) -> None:
 
 def text_limit(config: Config) -> int | None:
     """How many tokens a model with learned positions can read; ``None``: any number."""
-    if architecture_of(config.get("model_type")).positions == "rope":
+    architecture = architecture_of(config.get("model_type"))
+    if architecture.positions == "rope":
         return None
-    return config.get("max_position_embeddings", opt.ModelArgs.max_position_embeddings)
+    return {**architecture.defaults, **config}["max_position_embeddings"]
 
 
-def layer_windows(config: Config, model: nn.Module) -> Windows:
+def layer_windows(config: Config, model: "nn.Module") -> Windows:
     """Each layer's sliding window, as transformers applies it; ``None``: full attention.
 
     Args:
@@ -336,4 +360,6 @@ def layer_windows(config: Config, model: nn.Module) -> Windows:
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:
         return architecture.windows({**architecture.defaults, **config})
+    from mlx_lm.models.cache import make_prompt_cache
+
     return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

@@ -298,7 +298,7 @@ def test_new_adapters_and_pruner_change_nothing():
 def test_refusals():
     config = tiny_model().config
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=50))
-    with pytest.raises(ValueError, match="'gpt2' model, expected 'llama'"):
+    with pytest.raises(ValueError, match="'gpt2' model, expected one of "):
         SpeculativeStreamingModel(gpt2, config)
     with pytest.raises(ValueError, match="num_hidden_layers of the base is 4, of the streams 3"):
         SpeculativeStreamingModel(tiny_llama(layers=4), config)
