@@ -42,7 +42,7 @@ def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of a Llama.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of a base.")],
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 64,
     completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 4,

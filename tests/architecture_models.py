@@ -212,11 +212,10 @@ def scratch():
     return tempfile.TemporaryDirectory()
 
 
-@cache
-def pair(case):
-    """The case's model through ``save_pretrained`` and ``read_model``, with random streams."""
+def random_model(case, vocab_size=VOCAB_SIZE):
+    """The case's model in transformers, with random weights."""
     family, fields = CASES[case]
-    common = {"num_hidden_layers": 4, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 512}
+    common = {"num_hidden_layers": 4, "vocab_size": vocab_size, "max_position_embeddings": 512}
     common |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if family != "OPT":
         common["intermediate_size"] = 96
@@ -226,6 +225,14 @@ def pair(case):
     config._attn_implementation = "eager"
     torch_model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     fill(torch_model)
+    return torch_model
+
+
+@cache
+def pair(case):
+    """The case's model through ``save_pretrained`` and ``read_model``, with random streams."""
+    torch_model = random_model(case)
+    config = torch_model.config
     directory = Path(scratch().name) / str(list(CASES).index(case))
     torch_model.save_pretrained(directory)
     model, _ = read_model(directory)

@@ -14,14 +14,16 @@ from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from peft import LoraConfig, get_peft_model
 from random_models import random_prompt
+from specstream_mlx.convert import backbone
 from specstream_mlx.convert.adapter_to_mlx import convert_adapter
 from specstream_mlx.convert.backbone import linear_layers
 from specstream_mlx.convert.base_to_mlx import convert_base
 from specstream_mlx.convert.formats import base_fingerprint, load_base, write_adapter
-from specstream_mlx.convert.parity import BOUND, layer_differences
+from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
 from tiny_models import tiny_tokenizer
 from tiny_peft import close, peft_directory
 from torch_tiny import tiny_model
+from transformers import AttentionInterface
 
 from specstream_mlx import load
 from specstream_mlx.architectures import ARCHITECTURES, model_classes
@@ -86,11 +88,13 @@ def test_every_architecture_has_a_case():
 
 @pytest.mark.parametrize("case", LINEAR)
 def test_lora_logits_are_those_of_peft(case, tmp_path):
-    """On all linear layers, with a rank and a scale of its own for one of them."""
+    """On all linear layers, with a rank of their own for some and a scale of its own for one."""
     hf, base = bases(case)
     targets = LINEAR[case]
     assert sorted(linear_layers(pair(case).torch_model)) == sorted(targets)
-    patterns = {"rank_pattern": {targets[0]: 2}, "alpha_pattern": {f"1.*{targets[-1]}": 3}}
+    names = [name for name, _ in pair(case).torch_model.named_modules()]
+    one = next(n for n in names if ".layers.1." in n and n.endswith(targets[-1]))
+    patterns = {"rank_pattern": {targets[0]: 2}, "alpha_pattern": {one: 3}}
     model = peft_directory(hf, tmp_path / "peft", target_modules=targets, **patterns)
     convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
     expected = torch_logits(model, TOKENS)
@@ -105,17 +109,17 @@ def test_lora_logits_are_those_of_peft(case, tmp_path):
     assert close(bare[21:], decoded(ours, TOKENS, 21))
 
 
-def differences(case, mode, tmp_path, **streams):
+def differences(case, mode, tmp_path, tokens=TOKENS, prompt_length=21, **streams):
     """The largest relative difference of each part, by its name."""
     hf, base = bases(case)
     torch.manual_seed(0)
     model = load_base(hf)
     if mode == "shared":
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=LINEAR[case]))
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=linear_layers(model)))
     streams = {"num_msa_layers": 3, "base_fingerprint": base_fingerprint(hf), **streams}
     write_adapter(tiny_model(mode, base=model, lora=False, **streams), tmp_path / "torch")
     convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")
-    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", TOKENS, 21)
+    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", tokens, prompt_length)
     return {difference.name: difference.relative for difference in found}
 
 
@@ -135,3 +139,44 @@ def test_streams_are_those_of_pytorch(case, mode, tmp_path):
     names = {f"layer {number} main" for number in range(layers)}
     names |= {f"layer {number} streams" for number in range(layers - 3, layers)}
     assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
+
+
+@pytest.mark.parametrize("case", ["Phi-2", "Phi-3 mini 4k, window", "Qwen3 8B", "Gemma 2", "OPT"])
+def test_streams_from_the_embeddings_up(case, tmp_path):
+    """In every layer, their values rotated, and a pruner that passes the final norm by."""
+    variant = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
+    variant |= {"num_msa_layers": 4, "pruner_form": "literal"}
+    found = differences(case, "lossless", tmp_path, **variant)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+def test_longrope_takes_its_long_factors_for_short_texts_too(tmp_path):
+    """As mlx-lm does, in the reference and beside PEFT's LoRA; transformers does not."""
+    case = "Phi-3 mini 128k, longrope"
+    hf, base = bases(case)
+    found = differences(case, "shared", tmp_path, tokens=SHORT, prompt_length=5)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+    peft_directory(hf, tmp_path / "peft", target_modules=["qkv_proj"])
+    convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
+    (difference,) = plain_differences(hf, tmp_path / "peft", base, tmp_path / "out", SHORT)
+    assert difference.relative <= BOUND
+    assert not close(pair(case).logits(SHORT), torch_logits(load_base(hf), SHORT))
+
+
+@pytest.mark.parametrize(
+    ("case", "detail"),
+    [
+        *[(case, "sliding_window") for case in LINEAR if "window" in case or "Gemma" in case],
+        ("Gemma 2", "softcap"),
+        ("Gemma 2", "scaling"),
+    ],
+)
+def test_a_forgotten_detail_would_show(case, detail, tmp_path, monkeypatch):
+    """Negative control: transformers tells our attention of it, and the comparison sees it."""
+    without = 1 / 16 if detail == "scaling" else None
+
+    def forgetful(*args, **kwargs):
+        return backbone._attention(*args, **{**kwargs, detail: without})
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, backbone._ATTENTION, forgetful)
+    assert differences(case, "lossless", tmp_path)["stream logits"] > 10 * BOUND
