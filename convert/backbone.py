@@ -92,7 +92,10 @@ class Backbone:
                 layer.mlp.register_forward_pre_hook(_cast_once, with_kwargs=True)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The first layer's input (B, T, h) of ``tokens`` (B, T)."""
+        """The first layer's input (B, T, h) of ``tokens`` (B, T).
+
+        Learned positions are part of it, so that streams start with their main row's.
+        """
         hidden = self._decoder.embed_tokens(tokens)
         if self._architecture.positions == "learned":
             everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]

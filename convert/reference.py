@@ -212,8 +212,8 @@ class SpeculativeStreamingModel(nn.Module):
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), of ``stream_positions``.
             segments: pieces in which the streams are computed (see ``segments``).
-            need_main: False leaves out the main stream's last layer, which no stream reads;
-                ``main`` is then ``None``.
+            need_main: False leaves out the main stream's last MLP, which no stream reads; ``main``
+                is then ``None``.
             keep_layers: fill ``main_layers`` and ``stream_layers``.
         """
         config, backbone = self.config, self.backbone
@@ -260,7 +260,8 @@ class SpeculativeStreamingModel(nn.Module):
                     context.enter_context(backbone.mlp_replaced(index, nn.Identity()))
                 context.enter_context(torch.set_grad_enabled(train_main))
                 main = backbone.layer(index, main, rope, attend)
-            main_layers.append(main)
+            if wanted:
+                main_layers.append(main)
             if not keep_layers:
                 main_layers.clear()
                 stream_layers.clear()
