@@ -52,6 +52,11 @@ class SpeculativeModel:
         """The mounted adapter's mode; ``lossless`` without streams."""
         return self.streams.config.mode if self.streams else "lossless"
 
+    @property
+    def prompt_template(self) -> str | None:
+        """What the mounted adapter puts around the user's raw text; see ``chat_prompt``."""
+        return self.streams.config.prompt_template if self.streams else None
+
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
 

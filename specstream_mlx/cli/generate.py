@@ -237,8 +237,7 @@ def generate(
     if ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
     else:
-        template = loaded.streams.config.prompt_template if loaded.streams else None
-        ids = chat_prompt(tokenizer, text, template)
+        ids = chat_prompt(tokenizer, text, loaded.prompt_template)
     request = Request(
         loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
     )
