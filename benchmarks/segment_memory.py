@@ -19,7 +19,10 @@ from specstream_mlx.convert.losses import Batch, default_alphas, n_gram_loss
 from specstream_mlx.convert.settings import TrainSettings
 from specstream_mlx.convert.trainer import build_model
 
+from specstream_mlx import device
+
 from .memory import peak_bytes
+from .result_files import RESULTS, write_results
 
 
 def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:
@@ -41,21 +44,38 @@ def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments
     return {"segments": segments, "bytes": peak_bytes() - before, "seconds": round(seconds, 2)}
 
 
+def markdown(rows: list[dict], prompt: int, completion: int, batch: int, facts: dict) -> str:
+    """The result table."""
+    lines = [
+        f"{facts['machine']}, {facts['cpu']}. Shared mode, gamma = 4, bfloat16 autocast; a batch "
+        f"of {batch}, {prompt} prompt and {completion} completion tokens each.",
+        "",
+        "| segments | peak above the model, MB | of unsegmented | step, s |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        share = row["bytes"] / rows[0]["bytes"]
+        megabytes = row["bytes"] / 1e6
+        lines.append(
+            f"| {row['segments']} | {megabytes:.0f} | {share:.2f} | {row['seconds']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of a base.")],
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 64,
     completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 4,
     segments: Annotated[str, typer.Option(help="Numbers of segments.")] = "1,2,4,8,16",
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
     one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure a training step's memory by number of segments."""
     if one:
         print(json.dumps(one_step(model, prompt, completion, batch, int(segments))))
         return
-    print(f"Batch of {batch}: {prompt} prompt and {completion} completion tokens, gamma = 4.\n")
-    print("| segments | peak above the model, MB | of unsegmented | step, s |\n|---|---|---|---|")
-    whole = None
+    rows = []
     for number in segments.split(","):
         command = [sys.executable, "-m", "benchmarks.segment_memory", "--one", "--model", model]
         command += ["--prompt", prompt, "--completion", completion, "--batch", batch]
@@ -63,10 +83,12 @@ def main(
         done = subprocess.run(
             [str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True
         )
-        row = json.loads(done.stdout)
-        whole = whole or row["bytes"]
-        share = row["bytes"] / whole
-        print(f"| {number} | {row['bytes'] / 1e6:.0f} | {share:.2f} | {row['seconds']:.2f} |")
+        rows.append(json.loads(done.stdout))
+    facts = device.describe()
+    values = {"facts": facts, "rows": rows}
+    write_results(
+        output, "segment-memory", values, markdown(rows, prompt, completion, batch, facts)
+    )
 
 
 if __name__ == "__main__":

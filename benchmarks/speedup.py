@@ -16,10 +16,9 @@ CPU backend mlx_lm runs on the packed weights or on the expanded ones, whichever
 and the table says which.
 """
 
-import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,19 +29,19 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score
+from .result_files import RESULTS, machine_suffix, write_results
+from .task_names import chosen_tasks
 from .timed_runs import TimedRun, run_plain, run_streams
 
 CHAIN = DraftSettings(tree_width=1, tree_size=None)
 TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
-LIKELY_CHAIN = DraftSettings(
-    tree_width=1, tree_size=None, draft_threshold=LIKELY_DRAFTS.draft_threshold
-)
+LIKELY_CHAIN = replace(CHAIN, draft_threshold=LIKELY_DRAFTS.draft_threshold)
 
 
 @dataclass
@@ -113,7 +112,7 @@ def methods_of(
     settings = {"empty tree": DraftSettings(speculation=False)}
     if model.mode == "lossless":
         for name, base in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
-            settings[f"SS lossless, {name}"] = DraftSettings(**{**base.__dict__, "deferred": False})
+            settings[f"SS lossless, {name}"] = replace(base, deferred=False)
         settings["SS lossless, chain, deferred"] = CHAIN
         settings["SS lossless, tree, deferred"] = TREE
         settings["SS lossless, likely drafts, deferred"] = LIKELY_DRAFTS
@@ -203,13 +202,15 @@ def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = Path(
-        "benchmarks/results"
-    ),
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure wall-clock speedup, call reduction and quality on the bundled model."""
     console = Console(stderr=True)
-    chosen = [name for name in only.split(",") if name] or list(tasks.TASKS)
+    try:
+        chosen = chosen_tasks(only)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
     model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
     ratio = 1.0
     if device.backend() == "cpu":
@@ -236,13 +237,8 @@ def main(
                 rows += measure(
                     model, plain, tokenizer, task, adapter, held_out, max_tokens, progress
                 )
-    output.mkdir(parents=True, exist_ok=True)
-    name = f"speedup-{facts['machine'].lower().replace(' ', '-')}"
-    table = markdown(rows, facts)
     summary = {"facts": facts, "rows": [row.summary() for row in rows]}
-    (output / f"{name}.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (output / f"{name}.md").write_text(table)
-    print(table)
+    write_results(output, f"speedup-{machine_suffix(facts)}", summary, markdown(rows, facts))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ divide a step: building the graph in Python, waiting for the device, and the hos
 (reading the result, committing rows, growing the next tree).
 """
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +32,7 @@ from specstream_mlx.decoder import Decoder
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.tree import DraftTree, root_only
 
+from .result_files import RESULTS, machine_suffix, write_results
 from .speedup import CHAIN, PRUNED, TREE
 
 
@@ -170,8 +170,7 @@ def methods(model: SpeculativeModel) -> dict[str, DraftSettings]:
         return {"shared, chain": CHAIN, "shared, tree": TREE, "shared, tree, pruned": PRUNED}
     chosen: dict[str, DraftSettings] = {"one token a step": DraftSettings(speculation=False)}
     for name, settings in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
-        beside = DraftSettings(**{**settings.__dict__, "deferred": False})
-        chosen[f"lossless, {name}"] = beside
+        chosen[f"lossless, {name}"] = replace(settings, deferred=False)
         chosen[f"lossless, {name}, deferred"] = settings
     return chosen
 
@@ -212,9 +211,7 @@ def main(
     ] = None,
     items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = Path(
-        "benchmarks/results"
-    ),
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
     base, tokenizer = load(model_path or bundled.base_path())
@@ -229,12 +226,8 @@ def main(
         for name, settings in track(methods(base).items(), console=Console(stderr=True)):
             rows.append(row(name, path.name, *measure(base, prompts, settings, steps)))
     facts = device.describe()
-    output.mkdir(parents=True, exist_ok=True)
-    name = f"step-cost-{facts['machine'].lower().replace(' ', '-')}"
-    (output / f"{name}.json").write_text(json.dumps({"facts": facts, "rows": rows}, indent=2))
-    table = markdown(rows, facts)
-    (output / f"{name}.md").write_text(table)
-    print(table)
+    summary = {"facts": facts, "rows": rows}
+    write_results(output, f"step-cost-{machine_suffix(facts)}", summary, markdown(rows, facts))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from specstream_mlx.convert.demo_model.train_adapters import (
 from specstream_mlx.convert.settings import TrainSettings
 from specstream_mlx.convert.trainer import train
 
+from .result_files import RESULTS, write_results
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "adapter": {"stream_mlp": "adapter"},
     "base+adapter": {"stream_mlp": "base+adapter"},
@@ -81,9 +83,7 @@ def main(
     items: Annotated[int, typer.Option(help="Training prompts.")] = 1500,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
     only: Annotated[str, typer.Option("--variants", help="By semicolons; all.")] = "",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = Path(
-        "benchmarks/results"
-    ),
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Train and compare the variants of lossless streams."""
     data, valid = task_data(work, task, "train", items), task_data(work, task, "test", 100)
@@ -111,11 +111,7 @@ def main(
         f"{learning_rate:g}; text generator {tasks.generator_hash()}. First choice right on the "
         "base's greedy output for 100 held-out prompts, and accepted length of the chain."
     )
-    table = markdown(results, facts)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "stream-variants.json").write_text(json.dumps(results, indent=2) + "\n")
-    (output / "stream-variants.md").write_text(table)
-    print(table)
+    write_results(output, "stream-variants", results, markdown(results, facts))
 
 
 if __name__ == "__main__":

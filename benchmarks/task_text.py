@@ -36,9 +36,10 @@ from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
+from .result_files import RESULTS, write_results
+from .task_names import chosen_tasks
 from .timed_runs import run_streams
 
-RESULTS = Path("benchmarks/results")
 DRAFT_LENGTH = 4
 MOST_SEEN = 0.01
 NEAR = 0.75
@@ -292,19 +293,6 @@ def adapter_directories(model: Path | None, adapters: Path | None) -> dict[str, 
     return found
 
 
-def chosen_tasks(names: str) -> list[str]:
-    """The comma-separated tasks, or all.
-
-    Raises:
-        UserError: one of them does not exist.
-    """
-    chosen = [name.strip() for name in names.split(",") if name.strip()] or list(tasks.TASKS)
-    for name in chosen:
-        if name not in tasks.TASKS:
-            raise UserError(f"unknown task {name!r}, expected one of {', '.join(tasks.TASKS)}")
-    return chosen
-
-
 def main(
     items: Annotated[int, typer.Option(help="Held-out items the model reads.", min=1)] = 50,
     overlap_items: Annotated[
@@ -351,12 +339,8 @@ def main(
         "model": str(model or "bundled"),
         "speedup": measured and measured.name,
     }
-    output.mkdir(parents=True, exist_ok=True)
-    table = markdown(rows, facts)
     summary = {"facts": facts, "rows": [asdict(row) for row in rows]}
-    (output / "task-text.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (output / "task-text.md").write_text(table)
-    print(table)
+    write_results(output, "task-text", summary, markdown(rows, facts))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
 from .streams import Streams
 from .tree import DraftTree, root_only
+from .weight_policy import HeldWeights, hold_weights
 
 
 @dataclass
@@ -36,6 +37,7 @@ class SpeculativeModel:
         path: where the base was loaded from.
         adapter: what is mounted, if anything.
         streams: the mounted adapter's streams, if it has any.
+        held: how the base's weights are held.
     """
 
     model: nn.Module
@@ -43,11 +45,17 @@ class SpeculativeModel:
     path: Path
     adapter: Adapter | None = None
     streams: Streams | None = None
+    held: HeldWeights | None = None
 
     @property
     def mode(self) -> Mode:
         """The mounted adapter's mode; ``lossless`` without streams."""
         return self.streams.config.mode if self.streams else "lossless"
+
+    @property
+    def prompt_template(self) -> str | None:
+        """What the mounted adapter puts around the user's raw text; see ``chat_prompt``."""
+        return self.streams.config.prompt_template if self.streams else None
 
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
@@ -114,6 +122,7 @@ def load(
     tokenizer_config: dict[str, Any] | None = None,
     adapter_path: str | Path | None = None,
     lazy: bool = False,
+    weights: str = "auto",
 ) -> tuple[SpeculativeModel, TokenizerWrapper]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
@@ -121,18 +130,20 @@ def load(
         path_or_hf_repo: a local directory or a Hugging Face repository.
         tokenizer_config: further arguments of the tokenizer.
         adapter_path: an adapter directory (see ``adapters``).
-        lazy: as in mlx_lm; weights held as they are in the file are read when first used.
+        lazy: as in mlx_lm; weights are read when first used.
+        weights: ``packed``, ``expanded``, or ``auto`` for what runs faster here (see
+            ``weight_policy``).
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
     """
     path = model_directory(path_or_hf_repo)
     model, full_config = read_model(path)
-    model = device.hold_weights(model)
+    model, held = hold_weights(model, weights)
     if not lazy:
         mx.eval(model.parameters())
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
-    speculative = SpeculativeModel(model, read_config(path), path)
+    speculative = SpeculativeModel(model, read_config(path), path, held=held)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     return speculative, tokenizer

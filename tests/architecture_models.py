@@ -12,6 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import torch
 import transformers
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from tiny_models import tiny_streams
 
 from specstream_mlx.base_model import read_config, read_model
@@ -250,3 +251,14 @@ def pair(case):
     streams = Streams(stream_config)
     streams.load_weights(list(tiny_streams(stream_config, seed=5).items()))
     return Pair(torch_model, SpeculativeModel(model, saved, directory, streams=streams))
+
+
+def mlx_lm_caches(model):
+    """Caches with which mlx_lm's greedy decoding has the windows, or ``None``: it cannot."""
+    windows = [getattr(cache, "window", None) for cache in make_caches(model.model, model.config)]
+    own = make_prompt_cache(model.model)
+    if [getattr(cache, "max_size", None) for cache in own] == windows:
+        return own
+    if len(set(windows)) == 1:
+        return [RotatingKVCache(window) for window in windows]
+    return None

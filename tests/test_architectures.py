@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from architecture_models import CASES, VOCAB_SIZE, WINDOW, pair, rope
+from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair, rope
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     Oracle,
@@ -39,18 +39,6 @@ PLACEMENTS = ("none", "deferred", "beside")
 def chain(tokens):
     indices = np.arange(len(tokens), dtype=np.int32)
     return DraftTree(np.array(tokens, np.int32), indices - 1, indices)
-
-
-def mlx_lm_caches(case):
-    """Caches with which mlx_lm's greedy decoding has the windows, or ``None``: it cannot."""
-    model = pair(case).model
-    windows = [getattr(c, "window", None) for c in make_caches(model.model, model.config)]
-    own = make_prompt_cache(model.model)
-    if [getattr(c, "max_size", None) for c in own] == windows:
-        return own
-    if len(set(windows)) == 1:
-        return [RotatingKVCache(window) for window in windows]
-    return None
 
 
 def test_every_architecture_has_a_case():
@@ -93,7 +81,7 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
     found_pair, count = pair(case), 40
     expected = found_pair.continuation(PROMPT, count + 6)
     assert len(set(expected)) >= 5
-    caches = mlx_lm_caches(case)
+    caches = mlx_lm_caches(found_pair.model)
     if caches is not None:
         steps = generate_step(
             mx.array(PROMPT), found_pair.model.model, max_tokens=count, prompt_cache=caches

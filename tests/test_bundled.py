@@ -10,13 +10,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_plain
 from mlx_lm import stream_generate as plain_stream_generate
-from random_models import assert_lossless, plain_tokens
+from random_models import assert_lossless, plain_tokens, tokens_of
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.bundle import MOST_BYTES, size_of
 
 from benchmarks.metrics import score
-from specstream_mlx import DraftSettings, UserError, bundled, generate, load, stream_generate
-from specstream_mlx.generation import decode
+from specstream_mlx import UserError, bundled, generate, load, stream_generate
 from specstream_mlx.prompts import chat_prompt
 
 try:
@@ -25,12 +24,12 @@ except UserError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 TREES = {
-    "chain": DraftSettings(tree_width=1, tree_size=None),
-    "chain, beside": DraftSettings(tree_width=1, tree_size=None, deferred=False),
-    "best-first": DraftSettings(tree_width=4, tree_size=8),
-    "binary": DraftSettings(tree_width=2, tree_size=None, num_streams=3),
-    "pruned": DraftSettings(tree_width=4, tree_size=14, max_nodes=7, deferred=False),
-    "likely drafts only": DraftSettings(tree_size=12, draft_threshold=0.2),
+    "chain": {"tree_width": 1, "tree_size": None},
+    "chain, beside": {"tree_width": 1, "tree_size": None, "deferred": False},
+    "best-first": {"tree_width": 4, "tree_size": 8},
+    "binary": {"tree_width": 2, "tree_size": None, "num_streams": 3},
+    "pruned": {"tree_width": 4, "tree_size": 14, "max_nodes": 7, "deferred": False},
+    "likely drafts only": {"tree_size": 12, "draft_threshold": 0.2},
 }
 REQUIRED = ("describe", "proofread", "sql", "summarize")
 ADAPTERS = bundled.adapter_names()
@@ -41,32 +40,22 @@ def loaded():
     return load(bundled.base_path())
 
 
-def held_out_prompts(tokenizer, per_task):
-    """Prompts of all tasks as they are given to the base, without an adapter."""
-    items = [item for task in tasks.TASKS for item in tasks.held_out(task, per_task)]
+def task_prompts(tokenizer, task, count):
+    """Prompts of held-out items, the task's instruction around each."""
+    items = tasks.held_out(task, count)
     return [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
 
 
-def adapter_prompts(tokenizer, task, count):
-    template = tasks.prompt_template(task)
-    return [chat_prompt(tokenizer, i.content, template) for i in tasks.held_out(task, count)]
-
-
-def tokens_of(model, prompt, count, settings):
-    tokens = []
-    for step in decode(model, prompt, settings):
-        tokens += step.tokens
-        if len(tokens) >= count:
-            return tokens[:count]
+def held_out_prompts(tokenizer, per_task):
+    return [ids for task in tasks.TASKS for ids in task_prompts(tokenizer, task, per_task)]
 
 
 def assert_same_as_mlx_lm(model, prompts, count, trees):
     for prompt in prompts:
         expected = plain_tokens(model.model, prompt, count)
-        for settings in trees:
-            assert_lossless(
-                model.model, prompt, tokens_of(model, prompt, count, settings), expected
-            )
+        for tree in trees:
+            found = tokens_of(model, prompt, count, **tree)[:count]
+            assert_lossless(model.model, prompt, found, expected)
 
 
 def test_bundle_is_complete_and_small():
@@ -87,8 +76,7 @@ def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
     """25 prompts of each of the eight tasks, each with two of the trees in turn."""
     model, tokenizer = loaded
     model.swap_adapter(bundled.streams_path())
-    items = tasks.held_out(task, 25)
-    prompts = [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
+    prompts = task_prompts(tokenizer, task, 25)
     assert len(prompts) * len(tasks.TASKS) >= 200
     trees = list(TREES.values())
     for number, prompt in enumerate(prompts):
@@ -100,10 +88,10 @@ def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
 def test_shared_trees_write_what_one_token_a_step_writes(loaded, name):
     model, tokenizer = loaded
     model.swap_adapter(bundled.adapter_path(name))
-    for prompt in adapter_prompts(tokenizer, name, 2):
-        expected = tokens_of(model, prompt, 32, DraftSettings(speculation=False))
+    for prompt in task_prompts(tokenizer, name, 2):
+        expected = tokens_of(model, prompt, 32, speculation=False)
         for tree in ("chain", "best-first", "pruned"):
-            assert tokens_of(model, prompt, 32, TREES[tree]) == expected, tree
+            assert tokens_of(model, prompt, 32, **TREES[tree])[:32] == expected, tree
 
 
 def accepted_length(model, tokenizer, prompts):
@@ -124,7 +112,7 @@ def test_streams_draft_for_the_base(loaded):
 def test_adapters_draft_for_their_tasks(loaded, name):
     model, tokenizer = loaded
     model.swap_adapter(bundled.adapter_path(name))
-    assert accepted_length(model, tokenizer, adapter_prompts(tokenizer, name, 3)) > 1.5
+    assert accepted_length(model, tokenizer, task_prompts(tokenizer, name, 3)) > 1.5
 
 
 @pytest.mark.slow
@@ -144,7 +132,7 @@ def test_adapters_are_useful(loaded, name):
     """Exact match for proofread and sql, ROUGE-L for the others, on 50 held-out items."""
     model, tokenizer = loaded
     model.swap_adapter(bundled.adapter_path(name))
-    prompts = adapter_prompts(tokenizer, name, 50)
+    prompts = task_prompts(tokenizer, name, 50)
     outputs = [generate(model, tokenizer, prompt, max_tokens=160) for prompt in prompts]
     _, quality = score(name, outputs, [item.target for item in tasks.held_out(name, 50)])
     assert quality >= 0.6
@@ -173,7 +161,7 @@ def test_swapping_leaves_the_base_as_it_is(loaded):
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_mlx_lm_loads_the_adapters(name):
     model, tokenizer = load_plain(str(bundled.base_path()), adapter_path=bundled.adapter_path(name))
-    prompt = adapter_prompts(tokenizer, name, 1)[0]
+    prompt = task_prompts(tokenizer, name, 1)[0]
     responses = list(plain_stream_generate(model, tokenizer, prompt, max_tokens=8))
     assert responses[-1].text is not None
     assert len(responses) == 8 or responses[-1].finish_reason == "stop"

@@ -118,8 +118,7 @@ class WritingTools:
         self.model.swap_adapter(bundled.adapter_path(tool))
         swap_seconds = time.perf_counter() - start
         adapter = self.model.adapter
-        template = adapter.stream_config.prompt_template if adapter.stream_config else None
-        prompt = chat_prompt(self.tokenizer, text, template)
+        prompt = chat_prompt(self.tokenizer, text, self.model.prompt_template)
         responses = stream_generate(
             self.model, self.tokenizer, prompt, max_tokens, settings=settings
         )

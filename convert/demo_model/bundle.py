@@ -7,6 +7,7 @@ Takes ``base``, ``streams`` and the tasks' adapters of ``train_adapters`` and wr
 40 MB in all. Each part appears whole or not at all.
 """
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -47,9 +48,9 @@ def copy_adapter(source: Path, base: Path, target: Path) -> None:
     """Convert a trained adapter; the directory it was trained in is not told."""
     convert_adapter(source, base, target, dtype="float16")
     path = target / ADAPTER_CONFIG
-    text = path.read_text()
-    trained_on = read_json(path)[STREAM_KEY]["base_model"]
-    path.write_text(text.replace(f'"{trained_on}"', f'"{NAME}"'))
+    config = read_json(path)
+    config[STREAM_KEY]["base_model"] = NAME
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def size_of(directory: Path) -> int:

@@ -8,12 +8,13 @@ be repaired. No slip is an error that a held-out type makes of the same words.
 import random
 import string
 from collections.abc import Callable
-from difflib import SequenceMatcher
 
 from .tasks import Item, messages
 
 # The tasks are frozen (their hash stands in result tables): what is private there stays so.
 from .tasks.proofread import _TEST_ERRORS as HELD_OUT_ERRORS
+from .tasks.proofread import _bare
+from .unchanged import unchanged_runs
 
 _FORMS = {form: (base, *forms) for base, forms in messages.VERBS.items() for form in (base, *forms)}
 _LEADS = frozenset(
@@ -24,10 +25,6 @@ _DATES = frozenset((*messages.DAYS, *messages.MONTHS))
 
 Slip = Callable[[list[str], int, random.Random], str | None]
 """What replaces the word at a place; ``None`` where the slip does not fit."""
-
-
-def _bare(word: str) -> str:
-    return word.rstrip(".,?")
 
 
 def _doubles_letter(right: str, wrong: str) -> bool:
@@ -118,24 +115,24 @@ def _plural(words: list[str], place: int, rng: random.Random) -> str | None:
     return bare[:-1] + rng.choice(["'s", "es", "z"]) + words[place][len(bare) :]
 
 
+def _stands_before_time(words: list[str], place: int) -> bool:
+    """Whether there is a preposition of time with a day, a month or a number behind it."""
+    if words[place] not in ("at", "on") or place + 1 == len(words):
+        return False
+    following = _bare(words[place + 1])
+    return following in _DATES or following[0].isdigit()
+
+
 def _missing(words: list[str], place: int, rng: random.Random) -> str | None:
     """No "to" before a verb, no preposition before a time."""
-    if place + 1 == len(words):
-        return None
-    following = _bare(words[place + 1])
+    following = _bare(words[place + 1]) if place + 1 < len(words) else ""
     before_verb = words[place] == "to" and following in messages.VERBS
-    before_time = words[place] in ("at", "on") and (following in _DATES or following[0].isdigit())
-    return "" if before_verb or before_time else None
+    return "" if before_verb or _stands_before_time(words, place) else None
 
 
 def _preposition(words: list[str], place: int, rng: random.Random) -> str | None:
     """A preposition before a time that no time takes."""
-    if place + 1 == len(words) or words[place] not in ("on", "at"):
-        return None
-    following = _bare(words[place + 1])
-    if following not in _DATES and not following[0].isdigit():
-        return None
-    return rng.choice(["of", "with", "to"])
+    return rng.choice(["of", "with", "to"]) if _stands_before_time(words, place) else None
 
 
 _SLIPS: tuple[Slip, ...] = (
@@ -155,12 +152,11 @@ _SLIPS: tuple[Slip, ...] = (
 def with_slips(item: Item, count: int, rng: random.Random) -> Item:
     """``item`` with up to ``count`` slips in words that are correct, as their neighbours are."""
     words, targets = item.content.split(" "), item.target.split(" ")
-    matches = SequenceMatcher(None, words, targets, autojunk=False).get_matching_blocks()
     places = [
-        (m.a + step, m.b + step)
-        for m in matches
-        for step in range(m.size)
-        if 0 < step < m.size - 1 or m.b + step in (0, len(targets) - 1)
+        (run.content + step, run.target + step)
+        for run in unchanged_runs(item)
+        for step in range(run.length)
+        if 0 < step < run.length - 1 or run.target + step in (0, len(targets) - 1)
     ]
     held_out = {edit for error in HELD_OUT_ERRORS.values() for edit in error(targets, rng)}
     used: set[int] = set()

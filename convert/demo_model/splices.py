@@ -9,10 +9,10 @@ would teach that a verb that does not fit is right.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import reduce
 
 from .tasks import Item
+from .unchanged import unchanged_runs
 
 _MARGIN = 2
 _CLAUSE_STARTS = frozenset("and but because so when if before then".split())
@@ -38,12 +38,11 @@ class Cut:
 
 def cuts(item: Item) -> list[Cut]:
     """Where ``item`` can be cut."""
-    words, corrected = item.content.split(" "), item.target.split(" ")
-    blocks = SequenceMatcher(None, words, corrected, autojunk=False).get_matching_blocks()
+    corrected = item.target.split(" ")
     return [
-        _cut(corrected, block.a + step, block.b + step)
-        for block in blocks
-        for step in range(_MARGIN, block.size - _MARGIN + 1)
+        _cut(corrected, run.content + step, run.target + step)
+        for run in unchanged_runs(item)
+        for step in range(_MARGIN, run.length - _MARGIN + 1)
     ]
 
 
@@ -60,10 +59,11 @@ def splice(first: Item, second: Item, rng: random.Random) -> Item:
     A question goes on as a question, so that its mark can be told from its beginning.
     """
     clauses = rng.random() >= _ANYWHERE
+    heads, tails = cuts(first), cuts(second)
     pairs = [
         (head, tail)
-        for head in cuts(first)
-        for tail in cuts(second)
+        for head in heads
+        for tail in tails
         if head.mark == tail.mark and ((head.before_clause and tail.before_clause) or not clauses)
     ]
     if not pairs:

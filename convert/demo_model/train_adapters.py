@@ -143,6 +143,12 @@ def held_out_data(work: Path, names: list[str], count: int) -> Path:
     return path
 
 
+def shared_adapter(work: Path) -> Path | None:
+    """The adapter of all tasks, if it has been trained."""
+    path = work / "shared" / "adapter"
+    return path if path.exists() else None
+
+
 def settings_of(
     part: str,
     work: Path,
@@ -152,7 +158,7 @@ def settings_of(
     msa_layers: dict[Mode, int],
     start: Path | None,
 ) -> TrainSettings:
-    """How ``part`` is trained."""
+    """How ``part`` is trained; ``start`` is the adapter that it goes on from."""
     common = {
         "model": work / "expanded",
         "output": work / part,
@@ -163,37 +169,32 @@ def settings_of(
         "time_limit": minutes,
         "seed": seed,
         "resume": (work / part / "checkpoint.pt").exists(),
+        "init_adapter": start,
+        "embedding_learning_rate": EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
     }
     if part == "streams":
         return TrainSettings(
             data=stream_data(work, items // 3, seed),
             mode="lossless",
             stream_mlp="base+adapter",
-            init_adapter=start,
             learning_rate=5e-3 if start else 1e-2,
-            embedding_learning_rate=EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
             **common,
         )
-    # What a proofread text needs most is an exact main stream.
-    alpha_streams = 0.15 if part == "proofread" else 0.4
-    common |= {"mode": "shared", "lora_rank": 16, "alpha_streams": alpha_streams}
     if part == "shared":
-        return TrainSettings(
-            data=shared_data(work, 2 * items, seed),
-            valid_data=held_out_data(work, list(tasks.TASKS), 12),
-            learning_rate=3e-3,
-            embedding_learning_rate=EMBEDDING_RATE,
-            **common,
-        )
-    if start is None and (work / "shared" / "adapter").exists():
-        start = work / "shared" / "adapter"
+        data, template = shared_data(work, 2 * items, seed), None
+        valid_data = held_out_data(work, list(tasks.TASKS), 12)
+    else:
+        data, template = task_data(work, part, items, seed), tasks.prompt_template(part)
+        valid_data = held_out_data(work, [part], 32)
     return TrainSettings(
-        data=task_data(work, part, items, seed),
-        valid_data=held_out_data(work, [part], 32),
-        prompt_template=tasks.prompt_template(part),
-        init_adapter=start,
+        data=data,
+        valid_data=valid_data,
+        mode="shared",
+        lora_rank=16,
+        prompt_template=template,
         learning_rate=2e-3 if start else 3e-3,
-        embedding_learning_rate=EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
+        # What a proofread text needs most is an exact main stream.
+        alpha_streams=0.15 if part == "proofread" else 0.4,
         **common,
     )
 
@@ -227,7 +228,8 @@ def main(
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 limit = minutes or MINUTES.get(part, TASK_MINUTES)
-                train(settings_of(part, work, limit, items, seed, msa_layers, start))
+                start_of_part = start or (shared_adapter(work) if part in tasks.TASKS else None)
+                train(settings_of(part, work, limit, items, seed, msa_layers, start_of_part))
         else:
             known = ", ".join(tasks.TASKS)
             console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")

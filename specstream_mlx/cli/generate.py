@@ -35,7 +35,7 @@ def generate(
         str | None,
         Option(
             metavar="NAME",
-            help="A bundled adapter: proofread, summarize, sql, describe.",
+            help="A bundled adapter: proofread, summarize, sql, describe, ..; doctor lists them.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -50,6 +50,13 @@ def generate(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    weights: Annotated[
+        Literal["auto", "packed", "expanded"],
+        Option(
+            help="How quantized weights are held; auto: what runs faster here, see doctor.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto",
     prompt: Annotated[
         str,
         Option(
@@ -223,15 +230,14 @@ def generate(
     if tree_width is not None:
         fields |= {"tree_width": tree_width, "tree_size": tree_size}
     settings = draft_settings(**fields, speculation=not no_speculation)
-    loaded, tokenizer = load(source.model, adapter_path=source.adapter)
+    loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
     if ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
     else:
-        template = loaded.streams.config.prompt_template if loaded.streams else None
-        ids = chat_prompt(tokenizer, text, template)
+        ids = chat_prompt(tokenizer, text, loaded.prompt_template)
     request = Request(
         loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
     )

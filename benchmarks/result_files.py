@@ -1,0 +1,23 @@
+"""Where a benchmark's results go: a JSON file and the Markdown table made from it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path("benchmarks/results")
+
+
+def machine_suffix(facts: dict[str, Any]) -> str:
+    """The part of a file's name that tells machines apart, from ``device.describe()``."""
+    return facts["machine"].lower().replace(" ", "-")
+
+
+def write_results(directory: Path, name: str, values: dict[str, Any], table: str) -> None:
+    """Write ``name.json`` and ``name.md`` to ``directory`` and print the table."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for suffix, text in ((".json", json.dumps(values, indent=2) + "\n"), (".md", table)):
+        partial = directory / f"{name}{suffix}.partial"
+        partial.write_text(text)
+        os.replace(partial, directory / f"{name}{suffix}")
+    print(table)
