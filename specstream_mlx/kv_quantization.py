@@ -1,4 +1,4 @@
-"""The int8 or int4 KV cache that mlx_lm offers, under mlx_lm's names: when it begins, where it fits.
+"""The int8 or int4 KV cache that mlx_lm offers: when it begins, and on which models.
 
 mlx_lm stores float rows until a pass ends at row ``start`` or behind it, then quantizes all of
 them at once; from there on every pass reads and writes quantized rows. To print the same text, a
