@@ -2,7 +2,9 @@
 
 mlx_lm stores float rows until a pass ends at row ``start`` or behind it, then quantizes all of
 them at once; from there on every pass reads and writes quantized rows. To print the same text, a
-tree must not reach past the pass at which mlx_lm does so: see ``fitting``.
+tree must not reach past the pass at which mlx_lm does so: see ``fitting``. One thing remains: rows
+computed together differ from single ones in their last bits, and where such a value lies halfway
+between two quantized ones it is rounded the other way, so near-ties may fall otherwise than there.
 """
 
 from collections.abc import Mapping
