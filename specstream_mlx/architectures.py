@@ -39,6 +39,7 @@ class Architecture:
         positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
             a model that takes a cache's array ``offset`` as one position per row.
         array_masks: the model reads masks as arrays only, never as ``"causal"``.
+        quantized_kv: the model's attention reads a quantized KV cache.
         classes: model and arguments, where mlx-lm has none.
         tested: parity with transformers is tested, so nothing is checked at load.
     """
@@ -52,6 +53,7 @@ class Architecture:
     mlp: tuple[str, ...] = ("mlp",)
     positions: Literal["rope", "learned"] = "rope"
     array_masks: bool = False
+    quantized_kv: bool = True
     classes: Callable[[], Classes] | None = None
     tested: bool = True
 
@@ -148,6 +150,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         assumes={"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": False},
         ropes=("default",),
         norm="final_layernorm",
+        quantized_kv=False,
     ),
     "phi3": Architecture(
         defaults=_LLAMA,
@@ -173,6 +176,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
         array_masks=True,
+        quantized_kv=False,
     ),
     "gemma3_text": Architecture(
         defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
@@ -200,7 +204,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-UNTESTED = Architecture(array_masks=True, tested=False)
+UNTESTED = Architecture(array_masks=True, quantized_kv=False, tested=False)
 """A model of mlx-lm's that is not in the table: it has to pass ``self_check`` when loaded."""
 
 _RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"

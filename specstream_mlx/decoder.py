@@ -77,7 +77,8 @@ class Decoder:
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: the streams of the mounted adapter, or ``None``.
-        caches: one per layer, from ``kv.make_caches``.
+        caches: one per layer, from ``kv.make_caches``. Between two steps quantized ones may take
+            their places in the decoder's own list, ``caches``.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import layer_windows
 from .msa import Rows
@@ -22,6 +22,24 @@ class WindowedKVCache(KVCache):
 
     def __init__(self, window: int):
         super().__init__()
+        self.window = window
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> "WindowedQuantizedKVCache":
+        """The same rows quantized, with the same window."""
+        return WindowedQuantizedKVCache(self.window, super().to_quantized(group_size, bits))
+
+
+class WindowedQuantizedKVCache(QuantizedKVCache):
+    """``WindowedKVCache`` quantized.
+
+    Args:
+        window: how many rows a row attends to, itself included.
+        cache: the rows.
+    """
+
+    def __init__(self, window: int, cache: QuantizedKVCache):
+        super().__init__(cache.group_size, cache.bits)
+        self.state = cache.state
         self.window = window
 
 
@@ -46,7 +64,7 @@ class UncommittedRows:
     reads ``offset`` as the rows' positions and asks ``make_mask`` for its mask.
 
     Args:
-        cache: an mlx-lm ``KVCache``.
+        cache: an mlx-lm ``KVCache`` or ``QuantizedKVCache``.
         rows: positions and visibility of the new rows.
         skip: rows behind the committed ones that an earlier pass of this step wrote and that
             stay visible as ``rows.hidden_prefix`` says.
@@ -63,6 +81,8 @@ class UncommittedRows:
         self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
         self._new: tuple[mx.array, mx.array] | None = None
         self.offset = rows.positions
+        if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
+            self.bits, self.group_size = cache.bits, cache.group_size
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -74,8 +94,16 @@ class UncommittedRows:
         window = getattr(self._cache, "window", window_size)
         return self._rows.attention_mask(count, self._cache.offset, window, return_array)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the new rows behind the committed ones; returns all rows up to them."""
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new rows behind the committed ones.
+
+        Args:
+            keys, values: (1, kv_heads, rows, head_dim).
+
+        Returns:
+            Keys and values of all rows up to the new ones as the underlying cache has them: arrays,
+            or mlx's (packed elements, scales, biases).
+        """
         if self._map_values is not None:
             values = self._map_values(values)
         self._new = keys, values
@@ -93,13 +121,12 @@ class UncommittedRows:
             count: how many rows were accepted.
             path: (count,) their indices among the new rows; ``None``: the first ones.
         """
-        cache, end = self._cache, self._cache.offset + count
-        if path is not None:
-            # Read from the cache itself, they would make mlx copy the whole buffer to write there.
-            keys, values = self._new
-            cache.keys[..., cache.offset : end, :] = keys[..., path, :]
-            cache.values[..., cache.offset : end, :] = values[..., path, :]
-        cache.offset = end
+        if path is None:
+            self._cache.offset += count
+            return
+        # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+        keys, values = self._new
+        self._cache.update_and_fetch(keys[..., path, :], values[..., path, :])
 
 
 def commit(layers: Sequence[UncommittedRows], path: Sequence[int]) -> None:

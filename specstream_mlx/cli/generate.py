@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .request import Request
 
-_MODEL, _TEXT, _DRAFTS, _OUTPUT = "Model", "Text", "Drafts", "Output"
+_MODEL, _TEXT, _DRAFTS, _CACHE, _OUTPUT = "Model", "Text", "Drafts", "KV cache", "Output"
 
 
 def generate(
@@ -163,6 +163,33 @@ def generate(
         bool,
         Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
     ] = False,
+    kv_bits: Annotated[
+        int | None,
+        Option(
+            parser=numbers.one_of(4, 8),
+            metavar="N",
+            help="Quantize the KV cache to 4 or 8 bits. Default: not at all.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    kv_group_size: Annotated[
+        int,
+        Option(
+            parser=numbers.one_of(32, 64, 128),
+            metavar="N",
+            help="With --kv-bits: elements that share a scale; 32, 64 or 128.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 64,
+    quantized_kv_start: Annotated[
+        int,
+        Option(
+            parser=numbers.at_least(0),
+            metavar="N",
+            help="With --kv-bits: tokens from which on the cache is quantized; 0: all of them.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 5000,
     as_json: Annotated[
         bool,
         Option(
@@ -238,8 +265,13 @@ def generate(
         ids = encode_prompt(tokenizer, text)
     else:
         ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+    kv_cache = {
+        "kv_bits": kv_bits,
+        "kv_group_size": kv_group_size,
+        "quantized_kv_start": quantized_kv_start,
+    }
     request = Request(
-        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
+        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size, kv_cache
     )
     responses = request.responses()
     if loaded.streams is None:
