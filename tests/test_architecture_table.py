@@ -1,7 +1,9 @@
 """The columns of the README's table of architectures that ``test_architectures`` leaves open."""
 
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -9,8 +11,10 @@ from architecture_models import CASES, VOCAB_SIZE, mlx_lm_caches, pair
 from mlx_lm.generate import generate_step
 from random_models import Oracle, random_prompt, tokens_of
 from specstream_mlx.convert.base_to_mlx import convert_base
+from test_kv_quantization import CASES as KV_CASES
 from tiny_models import tiny_streams, tiny_tokenizer
 
+from specstream_mlx.architectures import ARCHITECTURES
 from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.generation import SpeculativeModel
 from specstream_mlx.streams import Streams
@@ -61,3 +65,23 @@ def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
         oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
         assert tokens_of(quantized, PROMPT, 20, **budget)[:20] == expected[:20], budget
         assert oracle.longest >= 2
+
+
+def readme_rows():
+    """``model_type`` and cells of the README's table."""
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    for line in text.splitlines():
+        if found := re.match(r"\| `(\w+)` \|", line):
+            yield found[1], [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_readme_lists_what_is_tested():
+    rows = dict(readme_rows())
+    assert set(rows) == set(ARCHITECTURES)
+    for model_type, (_, _, *cells, kv_cache) in rows.items():
+        assert cells == ["yes"] * 5
+        cases = {pair(case).model.config["model_type"] for case in KV_CASES}
+        assert (kv_cache == "yes") == (model_type in cases), model_type
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    for file, name in re.findall(r"`(test_\w+\.py)::(test_\w+)`", text):
+        assert f"def {name}(" in (Path(__file__).parent / file).read_text()

@@ -43,6 +43,8 @@ CASES = {
     "Qwen3 0.6B, tied": (11, 64),
     "Phi-3 mini 128k, longrope": (9, 32),
     "OPT": (14, 64),
+    "Mistral 0.3": (19, 64),
+    "Qwen2.5, yarn": (30, 32),
 }
 """Seed of a prompt without near-ties, and a group size that divides the heads."""
 BITS = 8, 4
