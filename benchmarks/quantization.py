@@ -3,12 +3,14 @@
     python -m benchmarks.quantization                       # 16, 8 and 4 bits of the bundled base
     python -m benchmarks.quantization --variants "int8;int4;msa_4_8" --tasks sql
 
-The bundled base is expanded to 16 bits and quantized anew. Its streams and adapters were trained
-on its 8-bit values, and are used as they are with every variant. Rows of a method are compared
-with ``mlx_lm`` on the same weights (and the same LoRA), item by item in turn; ``CR`` = tokens per
-target call; ``of 16 bit`` = CR over that of the 16-bit row. ``MB stored`` counts the base's
-weights, ``MB in use`` is MLX's peak while the items are decoded. Which form the weights are held
-in is the machine's choice (see ``weight_policy``), or ``--weights``.
+The bundled base is expanded to 16 bits and quantized anew: the row "16 bit" has the values of
+the 8 bits that are shipped, so "int8" is the same model but for rounding, and what a table shows
+is what fewer bits cost. Streams and adapters were trained on these values and are used as they are
+with every variant. Rows are compared with ``mlx_lm`` on the same weights in the same form (and the
+same LoRA), item by item in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over that of
+the 16-bit row. ``MB stored`` counts the base's weights, ``MB in use`` is MLX's peak while the items
+are decoded. Which form the weights are held in is the machine's choice (see ``weight_policy``), or
+``--weights``.
 """
 
 import gc

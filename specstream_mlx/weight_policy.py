@@ -68,7 +68,9 @@ class HeldWeights:
     held_bytes: int
 
 
-def hold_weights(model: nn.Module, choice: str = "auto") -> tuple[nn.Module, HeldWeights]:
+def hold_weights(
+    model: nn.Module, choice: str = "auto", *, measure_again: bool = False
+) -> tuple[nn.Module, HeldWeights]:
     """Hold the weights as this machine runs them fastest, or as ``choice`` says.
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
@@ -77,6 +79,7 @@ def hold_weights(model: nn.Module, choice: str = "auto") -> tuple[nn.Module, Hel
     Args:
         model: an mlx-lm model, lazy or not.
         choice: one of ``CHOICES``.
+        measure_again: what is in the cache does not count.
 
     Raises:
         UserError: ``choice`` is something else, or packed for a model that is not quantized.
@@ -94,23 +97,19 @@ def hold_weights(model: nn.Module, choice: str = "auto") -> tuple[nn.Module, Hel
     elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
     else:
-        probe = cached_probe(layer)
+        probe = cached_probe(layer, measure_again)
         form, reason = probe.faster, _sentence(probe)
+    _cast(model)  # before expanding, which rounds to the dtype of the scales
     if form == "expanded":
         model = dequantize_model(model)
-    _cast(model)
     return model, HeldWeights(form, reason, stored, _bytes(model))
 
 
 def run_probe(layer: nn.QuantizedLinear) -> Probe:
     """Time ``layer`` on ``PROBED_ROWS`` rows, packed and expanded in turn."""
-    scales, biases = layer.scales, layer.get("biases")
+    scales, biases = map(_fast, (layer.scales, layer.get("biases")))
     kind = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
-    dense = mx.dequantize(layer.weight, scales, biases, **kind)
-    dtype = device.fast_dtype(dense.dtype)
-    dense = dense.astype(dtype)
-    if mx.issubdtype(scales.dtype, mx.floating):  # others are exponents
-        scales, biases = (t if t is None else t.astype(dtype) for t in (scales, biases))
+    dense = _fast(mx.dequantize(layer.weight, scales, biases, **kind))
     mx.eval(dense, layer.weight, scales, biases)
 
     def packed_product(rows: mx.array) -> mx.array:
@@ -121,7 +120,7 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
 
     packed_ms, expanded_ms = [], []
     for count in PROBED_ROWS:
-        rows = mx.random.normal((count, dense.shape[1])).astype(dtype)
+        rows = mx.random.normal((count, dense.shape[1])).astype(dense.dtype)
         mx.eval(rows)
         times = [
             (_seconds(packed_product, rows), _seconds(dense_product, rows)) for _ in range(_ROUNDS)
@@ -131,8 +130,8 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
     return Probe(dense.shape, tuple(packed_ms), tuple(expanded_ms))
 
 
-def cached_probe(layer: nn.QuantizedLinear) -> Probe:
-    """``run_probe``, once for each machine, MLX version, and kind of product."""
+def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
+    """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
     path = cache_file()
     facts = device.describe()
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
@@ -140,7 +139,7 @@ def cached_probe(layer: nn.QuantizedLinear) -> Probe:
     key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
     known = _read_cache(path)
     try:
-        values = known[key]
+        values = {} if measure_again else known[key]
         return Probe(
             tuple(values["shape"]), tuple(values["packed_ms"]), tuple(values["expanded_ms"])
         )
@@ -222,11 +221,13 @@ def _expanded_bytes(model: nn.Module) -> int:
     return total
 
 
+def _fast(tensor: mx.array | None) -> mx.array | None:
+    """``tensor`` in a dtype that is fast here; packed weights and exponents stay as they are."""
+    if tensor is None or not mx.issubdtype(tensor.dtype, mx.floating):
+        return tensor
+    return tensor.astype(device.fast_dtype(tensor.dtype))
+
+
 def _cast(model: nn.Module) -> None:
     """Change what is not packed to a dtype that is fast here."""
-
-    def cast(tensor: mx.array) -> mx.array:
-        floating = mx.issubdtype(tensor.dtype, mx.floating)
-        return tensor.astype(device.fast_dtype(tensor.dtype)) if floating else tensor
-
-    model.update(tree_map(cast, model.parameters()))
+    model.update(tree_map(_fast, model.parameters()))

@@ -12,5 +12,5 @@ def expanded_weights(tmp_path_factory):
     found = weight_policy.Probe((1, 1), (2.0, 2.0), (1.0, 1.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(weight_policy, "cached_probe", lambda layer: found)
+        patch.setattr(weight_policy, "cached_probe", lambda *_: found)
         yield

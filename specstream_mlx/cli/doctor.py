@@ -53,7 +53,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         missing.append(str(error))
     held = None
     if examined := model or bundled_model:
-        held = hold_weights(read_model(model_directory(examined))[0])[1]
+        held = hold_weights(read_model(model_directory(examined))[0], measure_again=True)[1]
     return {
         "device": device.describe(),
         "packages": packages,
@@ -75,7 +75,8 @@ def doctor(
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
-    How a model's quantized weights are held is measured once and kept in the user's cache.
+    How quantized weights are held is measured at first use and kept in the user's cache; this
+    command measures again.
 
     [bold]Example:[/bold] specstream-mlx doctor --json
     """
