@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from .architectures import layer_windows
 from .msa import Rows
@@ -54,6 +54,18 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
         KVCache() if window is None else WindowedKVCache(window)
         for window in layer_windows(config, model)
     ]
+
+
+def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
+    """The narrowest sliding window that the model has and mlx_lm's own caches do not apply.
+
+    Args:
+        model: an mlx-lm model.
+        config: its ``config.json``.
+    """
+    pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
+    left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
+    return min(left_out, default=None)
 
 
 class UncommittedRows:

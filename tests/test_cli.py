@@ -106,6 +106,20 @@ def test_comparison_for_people(base, streams):
     assert "Speedup:" in result.stderr
 
 
+def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
+    """mlx_lm reads a Mistral's whole text, transformers and we the window."""
+    base = tiny_llama_directory(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    for size, answer in ((8, "no"), (400, "yes")):
+        text = json.dumps({**config, **window, "sliding_window": size})
+        (base / "config.json").write_text(text)
+        result = generate(base, "--compare")
+        assert f"Identical output: {answer}" in result.stderr
+        note = f"mlx_lm leaves out this model's sliding window of {size} tokens"
+        assert (note in result.stderr) == (answer == "no")
+
+
 def test_prompt_from_standard_input_is_the_same_prompt(base):
     given = generate(base, "--json").stdout
     read = run("generate", "--model", base, "-m", 12, "--json", stdin="hello there\n").stdout

@@ -78,3 +78,5 @@ def comparison(result: "Comparison") -> None:
         answer += f" (from token {result.first_difference.position} on, where the two best tokens' "
         answer += f"log-probabilities are {result.first_difference.gap:.2g} apart)"
     note(f"Identical output: {answer}, compared with {result.reference}")
+    if result.window_left_out is not None:
+        note(f"mlx_lm leaves out this model's sliding window of {result.window_left_out} tokens")
