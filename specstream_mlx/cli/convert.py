@@ -63,7 +63,7 @@ def convert(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace what is at --mlx-path.")
+        bool, Option("--overwrite", help="Replace the model or adapter at --mlx-path.")
     ] = False,
 ) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
@@ -91,8 +91,6 @@ def convert(
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
-    if mlx_path.is_file():
-        raise UserError(f"--mlx-path {mlx_path} is a file, expected a directory to replace")
     if adapter_path and (bits is not None or recipe is not None):
         given = "--quant-predicate" if bits is None else "--bits"
         raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
