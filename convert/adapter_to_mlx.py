@@ -38,7 +38,7 @@ class _Base:
 
     @cached_property
     def model(self) -> nn.Module:
-        return read_model(self.directory)[0]
+        return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
 
 
 @dataclass(frozen=True)

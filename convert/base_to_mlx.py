@@ -1,6 +1,7 @@
 """A base model in Hugging Face's or mlx-lm's format to mlx-lm's, optionally quantized.
 
-Everything stays lazy until it is written, so memory follows the largest tensor, not the model.
+Everything stays lazy until it is written, so memory follows the largest tensor, not the model. That
+is why a model of an untested architecture is not run here; it is checked when it is loaded.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ def convert_base(
         raise UserError(f"the model directory {source} does not exist")
     check_target(target, source)
     with staged_directory(target) as scratch:
-        model, config = read_model(source)
+        model, config = read_model(source, to_run=False)
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
         if bits is not None or recipe is not None:
