@@ -22,6 +22,7 @@ from specstream_mlx.lora_layers import place_in_layer
 from .mlx_tensors import read_arrays
 from .peft_lora import NO_LORA, LoraPart, read_peft_lora
 from .staging import staged_directory
+from .targets import check_target
 from .tensor_files import LORA_CONFIG, STREAM_CONFIG, STREAM_TENSORS, tensor_file
 
 
@@ -37,7 +38,7 @@ class _Base:
 
     @cached_property
     def model(self) -> nn.Module:
-        return read_model(self.directory)[0]
+        return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,13 @@ def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = 
     Args:
         source: PEFT files or mlx-lm's, speculative_streaming files, or both.
         base: directory of the base, in either format.
-        target: replaced if it exists.
+        target: replaced if it exists and ``check_target`` has nothing against it.
         dtype: of the written tensors; ``None`` keeps the source's.
 
     Raises:
         UserError: one sentence with the file, the tensor, what was found and what was expected.
     """
+    check_target(target, base, [source])
     adapter = _read(source, _Base(base), dtype)
     with staged_directory(target) as scratch:
         adapter.write(scratch)
@@ -90,7 +92,7 @@ def convert_adapters(
     Args:
         sources: as in ``convert_adapter``, each of another name.
         base: directory of the base, in either format.
-        target: replaced if it exists; each adapter becomes a directory in it, see
+        target: as in ``convert_adapter``; each adapter becomes a directory in it, see
             ``adapter_name``.
         dtype: of the written tensors; ``None`` keeps the source's.
 
@@ -98,16 +100,13 @@ def convert_adapters(
         What was written, in the order of ``sources``.
 
     Raises:
-        UserError: as in ``convert_adapter``, or two sources have the same name, or ``target``
-            holds one of them.
+        UserError: as in ``convert_adapter``, or two sources have the same name.
     """
     names = [adapter_name(source) for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two adapters are named {name}, expected another name for each")
-    for source in sources:
-        if target.resolve() in source.resolve().parents:
-            raise UserError(f"{target} holds the adapter {source}, expected another --mlx-path")
+    check_target(target, base, sources)
     loaded = _Base(base)
     adapters = [_read(source, loaded, dtype) for source in sources]
     with staged_directory(target) as scratch:

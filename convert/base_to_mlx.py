@@ -1,6 +1,7 @@
 """A base model in Hugging Face's or mlx-lm's format to mlx-lm's, optionally quantized.
 
-Everything stays lazy until it is written, so memory follows the largest tensor, not the model.
+Everything stays lazy until it is written, so memory follows the largest tensor, not the model. That
+is why a model of an untested architecture is not run here; it is checked when it is loaded.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from specstream_mlx.config import UserError
 from .recipes import quant_predicate
 from .shards import Progress, write_weights
 from .staging import staged_directory
+from .targets import check_target
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -41,7 +43,7 @@ def convert_base(
 
     Args:
         source: directory with ``config.json``, safetensors and tokenizer files.
-        target: replaced if it exists.
+        target: replaced if it exists and ``check_target`` has nothing against it.
         bits: 4 or 8 for affine quantization; ``None`` for none.
         group_size: 32, 64 or 128.
         dtype: of what is not quantized; ``None`` keeps the source's.
@@ -55,25 +57,23 @@ def convert_base(
     """
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
-    try:
-        with staged_directory(target) as scratch:
-            model, config = read_model(source)
-            if dtype is not None:
-                _cast(model, getattr(mx, dtype))
-            if bits is not None or recipe is not None:
-                config = _quantize(source, model, config, bits, group_size, recipe, num_msa_layers)
-            parameters = get_total_parameters(model)
-            weights = dict(tree_flatten(model.parameters()))
-            del model  # its arrays are to go as they are written
-            tokenizer = read_tokenizer(source, config)
-            write_weights(scratch, weights, parameters, progress)
-            save_config(config, scratch / "config.json")
-            tokenizer.save_pretrained(scratch)
-            generation = source / "generation_config.json"
-            if generation.exists():
-                shutil.copy(generation, scratch)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+    check_target(target, source)
+    with staged_directory(target) as scratch:
+        model, config = read_model(source, to_run=False)
+        if dtype is not None:
+            _cast(model, getattr(mx, dtype))
+        if bits is not None or recipe is not None:
+            config = _quantize(source, model, config, bits, group_size, recipe, num_msa_layers)
+        parameters = get_total_parameters(model)
+        weights = dict(tree_flatten(model.parameters()))
+        del model  # its arrays are to go as they are written
+        tokenizer = read_tokenizer(source, config)
+        write_weights(scratch, weights, parameters, progress)
+        save_config(config, scratch / "config.json")
+        tokenizer.save_pretrained(scratch)
+        generation = source / "generation_config.json"
+        if generation.exists():
+            shutil.copy(generation, scratch)
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:

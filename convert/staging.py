@@ -10,28 +10,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from specstream_mlx.config import UserError
+
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
     """An empty directory beside ``target`` that takes its place when the block ends.
 
-    What stood at ``target`` before is replaced. If the block raises, or is interrupted, nothing is
-    left behind and ``target`` stays as it was. A process that is killed leaves its unfinished
-    directory, hidden and under another name; the next one for the same ``target`` removes it.
+    What stood at ``target`` before is replaced; where that is a link, what it points to. If the
+    block raises, or is interrupted, nothing is left behind and ``target`` stays as it was. A
+    process that is killed leaves its unfinished directory, hidden and under another name; the next
+    one for the same ``target`` removes it.
+
+    Raises:
+        UserError: the file system refused something, in the block too.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(target)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    place = Path(os.path.realpath(target))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(place)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.partial-", dir=place.parent))
+        with _locked(scratch):
+            try:
+                yield scratch
+                scratch.chmod(0o755)
+                _put_in_place(scratch, place)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    """Rename ``scratch`` to ``target``, and remove what stood there."""
+    if not target.exists():
+        scratch.rename(target)
+        return
     replaced = scratch.with_name(scratch.name.replace(".partial-", ".replaced-"))
-    with _locked(scratch):
+    with _locked(target):  # under its new name too, so that no other process puts it back
         try:
-            yield scratch
-            scratch.chmod(0o755)
-            if target.exists():
-                target.rename(replaced)
+            target.rename(replaced)
             scratch.rename(target)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
             _settle(replaced, target)
 
 
@@ -65,15 +85,16 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 def _clear_leftovers(target: Path) -> None:
-    """Remove the unfinished directories of killed processes, leave those of running ones."""
+    """Remove or put back the directories of killed processes, leave those of running ones."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"(partial|replaced)-[a-z0-9_]{8}")
     for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)
         if match is None:
             continue
-        if match[1] == "replaced":
-            _settle(path, target)
-            continue
         with contextlib.suppress(FileNotFoundError), _locked(path) as free:
-            if free:
+            if not free:
+                continue
+            if match[1] == "replaced":
+                _settle(path, target)
+            else:
                 shutil.rmtree(path)

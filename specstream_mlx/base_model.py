@@ -72,7 +72,13 @@ def weight_files(directory: Path) -> list[Path]:
     """
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise UserError(f"{directory} has no model*.safetensors, expected weights in that format")
+        sentence = f"{directory} has no model*.safetensors, expected weights in that format"
+        if any(directory.glob("pytorch_model*.bin")):
+            sentence += (
+                ", which transformers makes of pytorch_model*.bin: AutoModelForCausalLM"
+                ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+            )
+        raise UserError(sentence)
     if (directory / INDEX_FILE).exists():
         listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
         missing = sorted(set(listed.values()) - {file.name for file in files})
@@ -81,18 +87,20 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[str, Any]]:
     """A model's layers and weights; the weights are read from the files when first used.
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
+        to_run: whether a model that is not of a tested architecture has to pass ``check_tree``,
+            which reads all of its weights.
 
     Returns:
         The mlx-lm model and its configuration as mlx-lm completes it.
 
     Raises:
         UserError: a file is missing, truncated or of another format, they do not fit together, or
-            the model, not being of a tested architecture, does not pass ``check_tree``.
+            the model does not pass ``check_tree``.
     """
     config = read_config(directory)
     fields = explicit_fields(config)
@@ -105,7 +113,7 @@ def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
         reason = one_line(error)
         raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
-    if not architecture_of(config["model_type"]).tested:
+    if to_run and not architecture_of(config["model_type"]).tested:
         try:
             check_tree(model, config)
         except UserError as error:

@@ -180,6 +180,19 @@ def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):
         assert list(tmp_path.iterdir()) == [spoilt]
 
 
+def test_verifying_with_a_base_without_tokenizer(hf, plain, tmp_path):
+    """It is refused before anything is written."""
+    base = untied_llama(tmp_path / "hf")
+    for file in base.glob("*token*"):
+        file.unlink()
+    flags = ("--adapter-path", plain, "--mlx-path", tmp_path / "out", "--verify")
+    result = run("convert", "--model", base, *flags)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {base}: the tokenizer cannot be read: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 class Payload:
     """Leaves a file behind if anybody unpickles it."""
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from mlx_lm.utils import load_model, make_shards
 from safetensors.numpy import load_file
 from specstream_mlx.convert import shards
 from specstream_mlx.convert.base_to_mlx import convert_base
-from specstream_mlx.convert.staging import staged_directory
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
+from transformers import GraniteConfig, GraniteForCausalLM
 from typer.testing import CliRunner
 
 from specstream_mlx.cli import app
@@ -118,15 +119,46 @@ def test_several_files_are_written_and_indexed(tmp_path, monkeypatch):
     assert all(mx.array_equal(before[name], after[name]) for name in before)
 
 
+def granite(directory):
+    """A model of an architecture that is not in the table, and has to be checked when loaded."""
+    config = GraniteConfig(
+        hidden_size=256,
+        intermediate_size=96,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB_SIZE,
+    )
+    GraniteForCausalLM(config).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
 @pytest.mark.parametrize("bits", [None, 4])
-def test_memory_follows_the_largest_tensor(bits, tmp_path):
-    base = tiny_llama_directory(tmp_path / "base", hidden_size=256, num_hidden_layers=12)
+@pytest.mark.parametrize("tested", [True, False])
+def test_memory_follows_the_largest_tensor(tested, bits, tmp_path):
+    if tested:
+        base = tiny_llama_directory(tmp_path / "base", hidden_size=256, num_hidden_layers=12)
+    else:
+        base = granite(tmp_path / "base")
     sizes = [tensor.nbytes for tensor in mx.load(str(base / "model.safetensors")).values()]
     assert sum(sizes) > 20 * max(sizes)
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     convert_base(base, tmp_path / "mlx", bits=bits)
     assert mx.get_peak_memory() - held < 4 * max(sizes)
+
+
+def test_the_progress_bar_is_for_terminals(tmp_path, monkeypatch):
+    base = tiny_llama_directory(tmp_path / "base")
+    assert run("--model", base, "--mlx-path", tmp_path / "1").stderr == f"wrote {tmp_path / '1'}\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a pipe for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    shown = run("--model", base, "--mlx-path", tmp_path / "2").stderr
+    done, total = re.findall(r"Converting.*?([\d.]+)/([\d.]+) kB", shown)[-1]
+    assert done == total
+    size = sum(tensor.nbytes for tensor in weights(base).values())
+    assert float(total) == pytest.approx(size / 1000, abs=0.1)
 
 
 def test_written_files_are_what_safetensors_reads(tmp_path):
@@ -200,7 +232,7 @@ def test_an_interrupted_conversion(replaces, stop, tmp_path):
     target = tmp_path / "out" / "mlx"
     flags = ["--model", str(tmp_path / "hf"), "--mlx-path", str(target)]
     if replaces:
-        target.mkdir(parents=True)
+        convert_base(tmp_path / "hf", target, bits=4, group_size=32)
         (target / "mine.txt").write_text("mine")
         flags.append("--overwrite")
     command = [sys.executable, "-c", _STOPS_HALFWAY, "convert", *flags]
@@ -212,36 +244,16 @@ def test_an_interrupted_conversion(replaces, stop, tmp_path):
     assert b"Traceback" not in stderr
     left = [path.name for path in target.parent.iterdir()]
     if replaces:
-        assert [path.name for path in target.iterdir()] == ["mine.txt"]
+        assert (target / "mine.txt").exists()
+        assert "scales" in str(weights(target).keys())
     else:
         assert not target.exists()
     if stop == signal.SIGINT:
         assert left == (["mlx"] if replaces else [])
     assert run(*flags).exit_code == 0
-    assert weights(target)
+    assert "scales" not in str(weights(target).keys())
+    assert not (target / "mine.txt").exists()
     assert [path.name for path in target.parent.iterdir()] == ["mlx"]
-
-
-def test_leftovers_of_a_running_conversion_are_kept(tmp_path):
-    with staged_directory(tmp_path / "model") as first:
-        with staged_directory(tmp_path / "model") as second:
-            assert first.exists()
-            (second / "file").write_text("second")
-        (first / "file").write_text("first")
-    assert (tmp_path / "model" / "file").read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_what_was_replaced_comes_back_after_a_kill_in_between(tmp_path):
-    """As if the process had been killed between its last two renames."""
-    (tmp_path / ".model.replaced-abcd1234").mkdir()
-    (tmp_path / ".model.replaced-abcd1234" / "mine.txt").write_text("mine")
-    neighbour = tmp_path / ".model.partial-of-something-else"
-    neighbour.mkdir()
-    with pytest.raises(KeyError), staged_directory(tmp_path / "model"):
-        raise KeyError
-    assert (tmp_path / "model" / "mine.txt").read_text() == "mine"
-    assert neighbour.exists()
 
 
 def test_targets_that_cannot_be_written(tmp_path):
@@ -253,3 +265,16 @@ def test_targets_that_cannot_be_written(tmp_path):
     result = run("--model", tmp_path / "hf", "--mlx-path", tmp_path / "file", "--overwrite")
     assert result.exit_code == 2
     assert "is a file, expected a directory to replace" in result.stderr
+
+
+def test_weights_of_pytorch_alone(tmp_path):
+    """What to do about them is said only where they are."""
+    base = tiny_llama_directory(tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    sentence = f"error: {base} has no model*.safetensors, expected weights in that format"
+    assert run("--model", base, "--mlx-path", tmp_path / "mlx").stderr == f"{sentence}\n"
+    (base / "pytorch_model-00001-of-00001.bin").touch()
+    result = run("--model", base, "--mlx-path", tmp_path / "mlx")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{sentence}, which transformers makes of pytorch_model*.bin")
+    assert "save_pretrained(..., safe_serialization=True)" in result.stderr

@@ -63,7 +63,7 @@ def convert(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace what is at --mlx-path.")
+        bool, Option("--overwrite", help="Replace the model or adapter at --mlx-path.")
     ] = False,
 ) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
@@ -91,8 +91,6 @@ def convert(
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
-    if mlx_path.is_file():
-        raise UserError(f"--mlx-path {mlx_path} is a file, expected a directory to replace")
     if adapter_path and (bits is not None or recipe is not None):
         given = "--quant-predicate" if bits is None else "--bits"
         raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
@@ -108,6 +106,7 @@ def convert(
     from ..convert.base_to_mlx import convert_base
 
     base = model_directory(model)
+    tokens = _sample_tokens(base) if verify else []
     written = [mlx_path]
     if not adapter_path:
         with reporting.byte_progress("Converting") as progress:
@@ -128,30 +127,40 @@ def convert(
     for path in written:
         reporting.note(f"wrote {path}")
     if verify and not all(
-        [_same_as_pytorch(base, *pair) for pair in zip(adapter_path, written, strict=True)]
+        [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
     ):
         raise Exit(1)
 
 
-def _same_as_pytorch(model: Path, adapter: Path, converted: Path) -> bool:
+def _sample_tokens(model: Path) -> list[int]:
+    """What ``--verify`` compares on; read before anything is written.
+
+    Raises:
+        UserError: torch is missing, or the model has no tokenizer that can be read.
+    """
+    try:
+        from ..convert import parity  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
+        ) from None
+    from ..base_model import read_config, read_tokenizer
+
+    return read_tokenizer(model, read_config(model)).encode(_SAMPLE)
+
+
+def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[int]) -> bool:
     """Print the largest differences; whether all are within the bound."""
     import tempfile
 
     from rich.console import Console
     from rich.table import Table
-    from transformers import AutoTokenizer
 
-    try:
-        from ..convert.parity import BOUND, layer_differences, plain_differences
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
-        ) from None
     from ..convert.adapter_to_mlx import adapter_name
     from ..convert.base_to_mlx import convert_base
+    from ..convert.parity import BOUND, layer_differences, plain_differences
     from ..convert.tensor_files import STREAM_CONFIG
 
-    tokens = AutoTokenizer.from_pretrained(model, local_files_only=True).encode(_SAMPLE)
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
         convert_base(model, base, dtype="float32")
