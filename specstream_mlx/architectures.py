@@ -255,6 +255,11 @@ def architecture_of(model_type: str | None) -> Architecture:
     return ARCHITECTURES.get(model_type, UNTESTED)
 
 
+def completed(config: Config) -> dict[str, Any]:
+    """A ``config.json`` with the fields that it leaves to the architecture's defaults."""
+    return {**architecture_of(config.get("model_type")).defaults, **config}
+
+
 def model_classes(config: Config) -> Classes:
     """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``."""
     from mlx_lm.utils import _get_classes
@@ -274,14 +279,14 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     """
     architecture = architecture_of(config.get("model_type"))
     silent = {name: v for name, v in architecture.defaults.items() if name not in config}
-    completed = {**silent, **config}
+    full_config = completed(config)
     fields = dict(silent)
     if architecture.ropes:
-        rope = rope_parameters(completed, "full_attention")
-        check_rope(rope, completed, architecture.ropes)
-        fields |= rope_fields(rope, completed)
+        rope = rope_parameters(full_config, "full_attention")
+        check_rope(rope, full_config, architecture.ropes)
+        fields |= rope_fields(rope, full_config)
     if architecture.fields:
-        fields |= architecture.fields(completed)
+        fields |= architecture.fields(full_config)
     return fields
 
 
@@ -351,7 +356,7 @@ def text_limit(config: Config) -> int | None:
     architecture = architecture_of(config.get("model_type"))
     if architecture.positions == "rope":
         return None
-    return {**architecture.defaults, **config}["max_position_embeddings"]
+    return completed(config)["max_position_embeddings"]
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:
@@ -363,7 +368,7 @@ def layer_windows(config: Config, model: "nn.Module") -> Windows:
     """
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:
-        return architecture.windows({**architecture.defaults, **config})
+        return architecture.windows(completed(config))
     from mlx_lm.models.cache import make_prompt_cache
 
     return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

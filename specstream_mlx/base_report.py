@@ -14,7 +14,8 @@ from typing import Any
 from .adapters import read_json, tensor_headers
 from .architectures import check_config
 from .base_model import weight_files
-from .config import UserError, fingerprint
+from .config import UserError
+from .fingerprint import fingerprint
 
 Headers = Mapping[str, tuple[tuple[int, ...], str]]
 
