@@ -35,6 +35,8 @@ _NUMBERS = (
     "beta_slow",
     "attention_factor",
 )
+_NUMBERS_OR_ZERO = ("mscale", "mscale_all_dim")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _ALIASES = {"su": "longrope"}
 
 
@@ -46,12 +48,16 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
         layer_type: for models that have one set of parameters per layer type.
 
     Raises:
-        UserError: they are not JSON objects.
+        UserError: they are not JSON objects, or their type is not a text.
     """
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, Mapping):
             raise UserError(f"{name} is {value!r}, expected an object")
+    for name in _LAYER_TYPES:
+        value = new.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(f"{name} of rope_parameters is {value!r}, expected an object")
     if layer_type is not None and any(isinstance(value, Mapping) for value in new.values()):
         new, old = new.get(layer_type) or {}, {}
     rope = {name: value for name, value in {**old, **new}.items() if value is not None}
@@ -60,6 +66,8 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
             rope[name] = config[name]
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"
+    if not isinstance(kind, str):
+        raise UserError(f"rope_type is {kind!r}, expected a text")
     return {**rope, "rope_type": _ALIASES.get(kind, kind)}
 
 
@@ -91,6 +99,10 @@ def check_rope(
         value = rope.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise UserError(f"rope's {name} is {value!r}, expected a number above 0")
+    for name in _NUMBERS_OR_ZERO:
+        value = rope.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise UserError(f"rope's {name} is {value!r}, expected a number of at least 0")
     length = _original_length(rope, config)
     if kind in _NEED_ORIGINAL_LENGTH and (not isinstance(length, int) or length < 2):
         raise UserError(
@@ -117,7 +129,7 @@ def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) 
         return 0.1 * rope.get("mscale", 1) * math.log(max(rope["factor"], 1)) + 1
     if rope["rope_type"] == "longrope":
         original = _original_length(rope, config)
-        factor = config.get("max_position_embeddings", original) / original
+        factor = (config.get("max_position_embeddings") or original) / original
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return None
 
