@@ -318,6 +318,9 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     return fields
 
 
+_COUNTS_IF_GIVEN = ("num_attention_heads", "head_dim", "sliding_window", "max_position_embeddings")
+
+
 def check_config(config: Config) -> None:
     """Whether a model can be driven, as far as its ``config.json`` tells.
 
@@ -334,7 +337,7 @@ def check_config(config: Config) -> None:
         raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         _check_integer(name, config.get(name))
-    for name in ("sliding_window", "max_position_embeddings"):
+    for name in _COUNTS_IF_GIVEN:
         if config.get(name) is not None:
             _check_integer(name, config[name])
     types, count = config.get("layer_types"), config["num_hidden_layers"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from .config import UserError
 
-POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope")
+POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Rope types whose angles depend on a token's position alone, not on the length of the text.
 
 ``longrope`` is one of them in mlx-lm, which takes the long factors always; transformers takes the
@@ -109,12 +109,27 @@ def check_rope(
             f"rope_type is {kind!r} with original_max_position_embeddings {length!r}, "
             "expected an integer of at least 2"
         )
+    if kind == "proportional":
+        _check_share(rope, config)
     if rope.get("truncate") is False:
         raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
     found = rope.get("attention_factor")
     usual = _usual_attention_factor(rope, config)
     if found is not None and (usual is None or not math.isclose(found, usual, rel_tol=1e-6)):
         raise UserError(f"rope's attention_factor is {found!r}, expected mlx-lm's own, {usual}")
+
+
+def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """mlx-lm rounds an odd number of turning dimensions up, transformers down."""
+    size = config.get("head_dim")
+    if size is None and config.get("hidden_size") and config.get("num_attention_heads"):
+        size = config["hidden_size"] // config["num_attention_heads"]
+    share = rope.get("partial_rotary_factor", 1.0)
+    if share > 1 or (size is not None and int(size * share) % 2):
+        raise UserError(
+            f"rope's partial_rotary_factor is {share!r}, expected at most 1 and an even number of "
+            f"the {size} dimensions of a head"
+        )
 
 
 def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
@@ -141,8 +156,9 @@ def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
         rope: from ``rope_parameters``, checked.
         config: the whole ``config.json``.
     """
-    fields = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     kind = rope["rope_type"]
+    beside = ("rope_theta",) if kind == "proportional" else ("rope_theta", "partial_rotary_factor")
+    fields = {name: rope[name] for name in beside if name in rope}
     if kind == "default":
         return fields | ({"rope_scaling": None} if config.get("rope_scaling") else {})
     # mlx-lm's Phi-3 reads the type under its old name, and insists on a factor with a point.

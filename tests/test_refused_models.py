@@ -69,6 +69,15 @@ REFUSALS = {
         {"model_type": "llama", "rope_scaling": {"type": ["linear"]}},
         r"rope_type is \['linear'\], expected a text",
     ),
+    "a share of odd size of a head": (
+        {
+            "model_type": "llama",
+            "head_dim": 100,
+            **rope(1e4, "proportional"),
+            "partial_rotary_factor": 0.25,
+        },
+        "partial_rotary_factor is 0.25, expected at most 1 and an even number of the 100",
+    ),
     "yarn's mscale": (
         {
             "model_type": "llama",
@@ -98,6 +107,10 @@ REFUSALS = {
     "Qwen's layers without a window": (
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "x"},
         "max_window_layers is 'x', expected an integer of at least 0",
+    ),
+    "size of a head": (
+        {"model_type": "llama", "head_dim": "x", **rope(1e4, "proportional")},
+        "head_dim is 'x', expected an integer of at least 1",
     ),
     "context": (
         {"model_type": "llama", "max_position_embeddings": "x"},
