@@ -28,7 +28,7 @@ class Architecture:
 
     Attributes:
         defaults: fields that a ``config.json`` may leave out, with transformers' values, where
-            mlx-lm's are others or none.
+            mlx-lm's are others or none, or where ``inspect`` and the fingerprint need them.
         assumes: fields of which mlx-lm's model computes this value alone.
         ropes: rope types that mlx-lm's model computes; empty where positions are learned.
         windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
@@ -141,6 +141,7 @@ def _opt_fields(config: Config) -> dict[str, Any]:
 
 _LLAMA = {"tie_word_embeddings": False}
 _SILU = {"hidden_act": "silu"}
+_TIED = {"tie_word_embeddings": True}
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
 
@@ -173,20 +174,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma2": Architecture(
         defaults={
+            **_TIED,
             "head_dim": 256,
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        assumes=_GEMMA,
+        assumes={**_GEMMA, **_TIED},
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
         array_masks=True,
         quantized_kv=False,
     ),
     "gemma3_text": Architecture(
-        defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+        defaults={
+            **_TIED,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
         assumes={
             **_GEMMA,
             "use_bidirectional_attention": False,
@@ -196,7 +203,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=_gemma3_fields,
     ),
     "opt": Architecture(
-        defaults={"max_position_embeddings": 2048},
+        defaults={**_TIED, "max_position_embeddings": 2048},
         assumes={
             "activation_function": "relu",
             "enable_bias": True,
