@@ -16,7 +16,8 @@ import mlx.nn as nn
 
 from specstream_mlx.adapters import read_adapter, read_json, write_adapter
 from specstream_mlx.base_model import read_model
-from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
+from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.fingerprint import fingerprint
 from specstream_mlx.lora_layers import place_in_layer
 
 from .mlx_tensors import read_arrays

@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from specstream_mlx.architectures import check_config
-from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
+from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.fingerprint import fingerprint
 
 from .backbone import use_long_factors
 from .reference import SpeculativeStreamingModel

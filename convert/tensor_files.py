@@ -1,11 +1,10 @@
-"""Names of the files of a PyTorch-side adapter directory."""
+"""The files of a PyTorch-side adapter directory."""
 
 from pathlib import Path
 
-STREAM_CONFIG = "speculative_streaming.json"
-STREAM_TENSORS = "speculative_streaming.safetensors"
-LORA_CONFIG = "adapter_config.json"
-LORA_TENSORS = "adapter_model.safetensors"
+from specstream_mlx.torch_files import LORA_CONFIG, LORA_TENSORS, STREAM_CONFIG, STREAM_TENSORS
+
+__all__ = ["LORA_CONFIG", "LORA_TENSORS", "STREAM_CONFIG", "STREAM_TENSORS", "tensor_file"]
 
 
 def tensor_file(path: Path) -> Path:

@@ -17,7 +17,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from safetensors import SafetensorError, safe_open
 
-from .config import ConfigError, StreamConfig, UserError, fingerprint
+from .config import ConfigError, StreamConfig, UserError
+from .fingerprint import fingerprint
 from .lora_layers import adapter_shapes, selected_modules, unmount
 from .streams import Streams
 

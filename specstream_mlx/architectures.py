@@ -5,9 +5,10 @@ transformers reads otherwise, and the few names and forms that the decoder needs
 only where a model is asked: training reads the table without it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from .config import UserError
@@ -27,7 +28,7 @@ class Architecture:
 
     Attributes:
         defaults: fields that a ``config.json`` may leave out, with transformers' values, where
-            mlx-lm's are others or none.
+            mlx-lm's are others or none, or where ``inspect`` and the fingerprint need them.
         assumes: fields of which mlx-lm's model computes this value alone.
         ropes: rope types that mlx-lm's model computes; empty where positions are learned.
         windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
@@ -79,7 +80,10 @@ def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windo
 
 
 def _qwen_slides(config: Config, layer: int) -> bool:
-    return bool(config.get("use_sliding_window")) and layer >= config["max_window_layers"]
+    if not config.get("use_sliding_window"):
+        return False
+    _check_integer("max_window_layers", config["max_window_layers"], least=0)
+    return layer >= config["max_window_layers"]
 
 
 def _without_layer_types(config: Config) -> dict[str, Any]:
@@ -89,8 +93,11 @@ def _without_layer_types(config: Config) -> dict[str, Any]:
 
 def _gemma3_fields(config: Config) -> dict[str, Any]:
     """mlx-lm counts sliding layers by a period, and has one more base for their rope."""
-    types = config.get("layer_types")
-    period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    types, period = config.get("layer_types"), 6
+    for name in ("_sliding_window_pattern", "sliding_window_pattern"):
+        if config.get(name) is not None:
+            period = config[name]
+            _check_integer(name, period)
     if types:
         full = [number for number, kind in enumerate(types) if kind == "full_attention"]
         period = full[0] + 1 if full else len(types) + 1
@@ -134,6 +141,7 @@ def _opt_fields(config: Config) -> dict[str, Any]:
 
 _LLAMA = {"tie_word_embeddings": False}
 _SILU = {"hidden_act": "silu"}
+_TIED = {"tie_word_embeddings": True}
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
 
@@ -166,20 +174,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma2": Architecture(
         defaults={
+            **_TIED,
             "head_dim": 256,
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        assumes=_GEMMA,
+        assumes={**_GEMMA, **_TIED},
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
         array_masks=True,
         quantized_kv=False,
     ),
     "gemma3_text": Architecture(
-        defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+        defaults={
+            **_TIED,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
         assumes={
             **_GEMMA,
             "use_bidirectional_attention": False,
@@ -189,7 +203,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=_gemma3_fields,
     ),
     "opt": Architecture(
-        defaults={"max_position_embeddings": 2048},
+        defaults={**_TIED, "max_position_embeddings": 2048},
         assumes={
             "activation_function": "relu",
             "enable_bias": True,
@@ -211,8 +225,11 @@ _RECURRENT = "its recurrent or linear-attention layers cannot go back to an acce
 _SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
 _POSITIONS = "mlx-lm's model takes its positions from a single offset, a tree has one per row"
 
+_MULTIMODAL = "its checkpoints hold the text model inside one that also reads pictures or sound"
+
 REFUSED: dict[str, str] = {
     "afm7": _SHARED,
+    "gemma3": f"{_MULTIMODAL}; text-only checkpoints, of model_type 'gemma3_text', are supported",
     "gemma3n": _SHARED,
     "gemma4": _SHARED,
     "gemma4_text": _SHARED,
@@ -251,16 +268,39 @@ REFUSED: dict[str, str] = {
 
 
 def architecture_of(model_type: str | None) -> Architecture:
-    """The entry of ``model_type``, or ``UNTESTED``."""
-    return ARCHITECTURES.get(model_type, UNTESTED)
+    """The entry of ``model_type``, or ``UNTESTED``, also where it is no text at all."""
+    return ARCHITECTURES.get(model_type, UNTESTED) if isinstance(model_type, str) else UNTESTED
+
+
+def completed(config: Config) -> dict[str, Any]:
+    """A ``config.json`` with the fields that it leaves to the architecture's defaults."""
+    return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
 def model_classes(config: Config) -> Classes:
-    """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``."""
-    from mlx_lm.utils import _get_classes
+    """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``.
 
-    classes = architecture_of(config["model_type"]).classes
-    return classes() if classes else _get_classes(config)
+    Raises:
+        UserError: there is no such model.
+    """
+    model_type = config.get("model_type")
+    own = architecture_of(model_type).classes
+    if own is not None:
+        return own()
+    if isinstance(model_type, str) and re.fullmatch(r"[\w-]+", model_type):
+        from mlx_lm.utils import MODEL_REMAPPING
+
+        try:
+            module = import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
+        except ImportError:
+            module = None
+        # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
+        if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
+            return module.Model, module.ModelArgs
+    raise UserError(
+        f"model_type is {model_type!r}, expected one that mlx-lm has a model for, "
+        f"or one of {tuple(ARCHITECTURES)}"
+    )
 
 
 def explicit_fields(config: Config) -> dict[str, Any]:
@@ -274,15 +314,18 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     """
     architecture = architecture_of(config.get("model_type"))
     silent = {name: v for name, v in architecture.defaults.items() if name not in config}
-    completed = {**silent, **config}
+    full_config = completed(config)
     fields = dict(silent)
     if architecture.ropes:
-        rope = rope_parameters(completed, "full_attention")
-        check_rope(rope, completed, architecture.ropes)
-        fields |= rope_fields(rope, completed)
+        rope = rope_parameters(full_config, "full_attention")
+        check_rope(rope, full_config, architecture.ropes)
+        fields |= rope_fields(rope, full_config)
     if architecture.fields:
-        fields |= architecture.fields(completed)
+        fields |= architecture.fields(full_config)
     return fields
+
+
+_COUNTS_IF_GIVEN = ("num_attention_heads", "head_dim", "sliding_window", "max_position_embeddings")
 
 
 def check_config(config: Config) -> None:
@@ -292,39 +335,35 @@ def check_config(config: Config) -> None:
         UserError: it cannot; the sentence names the field.
     """
     model_type = config.get("model_type")
-    if model_type in REFUSED:
+    architecture = architecture_of(model_type)
+    if isinstance(model_type, str) and model_type in REFUSED:
         raise UserError(f"model_type is {model_type!r}, which is refused: {REFUSED[model_type]}")
-    known = isinstance(model_type, str) and model_type.isidentifier()
-    if known and model_type not in ARCHITECTURES:
-        from mlx_lm.utils import MODEL_REMAPPING
-
-        module = MODEL_REMAPPING.get(model_type, model_type)
-        known = find_spec(f"mlx_lm.models.{module}") is not None
-    if not known:
-        raise UserError(
-            f"model_type is {model_type!r}, expected one that mlx-lm has a model for, "
-            f"or one of {tuple(ARCHITECTURES)}"
-        )
+    if not architecture.tested:
+        model_classes(config)
+    if config.get("text_config") is not None and config.get("hidden_size") is None:
+        raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        if not _is_count(config.get(name)):
-            raise UserError(f"{name} is {config.get(name)!r}, expected an integer of at least 1")
-    window = config.get("sliding_window")
-    if window is not None and not _is_count(window):
-        raise UserError(f"sliding_window is {window!r}, expected an integer of at least 1 or null")
+        _check_integer(name, config.get(name))
+    for name in _COUNTS_IF_GIVEN:
+        if config.get(name) is not None:
+            _check_integer(name, config[name])
     types, count = config.get("layer_types"), config["num_hidden_layers"]
     if types is not None and (not isinstance(types, list) or len(types) != count):
         raise UserError(f"layer_types is {types!r}, expected a list of num_hidden_layers = {count}")
-    for name, expected in architecture_of(model_type).assumes.items():
+    for name, expected in architecture.assumes.items():
         found = config.get(name)
         if found is not None and found != expected:
             raise UserError(f"{name} is {found!r}, expected {expected!r}")
     fields = explicit_fields(config)
-    if model_type not in ARCHITECTURES:
+    if architecture.windows is not None:
+        architecture.windows(completed(config))
+    if not architecture.tested:
         _check_caches({**config, **fields})
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _check_integer(name: str, value: Any, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
 def _check_caches(config: Config) -> None:
@@ -351,7 +390,7 @@ def text_limit(config: Config) -> int | None:
     architecture = architecture_of(config.get("model_type"))
     if architecture.positions == "rope":
         return None
-    return {**architecture.defaults, **config}["max_position_embeddings"]
+    return completed(config)["max_position_embeddings"]
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:
@@ -363,7 +402,7 @@ def layer_windows(config: Config, model: "nn.Module") -> Windows:
     """
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:
-        return architecture.windows({**architecture.defaults, **config})
+        return architecture.windows(completed(config))
     from mlx_lm.models.cache import make_prompt_cache
 
     return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .adapters import read_json, tensor_headers
-from .architectures import check_config
+from .architectures import architecture_of, check_config, completed
 from .base_model import weight_files
-from .config import UserError, fingerprint
+from .config import UserError
+from .fingerprint import fingerprint
+from .rope_settings import rope_parameters
 
 Headers = Mapping[str, tuple[tuple[int, ...], str]]
 
@@ -83,7 +85,8 @@ class BaseReport:
         vocab_size: V.
         context: ``max_position_embeddings``.
         tied_head: whether the head is the embedding.
-        rope_type: ``default`` where nothing is scaled.
+        rope_type: ``default`` where nothing is scaled, ``None`` where positions are learned; of the
+            layers with full attention where others have another rope.
         rope_theta: its base; ``None`` where the configuration does not say.
         rope_factor: of the scaling, if any.
         fingerprint: what adapters are compared with.
@@ -107,7 +110,7 @@ class BaseReport:
     vocab_size: int
     context: int | None
     tied_head: bool
-    rope_type: str
+    rope_type: str | None
     rope_theta: float | None
     rope_factor: float | None
     fingerprint: str
@@ -128,7 +131,7 @@ def inspect_base(directory: Path) -> BaseReport:
     """
     path = directory / "config.json"
     outer = read_json(path)
-    config = outer | _object(path, outer, "text_config")
+    config = completed(outer | _object(path, outer, "text_config"))
     sizes = {
         name: _integer(path, config, name)
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -152,8 +155,12 @@ def inspect_base(directory: Path) -> BaseReport:
     stored = sum(file.stat().st_size for file in files)
     quantized = _quantized_weights(path, outer, headers)
     logical = _logical_tensors(headers, quantized)
-    rope = _object(path, config, "rope_parameters") or _object(path, config, "rope_scaling")
-    theta = _number(path, "rope_theta", config.get("rope_theta", rope.get("rope_theta")))
+    rope: dict[str, Any] = {}
+    if architecture_of(config.get("model_type")).positions == "rope":
+        try:
+            rope = rope_parameters(config, "full_attention")
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     parameters = sum(prod(shape) for shape, _ in logical.values())
     dtypes: Counter[str] = Counter()
     for name, (shape, dtype) in logical.items():
@@ -171,8 +178,8 @@ def inspect_base(directory: Path) -> BaseReport:
         vocab_size=sizes["vocab_size"],
         context=optional["max_position_embeddings"],
         tied_head=tied,
-        rope_type=str(rope.get("rope_type") or rope.get("type") or "default"),
-        rope_theta=theta,
+        rope_type=rope.get("rope_type"),
+        rope_theta=_number(path, "rope_theta", rope.get("rope_theta")),
         rope_factor=_number(path, "the rope's factor", rope.get("factor")),
         fingerprint=fingerprint(outer),
         parameters=parameters,

@@ -17,9 +17,10 @@ from . import device
 from .adapters import Adapter, mount, read_adapter
 from .architectures import text_limit
 from .base_model import model_directory, read_config, read_model, read_tokenizer
-from .config import Mode, UserError, fingerprint
+from .config import Mode, UserError
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings, draft_settings
+from .fingerprint import fingerprint
 from .kv import make_caches
 from .kv_quantization import KVQuantization
 from .lora_layers import unmount
@@ -81,7 +82,7 @@ class SpeculativeModel:
 
     @property
     def base_fingerprint(self) -> str:
-        """See ``config.fingerprint``."""
+        """See ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
 
 

@@ -22,12 +22,14 @@ from .adapters import (
 )
 from .base_report import BaseReport, Headers, TensorGroup, group_tensors, inspect_base
 from .config import ConfigError, StreamConfig, UserError
+from .torch_files import LORA_TENSORS, STREAM_CONFIG
 
-TORCH_STREAM_CONFIG = "speculative_streaming.json"
-PEFT_FILE = "adapter_model.safetensors"
 PAPER_STREAMS = 4
 
-_LORA_TENSOR = re.compile(r"(.*)\.lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB])")
+_LORA_TENSOR = re.compile(
+    r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"
+)
+"""Of mlx-lm or PEFT; ``m`` and ``lora_magnitude_vector`` are DoRA's."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,11 @@ def inspect_directory(path: Path, base: Path | None = None) -> Report:
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path} {found}, expected the directory of a model or an adapter")
-    is_adapter = (path / ADAPTER_CONFIG).exists() or (path / TORCH_STREAM_CONFIG).exists()
+    is_adapter = (path / ADAPTER_CONFIG).exists() or (path / STREAM_CONFIG).exists()
     if any(path.glob("model*.safetensors")) or not is_adapter:
         if not (path / "config.json").exists():
             raise UserError(
-                f"{path} has neither config.json nor {ADAPTER_CONFIG} nor {TORCH_STREAM_CONFIG}, "
+                f"{path} has neither config.json nor {ADAPTER_CONFIG} nor {STREAM_CONFIG}, "
                 "expected the directory of a model or an adapter"
             )
         report = inspect_base(path)
@@ -170,9 +172,9 @@ def _misfits(adapter: AdapterReport, base: BaseReport) -> list[str]:
 def _inspect_adapter(path: Path) -> AdapterReport:
     config_path = path / ADAPTER_CONFIG
     config = read_json(config_path) if config_path.exists() else {}
-    torch_side = "peft_type" in config or (path / TORCH_STREAM_CONFIG).exists()
+    torch_side = "peft_type" in config or (path / STREAM_CONFIG).exists()
     if torch_side:
-        stream_path, lora_file = path / TORCH_STREAM_CONFIG, path / PEFT_FILE
+        stream_path, lora_file = path / STREAM_CONFIG, path / LORA_TENSORS
         values = read_json(stream_path) if stream_path.exists() else None
     else:
         stream_path, lora_file = config_path, path / LORA_FILE

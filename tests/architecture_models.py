@@ -72,6 +72,13 @@ CASES = {
             **rope(1e4, "yarn", factor=16.0, original_max_position_embeddings=32),
         },
     ),
+    "Llama, proportional rope": (
+        "Llama",
+        {
+            **heads(2, 1, 64),
+            **rope(1e4, "proportional", factor=2.0, partial_rotary_factor=0.25),
+        },
+    ),
     "Mistral 0.3": ("Mistral", {**heads(4, 1, 128), **rope(1e6), "sliding_window": None}),
     "Mistral 0.1, window": (
         "Mistral",
@@ -138,6 +145,23 @@ CASES = {
             "sliding_window": WINDOW,
             "rope_parameters": {
                 "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+        },
+    ),
+    "Gemma 3, proportional rope": (
+        "Gemma3Text",
+        {
+            **heads(4, 1, 256),
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_theta": 1e6,
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                },
                 "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
             },
         },

@@ -1,5 +1,6 @@
 """Every tested architecture: transformers' logits, trees, pruning, streams, and mlx_lm's text."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -26,8 +27,8 @@ from tiny_models import tiny_streams, tiny_tokenizer
 from specstream_mlx import stream_generate
 from specstream_mlx.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.base_model import read_config, read_model
-from specstream_mlx.config import fingerprint
 from specstream_mlx.decoder import Decoder
+from specstream_mlx.fingerprint import fingerprint
 from specstream_mlx.kv import make_caches
 from specstream_mlx.streams import Streams
 from specstream_mlx.tree import DraftTree
@@ -136,6 +137,28 @@ def test_converted_to_mlx_it_is_the_same_model(case, tmp_path):
     assert windows == [getattr(cache, "window", None) for cache in expected]
     tokens = mx.array([PROMPT])
     assert mx.array_equal(model(tokens), found.model.model(tokens))
+
+
+def test_a_config_that_leaves_defaults_out_keeps_its_fingerprint(tmp_path):
+    """Converting spells them out; Gemma 2's heads are not hidden_size / num_attention_heads."""
+    found = pair("Gemma 2")
+    source = tmp_path / "source"
+    shutil.copytree(found.model.path, source)
+    tiny_tokenizer().save_pretrained(source)
+    config = json.loads((source / "config.json").read_text())
+    assert config.pop("head_dim") == 256 != config["hidden_size"] // config["num_attention_heads"]
+    (source / "config.json").write_text(json.dumps(config))
+    convert_base(source, tmp_path / "mlx")
+    converted = fingerprint(read_config(tmp_path / "mlx"))
+    assert converted == fingerprint(config) == fingerprint(found.model.config)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_the_fingerprint_is_that_of_the_explicit_fields(model_type):
+    sizes = {"hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 2, "vocab_size": 7}
+    for extra in ({}, rope(5e5), {"rope_theta": 5e5}, {"rope_theta": None}):
+        config = {"model_type": model_type, **sizes, **extra}
+        assert fingerprint({**config, **explicit_fields(config)}) == fingerprint(config), extra
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "phi"])

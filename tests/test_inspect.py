@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 import torch
+from architecture_models import pair
 from mlx.utils import tree_flatten
 from mlx_lm.utils import (
     compute_bits_per_weight,
@@ -23,10 +24,12 @@ from tiny_models import (
     tiny_llama_directory,
     tiny_tokenizer,
 )
+from tiny_peft import peft_directory, untied_llama
 from torch_tiny import tiny_llama as torch_llama
 from torch_tiny import tiny_model
 from typer.testing import CliRunner
 
+from specstream_mlx.base_model import read_model
 from specstream_mlx.base_report import inspect_base
 from specstream_mlx.cli import app
 from specstream_mlx.inspection import inspect_directory, medusa_cost
@@ -135,6 +138,46 @@ def test_scaled_rotary_embedding(base, tmp_path):
     edit(copy / "config.json", lambda c: c.update(rope_scaling=scaling))
     report = inspect_base(copy)
     assert (report.rope_type, report.rope_theta, report.rope_factor) == ("llama3", 10000.0, 8.0)
+
+
+def test_gemma_3_shows_the_rope_of_its_full_layers():
+    report = inspect_base(pair("Gemma 3").model.path)
+    assert (report.rope_type, report.rope_theta, report.rope_factor) == ("linear", 1e6, 8.0)
+
+
+def test_learned_positions_are_no_rope():
+    path = pair("OPT").model.path
+    assert inspect_base(path).rope_type is None
+    assert "none, positions are learned" in run(path).stdout
+
+
+@pytest.mark.parametrize("case", ["Gemma 2", "Gemma 3", "OPT"])
+def test_a_head_that_is_tied_by_default(case, tmp_path):
+    """The configuration does not say so; it is loaded so, too."""
+    found = pair(case).model
+    copy = shutil.copytree(found.path, tmp_path / "base")
+    edit(copy / "config.json", lambda c: c.pop("tie_word_embeddings", None))
+    report = inspect_base(copy)
+    assert report.tied_head
+    assert report.fingerprint == inspect_base(found.path).fingerprint
+    model, _ = read_model(copy)
+    assert report.parameters == get_total_parameters(model)
+    tokens = mx.array([[1, 2, 3]])
+    assert mx.array_equal(model(tokens), found.model(tokens))
+
+
+def test_the_magnitudes_of_dora_belong_to_lora(tmp_path):
+    """In PEFT's directory and in the converted one."""
+    hf = untied_llama(tmp_path / "hf")
+    peft_directory(hf, tmp_path / "peft", target_modules=["q_proj", "down_proj"], use_dora=True)
+    command = ["convert", "--model", hf, "--adapter-path", tmp_path / "peft"]
+    command += ["--mlx-path", tmp_path / "mlx"]
+    assert CliRunner().invoke(app, [str(part) for part in command]).exit_code == 0
+    before, after = (inspect_directory(tmp_path / name, hf).adapter for name in ("peft", "mlx"))
+    assert before.parameters == after.parameters
+    assert before.parameters["other"] == 0
+    assert before.lora_modules == after.lora_modules == ["mlp.down_proj", "self_attn.q_proj"]
+    assert any(group.name.endswith(".m") for group in after.tensors)
 
 
 def test_adapter_counts_and_medusa(base, shared):
@@ -251,6 +294,7 @@ def test_refusals(base, shared, tmp_path):
     [
         ("text_config", [1]),
         ("rope_scaling", "linear"),
+        ("rope_parameters", {"full_attention": "x"}),
         ("rope_theta", "much"),
         ("quantization", 4),
         ("quantization", {"bits": 4, "group_size": 0}),

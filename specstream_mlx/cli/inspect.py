@@ -78,7 +78,7 @@ def _facts(title: str, rows: list[tuple[str, str]]) -> "Table":
 
 
 def _base_facts(base: "BaseReport") -> list[tuple[str, str]]:
-    rope = base.rope_type
+    rope = base.rope_type or "none, positions are learned"
     rope += "" if base.rope_theta is None else f", theta {base.rope_theta:g}"
     rope += "" if base.rope_factor is None else f", factor {base.rope_factor:g}"
     rows = [
