@@ -7,7 +7,6 @@ peak resident memory above what it held before the first step.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -22,13 +21,8 @@ from specstream_mlx.convert.trainer import build_model
 
 from specstream_mlx import device
 
+from .memory import peak_bytes
 from .result_files import RESULTS, write_results
-
-
-def peak_bytes() -> int:
-    """The process's peak resident memory."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:
@@ -69,7 +63,7 @@ def markdown(rows: list[dict], prompt: int, completion: int, batch: int, facts: 
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of a Llama.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of a base.")],
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 64,
     completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 4,

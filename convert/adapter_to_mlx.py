@@ -1,153 +1,174 @@
-"""A PyTorch-side adapter directory to an MLX adapter directory.
+"""PyTorch-side adapter directories to MLX adapter directories.
 
-peft's ``lora_A`` (r, in) and ``lora_B`` (out, r) become mlx-lm's ``lora_a`` (in, r) and ``lora_b``
-(r, out); streams and pruner keep their names and shapes.
+PEFT's LoRA is brought into mlx-lm's form by ``peft_lora``; streams and pruner keep their names and
+shapes. An adapter in mlx-lm's form already, such as ``mlx_lm.lora`` writes, is checked and taken as
+it is.
 """
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from safetensors import SafetensorError
+import mlx.nn as nn
 
-from specstream_mlx.adapters import read_json, tensor_headers, write_adapter
-from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
+from specstream_mlx.adapters import read_adapter, read_json, write_adapter
+from specstream_mlx.base_model import read_model
+from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.fingerprint import fingerprint
+from specstream_mlx.lora_layers import place_in_layer
 
+from .mlx_tensors import read_arrays
+from .peft_lora import NO_LORA, LoraPart, read_peft_lora
 from .staging import staged_directory
-
-STREAM_CONFIG = "speculative_streaming.json"
-STREAM_TENSORS = "speculative_streaming.safetensors"
-LORA_CONFIG = "adapter_config.json"
-LORA_TENSORS = "adapter_model.safetensors"
-
-_PREFIX = "base_model.model."
+from .targets import check_target
+from .tensor_files import LORA_CONFIG, STREAM_CONFIG, STREAM_TENSORS, tensor_file
 
 
-def _read_tensors(path: Path) -> dict[str, mx.array]:
-    """Tensors of a safetensors file, or of a ``.bin`` one through torch's ``weights_only``."""
-    pickled = path.with_suffix(".bin")
-    if not path.exists() and pickled.exists():
-        from .formats import read_tensors
+@dataclass(frozen=True)
+class _Base:
+    """The base that adapters are converted for; its model is made only if LoRA is met."""
 
-        return {name: mx.array(t.float().numpy()) for name, t in read_tensors(pickled).items()}
-    tensor_headers(path)
-    try:
-        return dict(mx.load(str(path)))
-    except (RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    directory: Path
 
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.directory / "config.json")
 
-def _lora_scale(path: Path, config: dict[str, Any]) -> float:
-    """``alpha / r``, or ``alpha / sqrt(r)`` for rank-stabilised LoRA."""
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise UserError(f"{path}: r is {rank!r} and lora_alpha {alpha!r}, expected numbers")
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    @cached_property
+    def model(self) -> nn.Module:
+        return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
 
 
-def _refuse_unsupported(path: Path, config: dict[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise UserError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
-    for field, plain in (
-        ("rank_pattern", ({}, None)),
-        ("alpha_pattern", ({}, None)),
-        ("modules_to_save", ([], None)),
-        ("bias", ("none", None)),
-        ("use_dora", (False, None)),
-    ):
-        if config.get(field) not in plain:
-            raise UserError(f"{path}: {field} is {config[field]!r}, which is not supported yet")
+@dataclass(frozen=True)
+class _Adapter:
+    """One adapter in MLX's terms, ready to be written."""
 
+    lora: LoraPart
+    stream_config: StreamConfig | None
+    streams: dict[str, mx.array]
 
-def convert_lora(
-    directory: Path, num_hidden_layers: int
-) -> tuple[dict[str, mx.array], dict[str, Any], int]:
-    """peft's LoRA tensors in mlx-lm's terms.
+    def astype(self, dtype: mx.Dtype) -> "_Adapter":
+        lora = {name: tensor.astype(dtype) for name, tensor in self.lora.tensors.items()}
+        streams = {name: tensor.astype(dtype) for name, tensor in self.streams.items()}
+        return replace(self, lora=replace(self.lora, tensors=lora), streams=streams)
 
-    Args:
-        directory: a PEFT directory.
-        num_hidden_layers: layers of the base.
-
-    Returns:
-        (tensors, ``lora_parameters``, layers with LoRA counted from the last).
-
-    Raises:
-        UserError: a variant of LoRA that mlx-lm lacks, or a tensor whose place is unknown.
-    """
-    config_path, path = directory / LORA_CONFIG, directory / LORA_TENSORS
-    config = read_json(config_path)
-    _refuse_unsupported(config_path, config)
-    tensors: dict[str, mx.array] = {}
-    keys, layers = set(), set()
-    for name, tensor in _read_tensors(path).items():
-        stem, _, kind = name.removesuffix(".weight").rpartition(".")
-        parts = stem.removeprefix(_PREFIX).split(".")
-        if kind not in ("lora_A", "lora_B") or "layers" not in parts:
-            raise UserError(f"{path}: tensor {name} is not LoRA of a decoder layer")
-        place = parts.index("layers")
-        layers.add(int(parts[place + 1]))
-        keys.add(".".join(parts[place + 2 :]))
-        tensors[f"{'.'.join(parts)}.{kind.lower()}"] = mx.contiguous(tensor.T)
-    count = num_hidden_layers - min(layers)
-    if layers != set(range(num_hidden_layers - count, num_hidden_layers)):
-        raise UserError(f"{path} has LoRA in layers {sorted(layers)}, expected the last ones")
-    parameters = {
-        "rank": config["r"],
-        "scale": _lora_scale(config_path, config),
-        "dropout": 0.0,
-        "keys": sorted(keys),
-    }
-    return tensors, parameters, count
+    def write(self, directory: Path) -> None:
+        write_adapter(
+            directory,
+            self.lora.tensors,
+            self.lora.parameters,
+            self.lora.num_layers,
+            self.stream_config,
+            self.streams,
+            self.lora.fine_tune_type,
+        )
 
 
 def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = None) -> None:
-    """Write the MLX form of a PyTorch-side adapter directory.
+    """Write the MLX form of an adapter directory.
 
     Args:
-        source: PEFT files, speculative_streaming files, or both.
-        base: directory of the base, in either format; its ``config.json`` is compared.
-        target: replaced if it exists.
+        source: PEFT files or mlx-lm's, speculative_streaming files, or both.
+        base: directory of the base, in either format.
+        target: replaced if it exists and ``check_target`` has nothing against it.
         dtype: of the written tensors; ``None`` keeps the source's.
 
     Raises:
         UserError: one sentence with the file, the tensor, what was found and what was expected.
     """
+    check_target(target, base, [source])
+    adapter = _read(source, _Base(base), dtype)
+    with staged_directory(target) as scratch:
+        adapter.write(scratch)
+
+
+def convert_adapters(
+    sources: Sequence[Path], base: Path, target: Path, dtype: str | None = None
+) -> list[Path]:
+    """Write the MLX forms of several adapter directories to ``target``, all or none.
+
+    Args:
+        sources: as in ``convert_adapter``, each of another name.
+        base: directory of the base, in either format.
+        target: as in ``convert_adapter``; each adapter becomes a directory in it, see
+            ``adapter_name``.
+        dtype: of the written tensors; ``None`` keeps the source's.
+
+    Returns:
+        What was written, in the order of ``sources``.
+
+    Raises:
+        UserError: as in ``convert_adapter``, or two sources have the same name.
+    """
+    names = [adapter_name(source) for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two adapters are named {name}, expected another name for each")
+    check_target(target, base, sources)
+    loaded = _Base(base)
+    adapters = [_read(source, loaded, dtype) for source in sources]
+    with staged_directory(target) as scratch:
+        for name, adapter in zip(names, adapters, strict=True):
+            (scratch / name).mkdir()
+            adapter.write(scratch / name)
+    return [target / name for name in names]
+
+
+def adapter_name(source: Path) -> str:
+    """The directory's name; its parent's for the ``adapter`` that a training run writes."""
+    path = source.resolve()
+    return path.parent.name if path.name == "adapter" else path.name
+
+
+def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
     if not source.is_dir():
         raise UserError(f"the adapter directory {source} does not exist")
     has_streams = (source / STREAM_CONFIG).exists()
     has_lora = (source / LORA_CONFIG).exists()
     if not has_streams and not has_lora:
         raise UserError(f"{source} has neither {STREAM_CONFIG} nor {LORA_CONFIG}")
-    base_config = read_json(base / "config.json")
-    stream_config, streams = _read_streams(source, base, base_config) if has_streams else (None, {})
-    lora, parameters, count = {}, {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}, 0
+    adapter = _Adapter(NO_LORA, None, {})
     if has_lora:
-        lora, parameters, count = convert_lora(source, base_config["num_hidden_layers"])
-    if dtype is not None:
-        wanted = getattr(mx, dtype)
-        lora = {name: tensor.astype(wanted) for name, tensor in lora.items()}
-        streams = {name: tensor.astype(wanted) for name, tensor in streams.items()}
-    with staged_directory(target) as scratch:
-        write_adapter(scratch, lora, parameters, count, stream_config, streams)
+        adapter = _read_lora(source, base)
+    if has_streams:
+        outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
+        if outside:  # what the streams' trainer refuses too
+            module = outside[0].rpartition(".")[0]
+            raise UserError(
+                f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
+            )
+        stream_config, streams = _read_streams(source, base)
+        adapter = replace(adapter, stream_config=stream_config, streams=streams)
+    return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
 
 
-def _read_streams(
-    source: Path, base: Path, base_config: dict[str, Any]
-) -> tuple[StreamConfig, dict[str, mx.array]]:
+def _read_lora(source: Path, base: _Base) -> _Adapter:
+    config = read_json(source / LORA_CONFIG)
+    if "peft_type" in config or "lora_parameters" not in config:
+        return _Adapter(read_peft_lora(source, base.model), None, {})
+    adapter = read_adapter(source, base.model, base.config)
+    kind = config.get("fine_tune_type", "lora")
+    lora = LoraPart(adapter.lora, config["lora_parameters"], config["num_layers"], kind)
+    return _Adapter(lora, adapter.stream_config, adapter.stream_tensors)
+
+
+def _read_streams(source: Path, base: _Base) -> tuple[StreamConfig, dict[str, mx.array]]:
     path = source / STREAM_CONFIG
     try:
         config = StreamConfig.from_dict(read_json(path))
     except ConfigError as error:
         raise UserError(f"{path}: {error}") from None
-    expected = fingerprint(base_config)
+    expected = fingerprint(base.config)
     if config.base_fingerprint and config.base_fingerprint != expected:
         raise UserError(
             f"{path}: the adapter was trained on {config.base_model!r} with fingerprint "
-            f"{config.base_fingerprint}, {base} has {expected}"
+            f"{config.base_fingerprint}, {base.directory} has {expected}"
         )
-    tensors_path = source / STREAM_TENSORS
-    tensors = _read_tensors(tensors_path)
+    tensors_path = tensor_file(source / STREAM_TENSORS)
+    tensors = read_arrays(tensors_path)
     shapes = config.tensor_shapes()
     for name in sorted(shapes.keys() ^ tensors.keys()):
         what = "missing" if name in shapes else "unexpected"

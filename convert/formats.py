@@ -23,15 +23,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specstream_mlx.config import ConfigError, StreamConfig, UserError, fingerprint
+from specstream_mlx.architectures import check_config
+from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.fingerprint import fingerprint
 
+from .backbone import use_long_factors
 from .reference import SpeculativeStreamingModel
 from .staging import staged_directory
-
-CONFIG_NAME = "speculative_streaming.json"
-TENSORS_NAME = "speculative_streaming.safetensors"
-LORA_CONFIG_NAME = "adapter_config.json"
-LORA_NAME = "adapter_model.safetensors"
+from .tensor_files import LORA_CONFIG, LORA_TENSORS, STREAM_CONFIG, STREAM_TENSORS, tensor_file
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,7 +80,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def check_target(directory: Path) -> None:
     """Raise ``FormatError`` if ``directory`` exists and is neither empty nor an adapter."""
-    if not directory.exists() or (directory / CONFIG_NAME).is_file():
+    if not directory.exists() or (directory / STREAM_CONFIG).is_file():
         return
     if not directory.is_dir() or any(directory.iterdir()):
         raise FormatError(f"{directory} exists and is no adapter directory")
@@ -99,13 +98,13 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     check_target(directory)
     with staged_directory(directory) as scratch:
         text = json.dumps(model.config.to_dict(), indent=2) + "\n"
-        (scratch / CONFIG_NAME).write_text(text, encoding="utf-8")
-        save_file(_plain(model.stream_tensors()), scratch / TENSORS_NAME, {"format": "pt"})
+        (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
+        save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
         if isinstance(model.base, PeftModel):
             lora_config = model.base.peft_config[model.base.active_adapter]
             lora_config.save_pretrained(scratch)
             lora = get_peft_model_state_dict(model.base)
-            save_file(_plain(lora), scratch / LORA_NAME, {"format": "pt"})
+            save_file(_plain(lora), scratch / LORA_TENSORS, {"format": "pt"})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -120,18 +119,16 @@ def read_streams(directory: Path) -> tuple[StreamConfig, dict[str, Tensor]]:
             shape or dtype than the configuration says.
     """
     directory = Path(directory)
-    path = directory / CONFIG_NAME
+    path = directory / STREAM_CONFIG
     try:
         config = StreamConfig.from_dict(read_json(path))
     except ConfigError as error:
         raise FormatError(f"{path}: {error}") from None
-    path = directory / TENSORS_NAME
-    if not path.is_file() and path.with_suffix(".bin").is_file():
-        path = path.with_suffix(".bin")
+    path = tensor_file(directory / STREAM_TENSORS)
     tensors = read_tensors(path)
     shapes = config.tensor_shapes()
     for name in sorted(set(tensors) - set(shapes)):
-        raise FormatError(f"{path}: tensor {name!r} is unknown to {CONFIG_NAME}")
+        raise FormatError(f"{path}: tensor {name!r} is unknown to {STREAM_CONFIG}")
     for name, shape in shapes.items():
         if name not in tensors:
             raise FormatError(f"{path}: tensor {name!r} is missing, expected shape {shape}")
@@ -148,23 +145,30 @@ def read_streams(directory: Path) -> tuple[StreamConfig, dict[str, Tensor]]:
 
 
 def load_base(model_dir: Path) -> torch.nn.Module:
-    """A base model from a local Hugging Face directory, in float32.
+    """A base model from a local Hugging Face directory, in float32, as mlx-lm computes it.
 
     Raises:
-        FormatError: the directory or a file in it is missing or damaged.
+        FormatError: the directory or a file in it is missing or damaged, or describes a model that
+            the runtime refuses.
     """
     model_dir = Path(model_dir)
     if not model_dir.is_dir():
         raise FormatError(f"model directory {model_dir} does not exist")
-    read_json(model_dir / "config.json")
+    config = read_json(model_dir / "config.json")
+    try:
+        check_config(config)
+    except UserError as error:
+        raise FormatError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, local_files_only=True
         ).eval()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise FormatError(f"{model_dir} is not a readable model directory: {reason}") from None
+    use_long_factors(model)
+    return model
 
 
 def base_fingerprint(model_dir: Path) -> str:
@@ -183,12 +187,12 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
     found = base_fingerprint(model_dir)
     if config.base_fingerprint and found != config.base_fingerprint:
         raise FormatError(
-            f"{directory / CONFIG_NAME}: the adapter was trained on {config.base_model!r} with "
+            f"{directory / STREAM_CONFIG}: the adapter was trained on {config.base_model!r} with "
             f"fingerprint {config.base_fingerprint}, {model_dir} has {found}"
         )
     base = load_base(model_dir)
-    if (directory / LORA_CONFIG_NAME).exists() or (directory / LORA_NAME).exists():
-        base = _mount_lora(base, directory)
+    if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
+        base = mount_lora(base, directory)
     try:
         model = SpeculativeStreamingModel(base, config)
     except ConfigError as error:
@@ -197,8 +201,14 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
     return model.eval()
 
 
-def _mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
-    path = directory / LORA_CONFIG_NAME
+def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
+    """``base`` with the LoRA of a PEFT directory, every tensor accounted for.
+
+    Raises:
+        FormatError: a file is missing or damaged, or the tensors are not those that the
+            configuration calls for.
+    """
+    path = directory / LORA_CONFIG
     kind = read_json(path).get("peft_type")
     if kind != "LORA":
         raise FormatError(f"{path}: peft_type is {kind!r}, expected 'LORA'")
@@ -206,12 +216,12 @@ def _mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
         model = get_peft_model(base, LoraConfig.from_pretrained(directory))
     except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: {error}") from None
-    path = directory / LORA_NAME
+    path = tensor_file(directory / LORA_TENSORS)
     tensors = read_tensors(path)
     expected = get_peft_model_state_dict(model)
     for name in sorted(set(expected) ^ set(tensors)):
         found = "unknown" if name in tensors else "missing"
-        raise FormatError(f"{path}: tensor {name!r} is {found}, by {LORA_CONFIG_NAME}")
+        raise FormatError(f"{path}: tensor {name!r} is {found}, by {LORA_CONFIG}")
     for name, tensor in expected.items():
         found, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
         if found != wanted:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import gather_rows, stream_positions
+from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel
 from .segments import map_segments
 
@@ -52,34 +53,50 @@ class HeadCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        softcap: float | None,
+    ) -> Tensor:
         rows_at_once = max(1, LOGITS_AT_ONCE // len(head))
         losses, gradients = [], []
         for rows, wanted in zip(
             hidden.split(rows_at_once), targets.split(rows_at_once), strict=True
         ):
-            scores = F.linear(rows, head).float().log_softmax(-1)
+            logits = softcapped(F.linear(rows, head, bias).float(), softcap)
+            scores = logits.log_softmax(-1)
             losses.append(-scores.gather(1, wanted[:, None]).squeeze(1))
             if ctx.needs_input_grad[0]:
                 gradient = scores.exp_()
                 gradient[torch.arange(len(wanted), device=wanted.device), wanted] -= 1
+                if softcap is not None:
+                    gradient *= 1 - (logits / softcap) ** 2
                 gradients.append(torch.matmul(gradient, head))
         if gradients:
             ctx.save_for_backward(torch.cat(gradients))
         return torch.cat(losses)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream[:, None], None, None
+        return gradient * upstream[:, None], None, None, None, None
 
 
-def head_cross_entropy(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+def head_cross_entropy(
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Cross entropy (n,) float32 of ``hidden @ head.T`` (n, h), (V, h) against ``targets`` (n,).
 
-    No gradient reaches ``head``.
+    No gradient reaches ``head`` or its ``bias`` (V,). For ``softcap`` see ``softcapped``.
     """
-    return HeadCrossEntropy.apply(hidden, head, targets)
+    return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
 def default_alphas(mode: str, num_streams: int) -> list[float]:
@@ -108,7 +125,9 @@ def n_gram_loss(
     targets, has_target = _targets(batch, positions, valid, len(alphas))
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
-    head = model.causal_lm.lm_head.weight
+    backbone = model.backbone
+    head = backbone.head.weight
+    cross_entropy = partial(head_cross_entropy, bias=backbone.head.bias, softcap=backbone.softcap)
 
     def segment_sums(
         main: Tensor | None,
@@ -121,15 +140,13 @@ def n_gram_loss(
         hidden = streams if main is None else torch.cat((main[:, :, None], streams), dim=2)
         rows = scored[..., first:].flatten().nonzero().squeeze(1)
         hidden = hidden.flatten(0, 2).index_select(0, rows)
-        losses = head_cross_entropy(
-            model.causal_lm.model.norm(hidden), head, targets[..., first:].flatten()[rows]
-        )
+        losses = cross_entropy(backbone.norm(hidden), head, targets[..., first:].flatten()[rows])
         sums = losses.new_zeros(len(alphas))
         sums = sums.index_add(0, first + rows % (len(alphas) - first), losses)
         if not model.config.pruner_rank:
             return sums, sums.new_zeros(())
         early = model.early_exit_hidden(seed[valid])
-        return sums, head_cross_entropy(early, head, targets[..., 0][valid]).sum()
+        return sums, cross_entropy(early, head, targets[..., 0][valid]).sum()
 
     results = map_segments(
         segment_sums,

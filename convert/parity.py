@@ -9,13 +9,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import torch
-from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.generation import load
+from specstream_mlx.kv import make_caches
 from specstream_mlx.tree import DraftTree
 
-from .formats import load_adapter
+from .formats import load_adapter, load_base, mount_lora
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
@@ -37,14 +37,15 @@ class Difference:
 
 
 class _Recorder:
-    """Stands in for a layer and keeps what it returns."""
+    """Stands in for a layer and keeps what it takes and returns."""
 
     def __init__(self, layer: nn.Module):
         self.layer = layer
+        self.input: mx.array | None = None
         self.output: mx.array | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        self.output = self.layer(*args, **kwargs)
+    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        self.input, self.output = hidden, self.layer(hidden, *args, **kwargs)
         return self.output
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +101,7 @@ def layer_differences(
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
-    decoder = Decoder(model.model, model.streams, make_prompt_cache(model.model))
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
     start = prompt_length - 1
     if start:
         decoder.prefill(mx.array(tokens[:start]))
@@ -125,9 +126,32 @@ def layer_differences(
         _difference("stream logits", expected.stream_logits[0, accepted], result.stream_logits)
     )
     if early_exit is not None:
-        entry = model.model.model.embed_tokens(mx.array(tokens[start:]))
-        if first:
-            entry = recorders[first - 1].output[0]
-        found = decoder.early_exit_logits(entry)
+        found = decoder.early_exit_logits(recorders[first].input[0, :nodes])
         differences.append(_difference("early-exit logits", early_exit, found))
     return differences
+
+
+def plain_differences(
+    torch_base: Path,
+    torch_adapter: Path,
+    mlx_base: Path,
+    mlx_adapter: Path,
+    tokens: Sequence[int],
+) -> list[Difference]:
+    """Compare the logits of a PEFT adapter without streams after every token.
+
+    Args:
+        torch_base: Hugging Face directory.
+        torch_adapter: PEFT directory.
+        mlx_base: the base in MLX format, not quantized.
+        mlx_adapter: the converted adapter.
+        tokens: any text.
+
+    Raises:
+        UserError: a directory cannot be read.
+    """
+    reference = mount_lora(load_base(torch_base), torch_adapter).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([list(tokens)])).logits[0]
+    model, _ = load(mlx_base, adapter_path=mlx_adapter)
+    return [_difference("logits", expected, model.model(mx.array([list(tokens)]))[0])]

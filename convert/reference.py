@@ -5,6 +5,7 @@ A row at absolute position p holds token x_p. The main stream predicts x_{p+1}; 
 p + j. Shapes below: B sequences of T tokens, C positions with streams, h hidden size, d head size.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 from specstream_mlx.config import ConfigError, StreamConfig
 
 from .attention import (
+    Scoring,
     causal_attention,
     flat_rows,
     gather_rows,
-    normed,
     rotate,
     stream_attention,
     stream_positions,
 )
+from .backbone import Backbone, Rope
 from .segments import join_segments, map_segments
 
 EMBEDDING_STD = 0.02
@@ -111,27 +113,29 @@ class StreamOutput:
 
 
 class SpeculativeStreamingModel(nn.Module):
-    """A Llama with speculative streams in its top ``num_msa_layers`` layers.
+    """A language model with speculative streams in its top ``num_msa_layers`` layers.
 
-    Streams share the base's attention, norms and head. Only the streams, the pruner and (in shared
-    mode) LoRA weights are trainable; every other parameter of ``base`` is frozen here.
+    Streams share the base's attention, norms and head: they are further rows that pass through the
+    same layers (see ``Backbone``) with another attention and another MLP. Only the streams, the
+    pruner and (in shared mode) LoRA weights are trainable; every other parameter of ``base`` is
+    frozen here.
 
     Args:
-        base: a ``LlamaForCausalLM``, or in shared mode one wrapped by ``peft`` with LoRA.
+        base: a causal language model of a tested architecture, or in shared mode one wrapped by
+            ``peft`` with LoRA.
         config: the streams.
 
     Raises:
-        ConfigError: ``base`` is no Llama, its sizes are not those of ``config``, or it has LoRA
-            weights in lossless mode.
+        ConfigError: ``base`` is of another architecture, its sizes are not those of ``config``, or
+            it has LoRA weights in lossless mode.
     """
 
     def __init__(self, base: nn.Module, config: StreamConfig) -> None:
         super().__init__()
         self.base = base
         self.config = config
-        facts = self.causal_lm.config
-        if facts.model_type != "llama":
-            raise ConfigError(f"the base is a {facts.model_type!r} model, expected 'llama'")
+        self.backbone = Backbone(self.causal_lm)
+        facts = self.backbone.config
         for name in ("hidden_size", "num_hidden_layers"):
             found, expected = getattr(facts, name), getattr(config, name)
             if found != expected:
@@ -149,7 +153,7 @@ class SpeculativeStreamingModel(nn.Module):
 
     @property
     def causal_lm(self) -> nn.Module:
-        """The ``LlamaForCausalLM`` inside ``base``."""
+        """The language model inside ``base``, without the wrapper of ``peft``."""
         return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
 
     def stream_tensors(self) -> dict[str, Tensor]:
@@ -176,12 +180,11 @@ class SpeculativeStreamingModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (..., h) to (..., V)."""
-        causal_lm = self.causal_lm
-        return causal_lm.lm_head(causal_lm.model.norm(hidden))
+        return self.backbone.logits(self.backbone.norm(hidden))
 
     def early_exit_logits(self, seed: Tensor) -> Tensor:
         """The pruner's logits (..., V) from the hidden states (..., h) at the first MSA layer."""
-        return self.causal_lm.lm_head(self.early_exit_hidden(seed))
+        return self.backbone.logits(self.early_exit_hidden(seed))
 
     def early_exit_hidden(self, seed: Tensor) -> Tensor:
         """What the LM head reads for ``early_exit_logits``: (..., h) to (..., h).
@@ -191,7 +194,7 @@ class SpeculativeStreamingModel(nn.Module):
         seed = seed.detach()
         if self.config.pruner_form == "literal":
             return self.pruner(seed)
-        return self.causal_lm.model.norm(seed + self.pruner(seed))
+        return self.backbone.norm(seed + self.pruner(seed))
 
     def trunk(
         self,
@@ -209,113 +212,107 @@ class SpeculativeStreamingModel(nn.Module):
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), of ``stream_positions``.
             segments: pieces in which the streams are computed (see ``segments``).
-            need_main: False leaves out the main stream's last layer, which no stream reads;
-                ``main`` is then ``None``.
+            need_main: False leaves out the main stream's last MLP, which no stream reads; ``main``
+                is then ``None``.
             keep_layers: fill ``main_layers`` and ``stream_layers``.
         """
-        config, decoder = self.config, self.causal_lm.model
-        train_main = torch.is_grad_enabled() and config.mode == "shared"
-        steps = torch.arange(1, config.num_streams + 1, device=tokens.device)
+        config, backbone = self.config, self.backbone
+        training = torch.is_grad_enabled()
+        train_main = training and config.mode == "shared"
+        length = tokens.shape[1]
         with torch.set_grad_enabled(train_main):
-            main = decoder.embed_tokens(tokens)
-            everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]
-            rope = self._rope(main, everywhere)
-        beside = positions[:, :, None] + steps
-        stream_rope = [
-            t.unflatten(1, beside.shape[1:]) for t in self._rope(main, beside.flatten(1))
-        ]
-        rows = flat_rows(positions, tokens.shape[1])[valid.flatten()]
-
+            main = backbone.embed(tokens)
+            ropes = backbone.ropes(main, length + config.num_streams)
+        rows = flat_rows(positions, length)[valid.flatten()]
         seed = streams = None
         main_layers, stream_layers = [], []
-        for index, layer in enumerate(decoder.layers):
-            attention = layer.self_attn
-            if index == config.first_msa_layer:
-                seed, streams = main, self.streams.seed(gather_rows(main, positions))
-                stream_layers.append(streams)
-            with torch.set_grad_enabled(train_main):
-                queries, keys, values = self._project(
-                    attention, normed(layer.input_layernorm, main), *rope
-                )
-                attended = causal_attention(queries, keys, values, attention.scaling)
-            if streams is not None:
-                own = gather_rows(queries, positions) if config.mode == "shared" else None
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+            """The main stream's attention in layer ``index``, which the streams pass meanwhile."""
+            nonlocal streams
+            attended = causal_attention(queries, keys, values, scoring)
+            if streams is None:
+                return attended
+            shared = config.mode == "shared"
+            own = gather_rows(queries.transpose(1, 2), positions) if shared else None
+            with torch.set_grad_enabled(training):
                 streams, own = join_segments(
                     map_segments(
-                        partial(self._stream_rows, index, keys, values),
-                        (streams, own, positions, *stream_rope),
+                        partial(self._stream_rows, index, ropes[index], keys, values),
+                        (streams, own, positions),
                         segments,
                     )
                 )
+            stream_layers.append(streams)
+            if own is None:
+                return attended
+            own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
+            return attended.flatten(0, 1).index_copy(0, rows, own).view(attended.shape)
+
+        for index in range(config.num_hidden_layers):
+            if index == config.first_msa_layer:
+                seed, streams = main, self.streams.seed(gather_rows(main, positions))
                 stream_layers.append(streams)
-                if own is not None:  # Eq. 3
-                    own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)
-                    shape = attended.shape
-                    attended = attended.flatten(0, 1).index_copy(0, rows, own).view(shape)
-            if not need_main and index == config.num_hidden_layers - 1:
-                return Trunk(seed, None, streams, main_layers, stream_layers)
-            with torch.set_grad_enabled(train_main):
-                main = main + attention.o_proj(attended.flatten(2))
-                main = main + layer.mlp(normed(layer.post_attention_layernorm, main))
-            main_layers.append(main)
+            wanted = need_main or index < config.num_hidden_layers - 1
+            rope = ropes[index] and tuple(table[:, :length] for table in ropes[index])
+            with ExitStack() as context:
+                if not wanted:
+                    context.enter_context(backbone.mlp_replaced(index, nn.Identity()))
+                context.enter_context(torch.set_grad_enabled(train_main))
+                main = backbone.layer(index, main, rope, attend)
+            if wanted:
+                main_layers.append(main)
             if not keep_layers:
                 main_layers.clear()
                 stream_layers.clear()
-        return Trunk(seed, main, streams, main_layers, stream_layers)
+        return Trunk(seed, main if need_main else None, streams, main_layers, stream_layers)
 
     def _stream_rows(
         self,
         index: int,
+        rope: Rope,
         keys: Tensor,
         values: Tensor,
         streams: Tensor,
         own_queries: Tensor | None,
         positions: Tensor,
-        cos: Tensor,
-        sin: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """The streams (B, C, gamma, h) through one MSA layer, and what the main rows beside them
-        attend to (B, C, Hq, d), if their queries are given."""
-        layer = self.causal_lm.model.layers[index]
-        attention = layer.self_attn
-        queries, stream_keys, stream_values = self._project(
-            attention, normed(layer.input_layernorm, streams), cos, sin
-        )
-        if self.config.stream_init == "value_rotation":
-            steps = torch.arange(1, self.config.num_streams + 1, device=streams.device)
-            angle = (self.config.value_rotation_epsilon * steps)[:, None, None]
-            stream_values = rotate(stream_values, angle.cos(), angle.sin())
-        if own_queries is not None:
-            queries = torch.cat((own_queries[:, :, None], queries), dim=2)
-        attended = stream_attention(
-            queries, keys, values, stream_keys, stream_values, positions, attention.scaling
-        )
-        own = None
-        if own_queries is not None:
-            own, attended = attended[:, :, 0], attended[:, :, 1:]
-        streams = streams + attention.o_proj(attended.flatten(3).contiguous())
-        x = normed(layer.post_attention_layernorm, streams)
-        return streams + self._stream_mlp(index, x), own
+        attend to (B, C, Hq, d), if their queries (B, C, Hq, d) are given."""
+        config, own = self.config, None
+        by_row = streams.shape[1:3]
+        steps = torch.arange(1, config.num_streams + 1, device=streams.device)
+        if rope is not None:
+            beside = (positions[:, :, None] + steps).flatten(1)
+            rope = tuple(table[0][beside] for table in rope)
+
+        def attend(
+            queries: Tensor, stream_keys: Tensor, stream_values: Tensor, scoring: Scoring
+        ) -> Tensor:
+            nonlocal own
+            queries, stream_keys, stream_values = (
+                t.unflatten(2, by_row) for t in (queries, stream_keys, stream_values)
+            )
+            if config.stream_init == "value_rotation":
+                angle = (config.value_rotation_epsilon * steps)[:, None]
+                stream_values = rotate(stream_values, angle.cos(), angle.sin())
+            if own_queries is not None:
+                queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
+            attended = stream_attention(
+                queries, keys, values, stream_keys, stream_values, positions, scoring
+            )
+            if own_queries is not None:
+                own, attended = attended[:, :, 0], attended[:, :, 1:]
+            return attended.flatten(1, 2)
+
+        with self.backbone.mlp_replaced(index, partial(self._stream_mlp, index)):
+            rows = self.backbone.layer(index, streams.flatten(1, 2), rope, attend)
+        return rows.unflatten(1, by_row), own
 
     def _stream_mlp(self, index: int, x: Tensor) -> Tensor:
         """What a stream passes through where the main stream has its MLP (H.2, Fig. 2a)."""
         kind = self.config.stream_mlp
         if kind == "base":
-            return self.causal_lm.model.layers[index].mlp(x)
+            return self.backbone.mlp(index, x)
         adapted = self.streams.adapters[str(index)](x)
-        return adapted if kind == "adapter" else self.causal_lm.model.layers[index].mlp(x) + adapted
-
-    def _rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.causal_lm.model.rotary_emb(x, position_ids=positions)
-
-    @staticmethod
-    def _project(
-        attention: nn.Module, x: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (..., heads, d) of rows ``x`` (..., h), RoPE applied."""
-        queries, keys, values = (
-            project(x).unflatten(-1, (-1, attention.head_dim))
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        return adapted if kind == "adapter" else self.backbone.mlp(index, x) + adapted

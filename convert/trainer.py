@@ -1,4 +1,4 @@
-"""Train streams, pruner and (in shared mode) LoRA on a Llama: arXiv 2402.11131, sections 3 and 4.
+"""Train streams, pruner and (in shared mode) LoRA on a language model: arXiv 2402.11131, 3 and 4.
 
     python -m specstream_mlx.convert.trainer --model BASE --data train.jsonl --mode shared \\
         --output OUT --epochs 2
@@ -28,6 +28,7 @@ from transformers import AutoTokenizer
 
 from specstream_mlx.config import StreamConfig, UserError
 
+from .backbone import linear_layers
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Item, batches_per_epoch, collate, epoch, read_pairs, tokenize
 from .formats import (
@@ -40,7 +41,7 @@ from .formats import (
 )
 from .losses import Batch, count_correct, default_alphas, n_gram_loss
 from .reference import SpeculativeStreamingModel
-from .settings import LINEAR_LAYERS, SettingsError, TrainSettings
+from .settings import SettingsError, TrainSettings
 
 WARM_UP = 0.03
 
@@ -80,6 +81,12 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         layers = config.num_hidden_layers
         if (settings.lora_layers or 0) > layers:
             raise SettingsError(f"lora_layers is {settings.lora_layers}, the base has {layers}")
+        linear = linear_layers(base)
+        for target in settings.lora_targets or ():
+            if target not in linear:
+                raise SettingsError(
+                    f"lora_targets has {target!r}, expected some of {', '.join(linear)}"
+                )
         rank = settings.lora_rank or 8
         base = get_peft_model(
             base,
@@ -87,7 +94,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
                 task_type="CAUSAL_LM",
                 r=rank,
                 lora_alpha=settings.lora_alpha or 2 * rank,
-                target_modules=list(settings.lora_targets or LINEAR_LAYERS),
+                target_modules=list(settings.lora_targets or linear),
                 layers_to_transform=settings.lora_layers
                 and list(range(layers - settings.lora_layers, layers)),
             ),
@@ -348,7 +355,7 @@ def main(
     lora_alpha: Annotated[float | None, typer.Option(help="Twice the rank.")] = None,
     lora_layers: Annotated[int | None, typer.Option(help="Top layers with LoRA; all.")] = None,
     lora_targets: Annotated[
-        str | None, typer.Option(help="Linear layers with LoRA, by commas; all seven.")
+        str | None, typer.Option(help="Linear layers with LoRA, by commas; all.")
     ] = None,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW; falls to 0 linearly.")] = 5e-4,
     stream_learning_rate: Annotated[
@@ -371,7 +378,7 @@ def main(
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
     resume: Annotated[bool, typer.Option(help="Continue from the checkpoint.")] = False,
 ) -> None:
-    """Train streams, pruner and (in shared mode) LoRA on a Llama."""
+    """Train streams, pruner and (in shared mode) LoRA on a language model."""
     values = dict(locals())
     if lora_targets is not None:
         values["lora_targets"] = tuple(lora_targets.split(","))

@@ -14,11 +14,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.tuner.lora import LoRALinear
-from mlx_lm.tuner.utils import linear_to_lora_layers, remove_lora_layers
+from mlx_lm.tuner.utils import linear_to_lora_layers
 from safetensors import SafetensorError, safe_open
 
-from .config import ConfigError, StreamConfig, UserError, fingerprint
+from .config import ConfigError, StreamConfig, UserError
+from .fingerprint import fingerprint
+from .lora_layers import adapter_shapes, selected_modules, unmount
 from .streams import Streams
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -129,46 +130,35 @@ def check_tensors(
         raise AdapterError(f"{path} has an unexpected tensor {unknown[0]}")
 
 
-def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """(out, in) of every linear layer by its path, mounted LoRA layers looked through."""
-    shapes = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.QuantizedLinear):
-            rows, packed = module.weight.shape
-            shapes[name.removesuffix(".linear")] = (rows, packed * 32 // module.bits)
-        elif isinstance(module, nn.Linear):
-            shapes[name.removesuffix(".linear")] = tuple(module.weight.shape)
-    return shapes
-
-
 def _expected_lora(path: Path, config: dict[str, Any], model: nn.Module) -> dict[str, tuple]:
-    """Name and shape of every LoRA tensor that ``config`` calls for."""
+    """Name and shape of every LoRA or DoRA tensor that ``config`` calls for."""
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict) or "num_layers" not in config:
         raise AdapterError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
-    rank, count = parameters.get("rank"), config["num_layers"]
+    rank, count, keys = parameters.get("rank"), config["num_layers"], parameters.get("keys")
     layers = len(model.layers)
-    if not isinstance(count, int) or not 0 <= count <= layers:
-        raise AdapterError(f"{path}: num_layers is {count!r}, expected 0 to {layers}")
-    if count and (not isinstance(rank, int) or rank < 1):
+    if not isinstance(count, int) or not -1 <= count <= layers:
+        raise AdapterError(
+            f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all"
+        )
+    if keys is not None and not isinstance(keys, list):
+        raise AdapterError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
+    if keys == [] or (count == 0 and rank == 0):
+        return {}
+    if not isinstance(rank, int) or rank < 1:
         raise AdapterError(f"{path}: the LoRA rank is {rank!r}, expected an integer of at least 1")
-    if count and not isinstance(parameters.get("scale"), int | float):
+    if not isinstance(parameters.get("scale"), int | float):
         raise AdapterError(
             f"{path}: the LoRA scale is {parameters.get('scale')!r}, expected a number"
         )
-    keys = parameters.get("keys")
-    if keys is not None and not isinstance(keys, list):
-        raise AdapterError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
     expected = {}
-    for name, (rows, columns) in linear_shapes(model).items():
-        parts = name.split(".")
-        if "layers" not in parts:
-            continue
-        place = parts.index("layers")
-        number, key = int(parts[place + 1]), ".".join(parts[place + 2 :])
-        if number >= layers - count and (keys is None or key in keys):
-            expected[f"{name}.lora_a"] = (columns, rank)
-            expected[f"{name}.lora_b"] = (rank, rows)
+    for name, module in selected_modules(model, keys, count).items():
+        shapes = adapter_shapes(module, rank, config.get("fine_tune_type") == "dora")
+        if not shapes:
+            raise AdapterError(
+                f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
+            )
+        expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
     return expected
 
 
@@ -195,8 +185,10 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
             f"`specstream-mlx convert --model BASE --adapter-path {path} --mlx-path OUTPUT`"
         )
     fine_tune_type = config.get("fine_tune_type", "lora")
-    if fine_tune_type != "lora":
-        raise AdapterError(f"{config_path}: fine_tune_type is {fine_tune_type!r}, expected 'lora'")
+    if fine_tune_type not in ("lora", "dora"):
+        raise AdapterError(
+            f"{config_path}: fine_tune_type is {fine_tune_type!r}, expected 'lora' or 'dora'"
+        )
     stream_config = None
     if STREAM_KEY in config:
         try:
@@ -239,12 +231,9 @@ def _dtype(model: nn.Module) -> mx.Dtype:
 def _same_layout(first: Adapter | None, second: Adapter) -> bool:
     if first is None or not first.lora or not second.lora:
         return False
-    layouts = [
-        (a.config["num_layers"], a.config["lora_parameters"]["scale"], a.lora.keys())
-        for a in (first, second)
-    ]
+    scales = [adapter.config["lora_parameters"]["scale"] for adapter in (first, second)]
     shapes = [{name: tensor.shape for name, tensor in a.lora.items()} for a in (first, second)]
-    return layouts[0] == layouts[1] and shapes[0] == shapes[1]
+    return scales[0] == scales[1] and shapes[0] == shapes[1]
 
 
 def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:
@@ -263,9 +252,14 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
         unmount(model)
         if adapter.lora:
             parameters = {"dropout": 0.0, **adapter.config["lora_parameters"]}
-            linear_to_lora_layers(model, adapter.config["num_layers"], parameters)
+            dora = adapter.config.get("fine_tune_type") == "dora"
+            linear_to_lora_layers(model, adapter.config["num_layers"], parameters, dora)
     if adapter.lora:
-        pairs = [(name, tensor.astype(dtype)) for name, tensor in adapter.lora.items()]
+        # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
+        pairs = [
+            (name, tensor if name.endswith(".m") else tensor.astype(dtype))
+            for name, tensor in adapter.lora.items()
+        ]
         model.load_weights(pairs, strict=False)
     model.eval()
     if adapter.stream_config is None:
@@ -277,12 +271,6 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     return streams
 
 
-def unmount(model: nn.Module) -> None:
-    """Take LoRA layers off ``model``."""
-    if any(isinstance(module, LoRALinear) for _, module in model.named_modules()):
-        remove_lora_layers(model)
-
-
 def write_adapter(
     directory: Path,
     lora: dict[str, mx.array],
@@ -290,6 +278,7 @@ def write_adapter(
     num_layers: int,
     stream_config: StreamConfig | None,
     stream_tensors: dict[str, mx.array],
+    fine_tune_type: str = "lora",
 ) -> None:
     """Write an adapter directory's three files into an existing directory.
 
@@ -300,9 +289,10 @@ def write_adapter(
         num_layers: layers with LoRA, counted from the last.
         stream_config: ``None`` for a plain LoRA adapter.
         stream_tensors: see ``StreamConfig.tensor_shapes``.
+        fine_tune_type: ``lora``, or ``dora`` where ``lora`` holds magnitudes ``m`` too.
     """
     config: dict[str, Any] = {
-        "fine_tune_type": "lora",
+        "fine_tune_type": fine_tune_type,
         "num_layers": num_layers,
         "lora_parameters": lora_parameters,
     }

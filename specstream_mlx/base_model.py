@@ -8,9 +8,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from .adapters import read_json, tensor_headers
+from .architectures import architecture_of, check_config, explicit_fields, model_classes
 from .config import UserError
+from .self_check import check_tree
 
-SUPPORTED_MODEL_TYPES = ("llama",)
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -28,13 +29,21 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
         raise UserError(f"the model {text} is a file, expected a directory")
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise UserError(f"the model directory {text} does not exist")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached"
+        if is_offline_mode():
+            reason = "HF_HUB_OFFLINE forbids to download it"
+        raise UserError(
+            f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"and {reason}"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(
             f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
         ) from None
@@ -48,59 +57,68 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.json"
     config = read_json(path)
-    if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
-        raise UserError(
-            f"{path}: model_type is {config.get('model_type')!r}, "
-            f"expected one of {SUPPORTED_MODEL_TYPES}"
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{path}: hidden_act is {config['hidden_act']!r}, expected 'silu'")
+    try:
+        check_config(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return config
 
 
-def explicit_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
-
-    transformers 5 keeps the rotary embedding's base and scaling in ``rope_parameters``, which
-    mlx-lm's Llama does not read; and a Llama whose ``config.json`` is silent has an untied head.
-    """
-    fields = {"tie_word_embeddings": bool(config.get("tie_word_embeddings"))}
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        fields["rope_theta"] = rope["rope_theta"]
-    if rope.get("rope_type", "default") != "default":
-        fields["rope_scaling"] = rope
-    return fields
-
-
-def read_model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A model's layers and weights; the weights are read from the files when first used.
-
-    Args:
-        directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
-
-    Returns:
-        The mlx-lm model and its configuration as mlx-lm completes it.
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, each of which exists.
 
     Raises:
-        UserError: a file is missing, truncated or of another format, or they do not fit together.
+        UserError: there is none, or one that the index lists is missing.
     """
-    fields = explicit_fields(read_config(directory))
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise UserError(f"{directory} has no model*.safetensors")
+        sentence = f"{directory} has no model*.safetensors, expected weights in that format"
+        if any(directory.glob("pytorch_model*.bin")):
+            sentence += (
+                ", which transformers makes of pytorch_model*.bin: AutoModelForCausalLM"
+                ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+            )
+        raise UserError(sentence)
     if (directory / INDEX_FILE).exists():
         listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
         missing = sorted(set(listed.values()) - {file.name for file in files})
         if missing:
             raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
-    for file in files:
+    return files
+
+
+def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+    """A model's layers and weights; the weights are read from the files when first used.
+
+    Args:
+        directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
+        to_run: whether a model that is not of a tested architecture has to pass ``check_tree``,
+            which reads all of its weights.
+
+    Returns:
+        The mlx-lm model and its configuration as mlx-lm completes it.
+
+    Raises:
+        UserError: a file is missing, truncated or of another format, they do not fit together, or
+            the model does not pass ``check_tree``.
+    """
+    config = read_config(directory)
+    fields = explicit_fields(config)
+    for file in weight_files(directory):
         tensor_headers(file)
     try:
-        return load_model(directory, lazy=True, model_config=fields)
+        model, full_config = load_model(
+            directory, lazy=True, model_config=fields, get_model_classes=model_classes
+        )
     except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
         reason = one_line(error)
         raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
+    if to_run and not architecture_of(config["model_type"]).tested:
+        try:
+            check_tree(model, config)
+        except UserError as error:
+            raise UserError(f"{directory / 'config.json'}: {error}") from None
+    return model, full_config
 
 
 def read_tokenizer(

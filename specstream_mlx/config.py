@@ -3,8 +3,6 @@
 Pure Python: neither torch nor mlx is imported here.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -51,7 +49,7 @@ class StreamConfig:
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
-        base_fingerprint: ``fingerprint`` of the base's ``config.json``.
+        base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
         prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
             turn of the chat. ``None`` leaves the text as it is.
         version: of this format.
@@ -156,34 +154,3 @@ class StreamConfig:
             return cls(**values)
         except TypeError as error:
             raise ConfigError(str(error).split(") ")[-1]) from None
-
-
-_FINGERPRINT_FIELDS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "tie_word_embeddings",
-)
-
-
-def fingerprint(base_config: Mapping[str, Any]) -> str:
-    """A short digest of the architecture fields of a base model's ``config.json``.
-
-    The same for a base in PyTorch and its (quantized) MLX conversion.
-    """
-    facts = {name: base_config.get(name) for name in _FINGERPRINT_FIELDS}
-    heads = facts["num_attention_heads"]
-    facts["num_key_value_heads"] = facts["num_key_value_heads"] or heads
-    if facts["head_dim"] is None and heads and facts["hidden_size"]:
-        facts["head_dim"] = facts["hidden_size"] // heads
-    facts["tie_word_embeddings"] = bool(facts["tie_word_embeddings"])
-    rope = base_config.get("rope_parameters") or {}
-    theta = base_config.get("rope_theta", rope.get("rope_theta"))
-    facts["rope_theta"] = None if theta is None else float(theta)
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

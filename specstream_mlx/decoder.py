@@ -15,16 +15,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from . import verify
-from .config import UserError
+from .architectures import architecture_of
 from .draft_settings import StreamPlacement
-from .kv import UncommittedRows, commit
+from .kv import UncommittedRows, WindowedKVCache, commit
 from .msa import (
     Rows,
     SplitMLP,
     deferred_rows,
+    stream_anchors,
     stream_positions,
     stream_visibility,
     value_rotation,
@@ -32,15 +32,12 @@ from .msa import (
 from .pruning import keep_best, path_scores
 from .stand_ins import PositionedRope, Through
 from .streams import Streams
+from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
-
-
-class UnsupportedModelError(UserError):
-    """The model's structure is not one that this decoder can drive."""
 
 
 @dataclass
@@ -80,44 +77,61 @@ class Decoder:
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: the streams of the mounted adapter, or ``None``.
-        caches: one mlx-lm ``KVCache`` per layer.
+        caches: one per layer, from ``kv.make_caches``. Between two steps quantized ones may take
+            their places in the decoder's own list, ``caches``.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes
-            any positions, or a cache of another kind.
+            any positions where positions are not learned, or a cache of another kind.
     """
 
     def __init__(self, model: nn.Module, streams: Streams | None, caches: Sequence[Any]):
         self.model, self.streams, self.caches = model, streams, list(caches)
+        self._architecture = architecture_of(getattr(model, "model_type", None))
+        self._windowed = any(isinstance(cache, WindowedKVCache) for cache in caches)
         with _model_lock:
             self._inspect()
 
     def _inspect(self) -> None:
-        model, layers = self.model, self.model.layers
-        owners = [m for _, m in model.named_modules() if m.get("layers") is layers]
-        if not owners:
-            raise UnsupportedModelError("the model does not hold its layers in one list")
-        self._owner, self.layers = owners[0], list(layers)
+        self._owner, self.layers = layers_owner(self.model), list(self.model.layers)
+        config = self.streams and self.streams.config
+        norm = self._architecture.norm
+        if config and config.pruner_form == "literal" and norm not in self._owner:
+            raise UnsupportedModelError(
+                f"the model has no {norm} beside its layers, which a pruner_form of 'literal' skips"
+            )
         self._attentions = []
         for number, layer in enumerate(self.layers):
-            attention = next((m for m in layer.children().values() if "rope" in m), None)
-            if attention is None or "mlp" not in layer:
-                raise UnsupportedModelError(f"layer {number} has no attention with rope and an mlp")
-            if isinstance(attention["rope"], DynamicNTKScalingRoPE):
-                raise UnsupportedModelError(
-                    f"layer {number} scales its rope by the length of the text, "
-                    "expected a rope that depends on positions alone"
-                )
-            if type(self.caches[number]) is not KVCache:
+            if type(self.caches[number]) not in (KVCache, WindowedKVCache):
                 raise UnsupportedModelError(
                     f"layer {number} has a {type(self.caches[number]).__name__}, "
-                    "expected a KVCache: sliding windows are not supported"
+                    "expected a KVCache or a WindowedKVCache"
                 )
-            self._attentions.append(attention)
+            if config and config.stream_mlp != "base" and "mlp" not in layer:
+                raise UnsupportedModelError(
+                    f"layer {number} has no mlp, which a stream_mlp of {config.stream_mlp!r} takes "
+                    "the place of"
+                )
+            if self._architecture.positions == "rope":
+                self._attentions.append(attention_with_rope(number, layer))
         self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
         self._uncommitted: list[UncommittedRows] = []
 
     # One pass -----------------------------------------------------------------------------
+
+    def lower_layers(self, end: int) -> list[Any]:
+        """The layers below ``end``, each with the mask of its own rows and window.
+
+        mlx-lm makes one mask for several layers, of which some have no window to it.
+        """
+        if not self._windowed:
+            return self.layers[:end]
+        return [Through(self.layers[n], partial(self._with_own_mask, n)) for n in range(end)]
+
+    def _with_own_mask(self, number: int, hidden: mx.array) -> mx.array:
+        rows = self._uncommitted[number]
+        mask = rows.make_mask(hidden.shape[1], self._architecture.array_masks)
+        return self.layers[number](hidden, mask, cache=rows)
 
     @contextmanager
     def _swapped(self, stand_ins: Sequence[Any]) -> Iterator[None]:
@@ -151,12 +165,13 @@ class Decoder:
         mapped = self.streams.pruner(hidden)
         if self.streams.config.pruner_form == "residual":
             return self.head(hidden + mapped)
-        norm = self._owner["norm"]
-        self._owner["norm"] = nn.Identity()
+        name = self._architecture.norm
+        norm = self._owner[name]
+        self._owner[name] = nn.Identity()
         try:
             return self.head(mapped)
         finally:
-            self._owner["norm"] = norm
+            self._owner[name] = norm
 
     def new_rows(self, rows: Rows) -> list[UncommittedRows]:
         """Stand-ins for all layers' caches in a pass over ``rows``, for ``commit`` to commit."""
@@ -175,7 +190,7 @@ class Decoder:
         proxy = UncommittedRows(cache, rows, skip, rotate)
         if main_rows:
             self._uncommitted[number] = proxy
-        mask = proxy.make_mask(hidden.shape[1])
+        mask = proxy.make_mask(hidden.shape[1], self._architecture.array_masks)
         if config.stream_mlp == "base":
             return layer(hidden, mask, cache=proxy)
         mlp = layer["mlp"]
@@ -189,8 +204,10 @@ class Decoder:
 
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) without streams."""
-        with _model_lock:
-            self.model(tokens[None], cache=self.caches)
+        rows = self.new_rows(Rows(self.caches[0].offset, None))
+        self.run(tokens, self.lower_layers(len(rows)), rows)
+        commit(rows, range(tokens.size))
+        self._uncommitted = []  # else the prompt's keys and values stay in memory twice
 
     def step(
         self,
@@ -218,7 +235,8 @@ class Decoder:
         nodes = TreeNodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
         rows = Rows(offset, None) if tree.is_chain else Rows(nodes.positions, ancestors)
         if placement == "none":
-            logits = self.run(nodes.tokens, self.layers, self.new_rows(rows))[0]
+            proxies = self.new_rows(rows)
+            logits = self.run(nodes.tokens, self.lower_layers(len(proxies)), proxies)[0]
             return self._verified(nodes, logits)
 
         run = _MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
@@ -241,7 +259,7 @@ class Decoder:
     def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
         """(gamma, vocab) logits of the accepted node's streams, run after the verification."""
         nodes, config = run.nodes, self.streams.config
-        rows = deferred_rows(nodes.positions[last], nodes.ancestors[last], config.num_streams)
+        rows = deferred_rows(last, nodes.positions, nodes.ancestors, config.num_streams)
         seeds = self.streams.seed(run.entry[last][None])
         first = config.first_msa_layer
 
@@ -300,7 +318,7 @@ class _MsaPass:
         decoder = self._decoder
         config = decoder.streams.config
         proxies = decoder.new_rows(self._rows)
-        stand_ins = decoder.layers[: config.first_msa_layer]
+        stand_ins = decoder.lower_layers(config.first_msa_layer)
         for number in range(config.first_msa_layer, config.num_hidden_layers):
             stand_ins.append(Through(decoder.layers[number], partial(self._msa, number)))
         return decoder.run(self.nodes.tokens, stand_ins, proxies)[0]
@@ -336,7 +354,8 @@ class _MsaPass:
             sees = stream_visibility(nodes.ancestors, gamma, shared)
         else:
             sees = tree_visibility(*self._shape, gamma, shared)
-        self._rows = Rows(stream_positions(nodes.positions, gamma), sees)
+        positions = stream_positions(nodes.positions, gamma)
+        self._rows = Rows(positions, sees, anchors=stream_anchors(nodes.positions, gamma))
         seeds = decoder.streams.seed(hidden)
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
 

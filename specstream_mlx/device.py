@@ -1,4 +1,4 @@
-"""What differs by machine: the backend, its BLAS, and how weights are held."""
+"""What differs by machine: the backend, its BLAS, its memory and its fast dtypes."""
 
 import os
 import platform
@@ -6,17 +6,16 @@ import subprocess
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.generate import generation_stream, wired_limit
-from mlx_lm.utils import dequantize_model
 
 from .blas import BLAS
 
 __all__ = [
     "backend",
     "describe",
+    "fast_dtype",
     "generation_stream",
-    "hold_weights",
+    "memory_bytes",
     "slow_blas",
     "wired_limit",
 ]
@@ -34,19 +33,14 @@ def slow_blas() -> bool:
     return backend() == "cpu" and BLAS.startswith("reference")
 
 
-def hold_weights(model: nn.Module) -> nn.Module:
-    """Hold the weights as this backend runs them fastest.
+def fast_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """The dtype to compute in instead of ``dtype``: the CPU is fast in float32 alone."""
+    return mx.float32 if backend() == "cpu" else dtype
 
-    The CPU's ``quantized_matmul`` costs the same for every further row, so there the quantized
-    values are expanded to float32 once (the quantized values stay the target); elsewhere the
-    weights stay as they are.
-    """
-    if backend() != "cpu":
-        return model
-    model = dequantize_model(model)
-    model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
-    return model
+
+def memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cpu_name() -> str:

@@ -9,19 +9,25 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.generate import GenerationResponse as PlainResponse
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device
-from .adapters import Adapter, mount, read_adapter, unmount
+from .adapters import Adapter, mount, read_adapter
+from .architectures import text_limit
 from .base_model import model_directory, read_config, read_model, read_tokenizer
-from .config import Mode, UserError, fingerprint
+from .config import Mode, UserError
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings, draft_settings
+from .fingerprint import fingerprint
+from .kv import make_caches
+from .kv_quantization import KVQuantization
+from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
 from .streams import Streams
 from .tree import DraftTree, root_only
+from .weight_policy import HeldWeights, hold_weights
 
 
 @dataclass
@@ -34,6 +40,7 @@ class SpeculativeModel:
         path: where the base was loaded from.
         adapter: what is mounted, if anything.
         streams: the mounted adapter's streams, if it has any.
+        held: how the base's weights are held.
     """
 
     model: nn.Module
@@ -41,6 +48,7 @@ class SpeculativeModel:
     path: Path
     adapter: Adapter | None = None
     streams: Streams | None = None
+    held: HeldWeights | None = None
 
     @property
     def mode(self) -> Mode:
@@ -74,7 +82,7 @@ class SpeculativeModel:
 
     @property
     def base_fingerprint(self) -> str:
-        """See ``config.fingerprint``."""
+        """See ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
 
 
@@ -117,6 +125,7 @@ def load(
     tokenizer_config: dict[str, Any] | None = None,
     adapter_path: str | Path | None = None,
     lazy: bool = False,
+    weights: str = "auto",
 ) -> tuple[SpeculativeModel, TokenizerWrapper]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
@@ -124,18 +133,20 @@ def load(
         path_or_hf_repo: a local directory or a Hugging Face repository.
         tokenizer_config: further arguments of the tokenizer.
         adapter_path: an adapter directory (see ``adapters``).
-        lazy: as in mlx_lm; weights held as they are in the file are read when first used.
+        lazy: as in mlx_lm; weights are read when first used.
+        weights: ``packed``, ``expanded``, or ``auto`` for what runs faster here (see
+            ``weight_policy``).
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
     """
     path = model_directory(path_or_hf_repo)
     model, full_config = read_model(path)
-    model = device.hold_weights(model)
+    model, held = hold_weights(model, weights)
     if not lazy:
         mx.eval(model.parameters())
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
-    speculative = SpeculativeModel(model, read_config(path), path)
+    speculative = SpeculativeModel(model, read_config(path), path, held=held)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     return speculative, tokenizer
@@ -146,6 +157,10 @@ def decode(
     prompt: Sequence[int],
     settings: DraftSettings,
     prefill_step_size: int = 2048,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
 ) -> Iterator[Step]:
     """Greedy decoding without end, one ``Step`` per target call.
 
@@ -156,13 +171,21 @@ def decode(
         prompt: token ids, at least one.
         settings: how to draft.
         prefill_step_size: prompt tokens per pass.
+        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
+        kv_group_size: elements that share a scale there.
+        quantized_kv_start: rows from which on the cache is quantized.
+
+    Raises:
+        UserError: the KV cache cannot be quantized so.
     """
+    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+    quantization.check(model.model, model.config)
     placement = settings.placement(model.streams and model.streams.config)
     speculates = settings.speculates and model.streams is not None
-    caches = make_prompt_cache(model.model)
+    caches = make_caches(model.model, model.config)
     decoder = Decoder(model.model, model.streams, caches)
     with mx.stream(device.generation_stream):
-        _prefill(decoder, prompt[:-1], prefill_step_size)
+        _prefill(decoder, prompt[:-1], prefill_step_size, quantization)
     tree = root_only(prompt[-1])
     width = settings.tree_width if speculates else 1
     pending = None
@@ -178,10 +201,12 @@ def decode(
         with mx.stream(device.generation_stream):
             step, path, kept_path = _read(tree, result)
             decoder.commit(path, kept_path)
+            quantization.apply(decoder.caches)
         if speculates:
             tree = settings.grow(
                 step.tokens[-1], np.array(result.candidates), np.array(result.log_probs)
             )
+            tree = quantization.fitting(tree, decoder.caches[0])
         else:
             tree = root_only(step.tokens[-1])
         pending = step
@@ -190,9 +215,12 @@ def decode(
             mx.clear_cache()
 
 
-def _prefill(decoder: Decoder, tokens: Sequence[int], step_size: int) -> None:
+def _prefill(
+    decoder: Decoder, tokens: Sequence[int], step_size: int, quantization: KVQuantization
+) -> None:
     for start in range(0, len(tokens), step_size):
         decoder.prefill(mx.array(tokens[start : start + step_size]))
+        quantization.apply(decoder.caches)
         mx.eval([cache.state for cache in decoder.caches])
         mx.clear_cache()
 
@@ -223,6 +251,9 @@ def stream_generate(
     settings: DraftSettings | None = None,
     stop: Sequence[str] = (),
     prefill_step_size: int = 2048,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -231,10 +262,14 @@ def stream_generate(
         model: from ``load``.
         tokenizer: from ``load``.
         prompt: text or token ids.
-        max_tokens: the most tokens to generate; -1 for no limit.
+        max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
+            ends where they do.
         settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
+        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
+        kv_group_size: elements of a head that share a scale there: 32, 64 or 128.
+        quantized_kv_start: tokens from which on the cache is quantized, as in mlx_lm.
         **overrides: fields of ``DraftSettings``.
 
     Yields:
@@ -242,7 +277,7 @@ def stream_generate(
 
     Raises:
         UserError: an empty prompt, one longer than the model's context, or a setting that is out
-            of range or does not fit the model.
+            of range or does not fit the model, its KV cache included.
     """
     settings = replace(settings, **overrides) if settings else draft_settings(**overrides)
     if max_tokens == 0 or max_tokens < -1:
@@ -254,28 +289,41 @@ def stream_generate(
         raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
     check_prompt(ids, model.config)
+    room = text_limit(model.config)
+    if room is not None:  # the last token of all is not read any more
+        longest = room - len(ids) + 1
+        max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
     settings.check(model.config["vocab_size"], model.streams and model.streams.config)
-    return _respond(model, tokenizer, ids, max_tokens, settings, stop, prefill_step_size)
+    KVQuantization(kv_bits, kv_group_size, quantized_kv_start).check(model.model, model.config)
+    steps = decode(
+        model,
+        ids,
+        settings,
+        prefill_step_size,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+    )
+    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop)
 
 
 def _respond(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    ids: list[int],
+    prompt_tokens: int,
+    steps: Iterator[Step],
     max_tokens: int,
-    settings: DraftSettings,
     stop: tuple[str, ...],
-    prefill_step_size: int,
 ) -> Iterator[GenerationResponse]:
     detokenizer = tokenizer.detokenizer
-    response = GenerationResponse("", 0, mx.array([]), False, len(ids), 0.0, 0, 0.0, 0.0)
+    response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
     held = ""  # text that may be the beginning of a stop string
     with device.wired_limit(model.model, [device.generation_stream]):
         start = time.perf_counter()
-        for step in decode(model, ids, settings, prefill_step_size):
+        for step in steps:
             if response.generation_tokens == 0:
                 now = time.perf_counter()
-                response.prompt_tps = len(ids) / (now - start)
+                response.prompt_tps = prompt_tokens / (now - start)
                 start = now
             response.target_calls += 1
             response.drafted_tokens += step.tested_nodes - 1

@@ -1,11 +1,71 @@
 """Uncommitted tree rows over mlx-lm's KV caches, and compaction to the accepted path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
+from .architectures import layer_windows
 from .msa import Rows
+
+
+class WindowedKVCache(KVCache):
+    """The cache of a layer with a sliding window: all rows stay, masks hide those out of reach.
+
+    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back.
+
+    Args:
+        window: how many rows a row attends to, itself included.
+    """
+
+    def __init__(self, window: int):
+        super().__init__()
+        self.window = window
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> "WindowedQuantizedKVCache":
+        """The same rows quantized, with the same window."""
+        return WindowedQuantizedKVCache(self.window, super().to_quantized(group_size, bits))
+
+
+class WindowedQuantizedKVCache(QuantizedKVCache):
+    """``WindowedKVCache`` quantized.
+
+    Args:
+        window: how many rows a row attends to, itself included.
+        cache: the rows.
+    """
+
+    def __init__(self, window: int, cache: QuantizedKVCache):
+        super().__init__(cache.group_size, cache.bits)
+        self.state = cache.state
+        self.window = window
+
+
+def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
+    """Empty caches of a model's layers that a tree can be verified on.
+
+    Args:
+        model: an mlx-lm model.
+        config: its ``config.json``.
+    """
+    return [
+        KVCache() if window is None else WindowedKVCache(window)
+        for window in layer_windows(config, model)
+    ]
+
+
+def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
+    """The narrowest sliding window that the model has and mlx_lm's own caches do not apply.
+
+    Args:
+        model: an mlx-lm model.
+        config: its ``config.json``.
+    """
+    pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
+    left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
+    return min(left_out, default=None)
 
 
 class UncommittedRows:
@@ -16,7 +76,7 @@ class UncommittedRows:
     reads ``offset`` as the rows' positions and asks ``make_mask`` for its mask.
 
     Args:
-        cache: an mlx-lm ``KVCache``.
+        cache: an mlx-lm ``KVCache`` or ``QuantizedKVCache``.
         rows: positions and visibility of the new rows.
         skip: rows behind the committed ones that an earlier pass of this step wrote and that
             stay visible as ``rows.hidden_prefix`` says.
@@ -33,15 +93,29 @@ class UncommittedRows:
         self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
         self._new: tuple[mx.array, mx.array] | None = None
         self.offset = rows.positions
+        if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
+            self.bits, self.group_size = cache.bits, cache.group_size
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of ``count`` new rows; see ``msa.Rows``."""
-        return self._rows.attention_mask(count, self._cache.offset)
+        """The mask of ``count`` new rows; see ``msa.Rows``.
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the new rows behind the committed ones; returns all rows up to them."""
+        The layer's own window counts; ``window_size`` is what a model asks for one without.
+        """
+        window = getattr(self._cache, "window", window_size)
+        return self._rows.attention_mask(count, self._cache.offset, window, return_array)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new rows behind the committed ones.
+
+        Args:
+            keys, values: (1, kv_heads, rows, head_dim).
+
+        Returns:
+            Keys and values of all rows up to the new ones as the underlying cache has them: arrays,
+            or mlx's (packed elements, scales, biases).
+        """
         if self._map_values is not None:
             values = self._map_values(values)
         self._new = keys, values
@@ -59,13 +133,12 @@ class UncommittedRows:
             count: how many rows were accepted.
             path: (count,) their indices among the new rows; ``None``: the first ones.
         """
-        cache, end = self._cache, self._cache.offset + count
-        if path is not None:
-            # Read from the cache itself, they would make mlx copy the whole buffer to write there.
-            keys, values = self._new
-            cache.keys[..., cache.offset : end, :] = keys[..., path, :]
-            cache.values[..., cache.offset : end, :] = values[..., path, :]
-        cache.offset = end
+        if path is None:
+            self._cache.offset += count
+            return
+        # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+        keys, values = self._new
+        self._cache.update_and_fetch(keys[..., path, :], values[..., path, :])
 
 
 def commit(layers: Sequence[UncommittedRows], path: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import create_causal_mask
 
 
 @dataclass(frozen=True)
@@ -19,32 +20,68 @@ class Rows:
     Attributes:
         positions: (rows,) int32 absolute positions, or an int: consecutive from there.
         sees: (rows, rows) bool: which new rows each new row attends to, or ``None`` where every
-            row sees those up to itself (a chain). All rows see the whole committed prefix.
+            row sees those up to itself (a chain). All rows see the whole committed prefix, in
+            layers with a sliding window as far as that reaches back.
         hidden_prefix: (hidden,) bool or ``None``: rows that lie between the prefix and the new
             rows in the KV cache, and which of them the new rows see.
+        hidden_positions: (hidden,) positions of these.
+        anchors: (rows,) positions that windows count from, a stream's being its main row's;
+            ``None``: ``positions``.
     """
 
     positions: mx.array | int
     sees: mx.array | None
     hidden_prefix: mx.array | None = None
-    _masks: dict[tuple[int, int], mx.array] = field(default_factory=dict, compare=False)
+    hidden_positions: mx.array | None = None
+    anchors: mx.array | None = None
+    _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict, compare=False)
 
-    def attention_mask(self, count: int, prefix: int) -> mx.array | str | None:
+    def attention_mask(
+        self, count: int, prefix: int, window: int | None = None, as_array: bool = False
+    ) -> mx.array | str | None:
         """The mask of ``count`` new rows over ``prefix`` committed rows and themselves.
+
+        Args:
+            count: new rows.
+            prefix: committed rows.
+            window: a row sees rows less than ``window`` positions back; ``None``: all.
+            as_array: never ``"causal"``.
 
         Returns:
             (count, prefix + count) bool, the same array for every layer of a pass, or mlx-lm's
             own forms for a chain: ``"causal"``, ``None``.
         """
-        if self.sees is None:
+        hidden = 0 if self.hidden_prefix is None else self.hidden_prefix.size
+        if window is not None and prefix + hidden + count <= window:
+            window = None  # reaches back to the first row from everywhere
+        if self.sees is None and window is None and (count == 1 or not as_array):
             return "causal" if count > 1 else None
-        if (count, prefix) not in self._masks:
-            parts = [mx.ones((count, prefix), mx.bool_)]
-            if self.hidden_prefix is not None:
-                shape = count, self.hidden_prefix.size
-                parts.append(mx.broadcast_to(self.hidden_prefix, shape))
-            self._masks[count, prefix] = mx.concatenate([*parts, self.sees], axis=1)
-        return self._masks[count, prefix]
+        key = count, prefix, window
+        if key not in self._masks:
+            if self.sees is None:
+                mask = create_causal_mask(count, prefix, window_size=window)
+            else:
+                mask = self._visibility(count, prefix)
+                if window is not None:
+                    mask = mask & self._within(window, prefix)
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def _visibility(self, count: int, prefix: int) -> mx.array:
+        """(count, all rows) bool without windows."""
+        parts = [mx.ones((count, prefix), mx.bool_)]
+        if self.hidden_prefix is not None:
+            shape = count, self.hidden_prefix.size
+            parts.append(mx.broadcast_to(self.hidden_prefix, shape))
+        return mx.concatenate([*parts, self.sees], axis=1)
+
+    def _within(self, window: int, prefix: int) -> mx.array:
+        """(count, all rows) bool: less than ``window`` positions back."""
+        anchors = self.positions if self.anchors is None else self.anchors
+        keys = [mx.arange(prefix)]
+        if self.hidden_positions is not None:
+            keys.append(self.hidden_positions)
+        return anchors[:, None] - mx.concatenate([*keys, anchors]) < window
 
 
 def stream_visibility(ancestors: mx.array, num_streams: int, main_sees_streams: bool) -> mx.array:
@@ -82,17 +119,31 @@ def stream_positions(positions: mx.array, num_streams: int) -> mx.array:
     return mx.concatenate([positions, streams.reshape(-1)])
 
 
-def deferred_rows(position: mx.array, seen_nodes: mx.array, num_streams: int) -> Rows:
+def stream_anchors(positions: mx.array, num_streams: int) -> mx.array:
+    """``Rows.anchors`` (m * (1 + gamma),) of main rows at (m,) and of their streams."""
+    return mx.concatenate([positions, mx.repeat(positions, num_streams)])
+
+
+def deferred_rows(
+    node: mx.array, positions: mx.array, ancestors: mx.array, num_streams: int
+) -> Rows:
     """Rows of the streams of one node alone, run after the nodes' own rows.
 
     Args:
-        position: scalar, the node's absolute position.
-        seen_nodes: (n,) bool, the node and its ancestors among the n uncommitted rows that lie
-            before the streams in the KV cache.
+        node: scalar, the node's index among the n uncommitted rows that lie before the streams in
+            the KV cache.
+        positions: (n,) absolute positions of these.
+        ancestors: (n, n) bool, ancestors-or-self.
         num_streams: gamma.
     """
     earlier = mx.tri(num_streams, dtype=mx.float32).astype(mx.bool_)
-    return Rows(position + mx.arange(1, num_streams + 1), earlier, seen_nodes)
+    return Rows(
+        positions[node] + mx.arange(1, num_streams + 1),
+        earlier,
+        hidden_prefix=ancestors[node],
+        hidden_positions=positions,
+        anchors=mx.broadcast_to(positions[node], (num_streams,)),
+    )
 
 
 class SplitMLP(nn.Module):

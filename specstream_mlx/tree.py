@@ -48,6 +48,13 @@ class DraftTree:
         """Indices from the root to ``node``."""
         return np.flatnonzero(self.ancestors[node]).tolist()
 
+    def to_depth(self, depth: int) -> "DraftTree":
+        """The nodes of at most this depth, which come first."""
+        count = int(np.searchsorted(self.depths, depth, side="right"))
+        if count == len(self):
+            return self
+        return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count])
+
 
 TreeBuilder = Callable[[int, np.ndarray, np.ndarray], DraftTree]
 """``(root, candidates, log_probs) -> tree``; the arrays are (gamma, k), best candidate first."""

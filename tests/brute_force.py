@@ -56,11 +56,11 @@ def forward(model, config, tokens, streams=None, stream_from=0):
     return main, {position: np.array(v) for position, v in by_position.items()}, early
 
 
-def _sees(query, key, shared):
+def _sees(query, key, shared, window):
     """Whether row ``query`` = (position, stream) attends to row ``key``; stream 0 is main."""
     (position, j), (other, i) = query, key
     if i == 0:
-        return other <= position
+        return position - window < other <= position
     return other == position and (i <= j or (j == 0 and shared))
 
 
@@ -79,7 +79,8 @@ def _attention(layer, config, settings, rows, x):
                 values[index], np.full(d // 2, settings.value_rotation_epsilon * j)
             )
     shared = settings is not None and settings.mode == "shared"
-    mask = np.array([[_sees(query, key, shared) for key in rows] for query in rows])
+    window = config["sliding_window"] if layer.use_sliding else len(rows)
+    mask = np.array([[_sees(query, key, shared, window) for key in rows] for query in rows])
     out = np.empty_like(queries)
     for head in range(heads):
         kv = head // (heads // kv_heads)

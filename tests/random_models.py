@@ -36,6 +36,10 @@ BASES = {
             "original_max_position_embeddings": 32,
         },
     },
+    "sliding windows": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 6,
+    },
     "traditional linear rope, untied": {
         "rope_traditional": True,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
@@ -95,15 +99,20 @@ def random_prompt(length, *, seed=0, vocab_size=VOCAB_SIZE):
     return np.random.default_rng(seed + 1000).integers(0, vocab_size, length).tolist()
 
 
-def plain_tokens(model, prompt, count):
-    """mlx_lm's greedy continuation."""
-    return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=count)]
+def plain_tokens(model, prompt, count, **arguments):
+    """mlx_lm's greedy continuation; ``arguments`` are further ones of ``generate_step``."""
+    steps = generate_step(mx.array(prompt), model, max_tokens=count, **arguments)
+    return [token for token, _ in steps]
 
 
-def tokens_of(model, prompt, count, prefill_step_size=2048, **settings):
-    """At least ``count`` tokens of this project's decoding."""
+def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):
+    """At least ``count`` tokens of this project's decoding.
+
+    ``kv_cache`` are the arguments of ``decode`` for a quantized one.
+    """
     tokens = []
-    for step in decode(model, prompt, DraftSettings(**settings), prefill_step_size):
+    settings = DraftSettings(**settings)
+    for step in decode(model, prompt, settings, prefill_step_size, **(kv_cache or {})):
         tokens += step.tokens
         if len(tokens) >= count:
             return tokens

@@ -228,6 +228,7 @@ def test_prompt_longer_than_the_context(base, shared):
     [
         *("--max-tokens", "--num-streams", "--tree-width", "--tree-size", "--max-nodes"),
         *("--prefill-step-size", "--prune-threshold", "--draft-threshold"),
+        *("--kv-bits", "--kv-group-size", "--quantized-kv-start"),
     ],
 )
 @pytest.mark.parametrize("value", ["-1", "many"])
@@ -235,6 +236,24 @@ def test_number_out_of_range(flag, value, base):
     sentence = refused("--model", base, "-p", "hi", flag, value)
     assert flag in sentence
     assert f"found {value}, expected" in sentence
+
+
+def test_kv_cache_that_cannot_be_quantized_so(base):
+    sentence = refused("--model", base, "-p", "hi", "--kv-bits", 3)
+    assert "--kv-bits" in sentence
+    assert "found 3, expected 4 or 8" in sentence
+    sentence = refused("--model", base, "-p", "hi", "--kv-bits", 8, "--kv-group-size", 48)
+    assert "--kv-group-size" in sentence
+    assert "found 48, expected 32, 64 or 128" in sentence
+    sentence = refused("--model", base, "-p", "hi", "--kv-bits", 8)
+    assert "kv_group_size is 64, expected one that divides the model's head_dim of 16" in sentence
+
+
+def test_kv_cache_of_a_model_with_sliding_windows(model):
+    windows = {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 6}
+    edit(model / "config.json", lambda c: c.update(windows))
+    sentence = refused("--model", model, "-p", "hi", "--kv-bits", 8)
+    assert "kv_bits is 8, but layer 1 has a sliding window" in sentence
 
 
 def test_draft_tree_that_is_too_large(base, shared):

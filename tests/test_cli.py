@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import mlx_lm
 import pytest
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from typer.testing import CliRunner
@@ -68,6 +69,31 @@ def test_json_with_comparison(kind, base, request):
         assert values["plain"]["text"] == values["text"]
 
 
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_comparison_with_a_quantized_kv_cache(mode, tmp_path, monkeypatch):
+    """mlx_lm is given the same arguments, and prints the same text, another than from floats."""
+    base = tiny_llama_directory(tmp_path / "base", num_attention_heads=2, seed=1)
+    lora = {"lora_rank": 4} if mode == "shared" else {}
+    adapter = stream_adapter_directory(tmp_path / "adapter", base, mode=mode, **lora)
+    given, plain = [], mlx_lm.stream_generate
+
+    def watched(*args, **kwargs):
+        given.append({name: kwargs[name] for name in kwargs if "kv" in name})
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(mlx_lm, "stream_generate", watched)
+    flags = ("--adapter-path", adapter, "--json", "--compare", "--tree-size", 8)
+    cache = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 8)
+    values = json.loads(generate(base, *flags, *cache).stdout)
+    assert values["identical"] is True
+    if mode == "lossless":
+        assert values["plain"]["text"] == values["text"]
+    expected = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 8}
+    assert given == [expected] * len(given) != []
+    assert values["text"] != json.loads(generate(base, *flags).stdout)["text"]
+    assert given[-1] == {"kv_bits": None, "kv_group_size": 64, "quantized_kv_start": 5000}
+
+
 def test_json_alone_has_no_comparison(base):
     values = json.loads(generate(base, "--json").stdout)
     assert set(values) == KEYS
@@ -78,6 +104,20 @@ def test_comparison_for_people(base, streams):
     result = generate(base, "--adapter-path", streams, "--compare")
     assert "Identical output: yes" in result.stderr
     assert "Speedup:" in result.stderr
+
+
+def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
+    """mlx_lm reads a Mistral's whole text, transformers and we the window."""
+    base = tiny_llama_directory(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    for size, answer in ((8, "no"), (400, "yes")):
+        text = json.dumps({**config, **window, "sliding_window": size})
+        (base / "config.json").write_text(text)
+        result = generate(base, "--compare")
+        assert f"Identical output: {answer}" in result.stderr
+        note = f"mlx_lm leaves out this model's sliding window of {size} tokens"
+        assert (note in result.stderr) == (answer == "no")
 
 
 def test_prompt_from_standard_input_is_the_same_prompt(base):

@@ -81,9 +81,10 @@ def test_an_existing_target_is_kept(hf, tmp_path):
     result = run("--model", hf, "--mlx-path", tmp_path / "mlx")
     assert result.exit_code == 2
     assert "exists already" in result.stderr
+    result = run("--model", hf, "--mlx-path", tmp_path / "mlx", "--overwrite")
+    assert result.exit_code == 2
+    assert "holds other files than a model's or an adapter's" in result.stderr
     assert (tmp_path / "mlx" / "mine.txt").read_text() == "mine"
-    assert run("--model", hf, "--mlx-path", tmp_path / "mlx", "--overwrite").exit_code == 0
-    assert not (tmp_path / "mlx" / "mine.txt").exists()
 
 
 def test_a_truncated_base_leaves_nothing_behind(hf, tmp_path):
@@ -102,7 +103,7 @@ def test_an_interruption_leaves_nothing_behind(hf, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specstream_mlx.convert.base_to_mlx.save", interrupted)
+    monkeypatch.setattr("specstream_mlx.convert.base_to_mlx.save_config", interrupted)
     assert run("--model", hf, "--mlx-path", tmp_path / "mlx").exit_code != 0
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,6 @@ from random_models import (
     plain_tokens,
     random_prompt,
     speculative_model,
-    tokens_of,
 )
 
 from specstream_mlx.decoder import Decoder, UnsupportedModelError
@@ -118,7 +117,7 @@ def test_what_it_cannot_drive_is_refused(config, message, monkeypatch):
     monkeypatch.setitem(BASES, "other", config)
     model = speculative_model("other")
     with pytest.raises(UnsupportedModelError, match=message):
-        tokens_of(model, PROMPT, 1)
+        Decoder(model.model, model.streams, make_prompt_cache(model.model))
 
 
 def test_a_commit_moves_rows_without_copying_the_buffer():

@@ -250,7 +250,8 @@ def test_loss_is_the_mean_cross_entropy_of_every_stream(mode):
     torch.testing.assert_close(loss.total, total, atol=1e-4, rtol=1e-5)
 
 
-def test_loss_gradient_is_that_of_plain_cross_entropy(monkeypatch):
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
     """The sliced head against autograd, with slices smaller than the rows."""
     from specstream_mlx.convert import losses
 
@@ -258,9 +259,13 @@ def test_loss_gradient_is_that_of_plain_cross_entropy(monkeypatch):
     torch.manual_seed(0)
     hidden = torch.randn(11, 32, requires_grad=True)
     head, targets, upstream = torch.randn(50, 32), torch.randint(0, 50, (11,)), torch.randn(11)
-    got = losses.head_cross_entropy(hidden, head, targets)
+    bias = torch.randn(50) if softcap else None
+    got = losses.head_cross_entropy(hidden, head, targets, bias, softcap)
     (got_gradient,) = torch.autograd.grad(got, hidden, upstream)
-    expected = torch.nn.functional.cross_entropy(hidden @ head.T, targets, reduction="none")
+    logits = hidden @ head.T
+    if softcap:
+        logits = softcap * torch.tanh((logits + bias) / softcap)
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     (gradient,) = torch.autograd.grad(expected, hidden, upstream)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(got_gradient, gradient, atol=1e-5, rtol=1e-5)
@@ -298,7 +303,7 @@ def test_new_adapters_and_pruner_change_nothing():
 def test_refusals():
     config = tiny_model().config
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=50))
-    with pytest.raises(ValueError, match="'gpt2' model, expected 'llama'"):
+    with pytest.raises(ValueError, match="'gpt2' model, expected one of "):
         SpeculativeStreamingModel(gpt2, config)
     with pytest.raises(ValueError, match="num_hidden_layers of the base is 4, of the streams 3"):
         SpeculativeStreamingModel(tiny_llama(layers=4), config)

@@ -4,7 +4,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from brute_force import forward
-from mlx_lm.models.cache import make_prompt_cache
 from random_models import (
     BASES,
     STREAMS,
@@ -19,6 +18,7 @@ from test_verify import walk
 
 from specstream_mlx import decoder as decoder_module
 from specstream_mlx.decoder import Decoder
+from specstream_mlx.kv import make_caches
 from specstream_mlx.tree import full_tree
 
 PROMPT = random_prompt(9)
@@ -26,7 +26,7 @@ PROMPT = random_prompt(9)
 
 def decoder_after(model, prompt):
     """A decoder that holds all of ``prompt`` but its last token."""
-    decoder = Decoder(model.model, model.streams, make_prompt_cache(model.model))
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
     if len(prompt) > 1:
         decoder.prefill(mx.array(prompt[:-1]))
     return decoder
@@ -85,11 +85,12 @@ def test_tree_across_the_growth_of_the_cache(committed, placement):
     assert [cache.offset for cache in decoder.caches] == [committed] * 4
 
 
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("streams", STREAMS)
-def test_tree_with_streams_equals_the_row_list(streams, mode):
+def test_tree_with_streams_equals_the_row_list(streams, mode, base):
     """Main and stream logits, the streams beside every node and, lossless, deferred."""
-    model = speculative_model(mode=mode, **STREAMS[streams])
+    model = speculative_model(base, mode=mode, **STREAMS[streams])
     tree = some_tree()
     from_root = len(PROMPT) - 1
     for placement in ["beside"] + ["deferred"] * (mode == "lossless"):

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specstream_mlx.adapters import write_adapter
-from specstream_mlx.config import StreamConfig, fingerprint
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.fingerprint import fingerprint
 
 VOCAB_SIZE = 320
 END, PAD = "<|end|>", "<|pad|>"

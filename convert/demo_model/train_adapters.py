@@ -49,8 +49,8 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
     model.set_dtype(mx.float16)
     save(work / "base", base, model, tokenizer, quantized_config)
     model, _ = load_model(work / "base")
+    model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
     model = dequantize_model(model)
-    model.set_dtype(mx.float32)
     save(work / "expanded", base, model, tokenizer, config)
 
 

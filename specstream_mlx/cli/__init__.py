@@ -16,6 +16,7 @@ from . import reporting
 from .convert import convert
 from .doctor import doctor
 from .generate import generate
+from .inspect import inspect
 
 
 class _Commands(TyperGroup):
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.command(no_args_is_help=False)(generate)
 app.command()(convert)
+app.command()(inspect)
 app.command()(doctor)
 
 

@@ -11,6 +11,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from rich.console import Console
 from rich.progress import track
 
+from ..kv import window_left_out
 from .request import Request
 
 PAIRS = 5
@@ -38,6 +39,8 @@ class Comparison:
         reference: what our output was compared with, for people.
         identical: whether every token was the same.
         first_difference: where not.
+        window_left_out: the model's sliding window where that explains a difference: the text goes
+            past it, and mlx_lm does not apply it.
     """
 
     plain_text: str
@@ -48,6 +51,7 @@ class Comparison:
     reference: str
     identical: bool
     first_difference: Difference | None
+    window_left_out: int | None
 
 
 def compare(request: Request, tokens: list[int]) -> Comparison:
@@ -72,6 +76,8 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
     several = min(len(tokens), len(plain_tokens)) > 1
     ours, plain = _rates(request) if several else ([], [])
     same = tokens == expected
+    window = window_left_out(request.model.model, request.model.config)
+    past_window = window is not None and len(request.prompt) + len(tokens) > window
     return Comparison(
         plain_text=plain_text,
         plain_tps=_median(plain),
@@ -81,6 +87,7 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
         reference=reference,
         identical=same,
         first_difference=None if same else _difference(request, tokens, expected),
+        window_left_out=window if past_window and not same and expected is plain_tokens else None,
     )
 
 

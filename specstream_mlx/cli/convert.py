@@ -6,26 +6,46 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from ..config import UserError
-from . import reporting
+from . import numbers, reporting
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 
 
 def convert(
     model: Annotated[
-        Path, Option(metavar="DIR", help="Hugging Face directory of the base (safetensors).")
+        str,
+        Option(
+            metavar="DIR|REPO",
+            help="Base with safetensors: a directory, or a Hugging Face repository, which is "
+            "downloaded unless it is in the cache.",
+        ),
     ],
     mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
     adapter_path: Annotated[
-        Path | None,
+        list[Path] | None,
         Option(
             metavar="DIR",
-            help="PyTorch-side adapter: PEFT LoRA, speculative_streaming files, or both. With it, "
-            "the adapter is converted instead of the base.",
+            help="An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and "
+            "streams. With it, the adapter is converted instead of the base. Given several times, "
+            "each becomes a directory of its name in --mlx-path.",
         ),
     ] = None,
     bits: Annotated[
         Literal["4", "8"] | None, Option(help="Quantize the base to so many bits per weight.")
+    ] = None,
+    recipe: Annotated[
+        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "msa_4_6", "msa_4_8"] | None,
+        Option(
+            "--quant-predicate",
+            metavar="RECIPE",
+            help="Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, "
+            "mixed_3_6 and mixed_4_6, or msa_4_6 and msa_4_8, which keep MSA layers, embeddings "
+            "and head at 6 or 8 bits.",
+        ),
+    ] = None,
+    num_msa_layers: Annotated[
+        int | None,
+        Option(parser=numbers.at_least(1), metavar="N", help="Top layers with streams, for msa_*."),
     ] = None,
     group_size: Annotated[
         Literal["32", "64", "128"], Option(help="Weights that share a scale.")
@@ -38,12 +58,12 @@ def convert(
         bool,
         Option(
             "--verify",
-            help="Run sample text through PyTorch and MLX and print the largest difference of "
-            "each layer; needs the torch extra and an adapter with streams.",
+            help="Run sample text through PyTorch and MLX and print the largest differences, of "
+            "each layer where the adapter has streams; needs the torch extra and --adapter-path.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace what is at --mlx-path.")
+        bool, Option("--overwrite", help="Replace the model or adapter at --mlx-path.")
     ] = False,
 ) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
@@ -54,52 +74,103 @@ def convert(
 
     [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4[/cyan]
 
+    With what the streams of the 4 top layers rest on at 8 bits:
+
+    [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-mixed
+    --quant-predicate msa_4_8 --num-msa-layers 4[/cyan]
+
     An adapter for it, compared with PyTorch:
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
     --mlx-path llama-streams --verify[/cyan]
+
+    Two at once, to adapters/sql and adapters/summarize:
+
+    [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
+    --mlx-path adapters[/cyan]
     """
     if mlx_path.exists() and not overwrite:
         raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
-    if adapter_path is not None and bits is not None:
-        raise UserError("--bits quantizes a base, --adapter-path converts an adapter: give one")
-    if verify and adapter_path is None:
-        raise UserError("--verify compares streams: it needs --adapter-path")
+    if adapter_path and (bits is not None or recipe is not None):
+        given = "--quant-predicate" if bits is None else "--bits"
+        raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
+    if bits is not None and recipe is not None:
+        raise UserError("--bits and --quant-predicate were both given, expected at most one")
+    if num_msa_layers is not None and recipe is None:
+        raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
+    if verify and not adapter_path:
+        raise UserError("--verify compares adapters: it needs --adapter-path")
 
-    from ..convert.adapter_to_mlx import convert_adapter
+    from ..base_model import model_directory
+    from ..convert.adapter_to_mlx import convert_adapter, convert_adapters
     from ..convert.base_to_mlx import convert_base
 
-    if adapter_path is None:
-        convert_base(model, mlx_path, int(bits) if bits else None, int(group_size), dtype)
+    base = model_directory(model)
+    tokens = _sample_tokens(base) if verify else []
+    written = [mlx_path]
+    if not adapter_path:
+        with reporting.byte_progress("Converting") as progress:
+            convert_base(
+                base,
+                mlx_path,
+                int(bits) if bits else None,
+                int(group_size),
+                dtype,
+                progress,
+                recipe=recipe,
+                num_msa_layers=num_msa_layers,
+            )
+    elif len(adapter_path) == 1:
+        convert_adapter(adapter_path[0], base, mlx_path, dtype)
     else:
-        convert_adapter(adapter_path, model, mlx_path, dtype)
-    reporting.note(f"wrote {mlx_path}")
-    if verify and not _same_as_pytorch(model, adapter_path, mlx_path):
+        written = convert_adapters(adapter_path, base, mlx_path, dtype)
+    for path in written:
+        reporting.note(f"wrote {path}")
+    if verify and not all(
+        [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
+    ):
         raise Exit(1)
 
 
-def _same_as_pytorch(model: Path, adapter: Path, converted: Path) -> bool:
-    """Print the largest difference per layer; whether all are within the bound."""
-    import tempfile
+def _sample_tokens(model: Path) -> list[int]:
+    """What ``--verify`` compares on; read before anything is written.
 
-    from rich.console import Console
-    from rich.table import Table
-    from transformers import AutoTokenizer
-
+    Raises:
+        UserError: torch is missing, or the model has no tokenizer that can be read.
+    """
     try:
-        from ..convert.parity import BOUND, layer_differences
+        from ..convert import parity  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
         ) from None
-    from ..convert.base_to_mlx import convert_base
+    from ..base_model import read_config, read_tokenizer
 
-    tokens = AutoTokenizer.from_pretrained(model, local_files_only=True).encode(_SAMPLE)
+    return read_tokenizer(model, read_config(model)).encode(_SAMPLE)
+
+
+def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[int]) -> bool:
+    """Print the largest differences; whether all are within the bound."""
+    import tempfile
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..convert.adapter_to_mlx import adapter_name
+    from ..convert.base_to_mlx import convert_base
+    from ..convert.parity import BOUND, layer_differences, plain_differences
+    from ..convert.tensor_files import STREAM_CONFIG
+
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
         convert_base(model, base, dtype="float32")
-        differences = layer_differences(model, adapter, base, converted, tokens, len(tokens) // 2)
-    table = Table("compared", "largest difference", "relative", title="PyTorch and MLX, float32")
+        paths = model, adapter, base, converted
+        if (adapter / STREAM_CONFIG).exists():
+            differences = layer_differences(*paths, tokens, len(tokens) // 2)
+        else:
+            differences = plain_differences(*paths, tokens)
+    title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"
+    table = Table("compared", "largest difference", "relative", title=title)
     for difference in differences:
         table.add_row(difference.name, f"{difference.largest:.2e}", f"{difference.relative:.2e}")
     Console().print(table)

@@ -1,6 +1,7 @@
 """``specstream-mlx doctor``: what this machine runs on, what is missing, and how to mend it."""
 
 import json
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -23,15 +24,24 @@ def _version(package: str) -> str | None:
         return None
 
 
-def examine() -> dict[str, Any]:
-    """Facts about device, packages and bundled model, and ``missing``: what to do about the rest.
+def examine(model: str | None = None) -> dict[str, Any]:
+    """Facts about device, packages and models, and ``missing``: what to do about the rest.
+
+    Args:
+        model: whose weights are held to see what that takes; ``None``: the bundled one.
 
     Returns:
         ``device``, ``packages`` (name to version or ``None``), ``bundled_model``,
-        ``bundled_adapters`` and ``missing``, a list of sentences.
+        ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``)
+        and ``missing``, a list of sentences.
+
+    Raises:
+        UserError: ``model`` cannot be used.
     """
     from .. import bundled, device
+    from ..base_model import model_directory, read_model
     from ..blas import OPENBLAS_HINT
+    from ..weight_policy import hold_weights
 
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
@@ -41,23 +51,36 @@ def examine() -> dict[str, Any]:
     except UserError as error:
         bundled_model = None
         missing.append(str(error))
+    held = None
+    if examined := model or bundled_model:
+        held = hold_weights(read_model(model_directory(examined))[0], measure_again=True)[1]
     return {
         "device": device.describe(),
         "packages": packages,
         "bundled_model": bundled_model,
         "bundled_adapters": bundled.adapter_names(),
+        "weights": held and asdict(held),
         "missing": missing,
     }
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|REPO", help="Whose weights to hold and weigh. Default: the bundled model."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
+    How quantized weights are held is measured at first use and kept in the user's cache; this
+    command measures again.
+
     [bold]Example:[/bold] specstream-mlx doctor --json
     """
-    facts = examine()
+    facts = examine(model)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -66,5 +89,10 @@ def doctor(
     print(f"{'bundled model':16} {facts['bundled_model'] or 'not in this installation'}")
     if facts["bundled_adapters"]:
         print(f"{'adapters':16} {', '.join(facts['bundled_adapters'])}")
+    if held := facts["weights"]:
+        print(
+            f"{'weights':16} {held['form']}, {held['stored_bytes'] / 1e6:.1f} MB as stored, "
+            f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
+        )
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

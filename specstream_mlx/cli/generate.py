@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .request import Request
 
-_MODEL, _TEXT, _DRAFTS, _OUTPUT = "Model", "Text", "Drafts", "Output"
+_MODEL, _TEXT, _DRAFTS, _CACHE, _OUTPUT = "Model", "Text", "Drafts", "KV cache", "Output"
 
 
 def generate(
@@ -35,7 +35,7 @@ def generate(
         str | None,
         Option(
             metavar="NAME",
-            help="A bundled adapter: proofread, summarize, sql, describe.",
+            help="A bundled adapter: proofread, summarize, sql, describe, ..; doctor lists them.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -50,6 +50,13 @@ def generate(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    weights: Annotated[
+        Literal["auto", "packed", "expanded"],
+        Option(
+            help="How quantized weights are held; auto: what runs faster here, see doctor.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto",
     prompt: Annotated[
         str,
         Option(
@@ -156,6 +163,33 @@ def generate(
         bool,
         Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
     ] = False,
+    kv_bits: Annotated[
+        int | None,
+        Option(
+            parser=numbers.one_of(4, 8),
+            metavar="N",
+            help="Quantize the KV cache to 4 or 8 bits. Default: not at all.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    kv_group_size: Annotated[
+        int,
+        Option(
+            parser=numbers.one_of(32, 64, 128),
+            metavar="N",
+            help="With --kv-bits: elements that share a scale; 32, 64 or 128.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 64,
+    quantized_kv_start: Annotated[
+        int,
+        Option(
+            parser=numbers.at_least(0),
+            metavar="N",
+            help="With --kv-bits: tokens from which on the cache is quantized; 0: all of them.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 5000,
     as_json: Annotated[
         bool,
         Option(
@@ -223,7 +257,7 @@ def generate(
     if tree_width is not None:
         fields |= {"tree_width": tree_width, "tree_size": tree_size}
     settings = draft_settings(**fields, speculation=not no_speculation)
-    loaded, tokenizer = load(source.model, adapter_path=source.adapter)
+    loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
@@ -231,12 +265,21 @@ def generate(
         ids = encode_prompt(tokenizer, text)
     else:
         ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+    kv_cache = {
+        "kv_bits": kv_bits,
+        "kv_group_size": kv_group_size,
+        "quantized_kv_start": quantized_kv_start,
+    }
     request = Request(
-        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size
+        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size, kv_cache
     )
     responses = request.responses()
     if loaded.streams is None:
-        reporting.note("No streams are mounted, so nothing is drafted: see --adapter-path")
+        reporting.note(
+            f"The adapter {source.adapter_name} has no streams, so nothing is drafted"
+            if loaded.adapter
+            else "No streams are mounted, so nothing is drafted: see --adapter-path"
+        )
     marks = DraftMarks() if show_drafts else None
     if marks:
         reporting.note(marks.legend())

@@ -21,6 +21,18 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def one_of(*choices: int) -> Callable[[str], int]:
+    """A parser of the integers ``choices``."""
+    expected = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
+
+    def parse(text: str) -> int:
+        if str(text) not in map(str, choices):  # click hands in the default as it is
+            raise BadParameter(f"found {text}, expected {expected}")
+        return int(text)
+
+    return parse
+
+
 def probability(text: str) -> float:
     """A parser of probabilities below 1."""
     try:

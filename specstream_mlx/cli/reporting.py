@@ -1,6 +1,8 @@
 """What the commands say beside their result: errors, notes and statistics, all on stderr."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +18,25 @@ def error(sentence: str) -> None:
 def note(sentence: str) -> None:
     """One line about what is going on."""
     print(sentence, file=sys.stderr)
+
+
+@contextmanager
+def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere.
+
+    Yields:
+        What to call with (bytes done, bytes in all).
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def statistics(last: "GenerationResponse", drafts: str) -> None:
@@ -57,3 +78,5 @@ def comparison(result: "Comparison") -> None:
         answer += f" (from token {result.first_difference.position} on, where the two best tokens' "
         answer += f"log-probabilities are {result.first_difference.gap:.2g} apart)"
     note(f"Identical output: {answer}, compared with {result.reference}")
+    if result.window_left_out is not None:
+        note(f"mlx_lm leaves out this model's sliding window of {result.window_left_out} tokens")

@@ -12,7 +12,11 @@ from ..generation import DraftSettings, GenerationResponse, SpeculativeModel, st
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to go on from it; see ``generation.stream_generate``."""
+    """A prompt and how to go on from it; see ``generation.stream_generate``.
+
+    Attributes:
+        kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
+    """
 
     model: SpeculativeModel
     tokenizer: TokenizerWrapper
@@ -21,6 +25,7 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...]
     prefill_step_size: int
+    kv_cache: dict[str, int | None]
 
     @property
     def drafts(self) -> str:
@@ -37,6 +42,7 @@ class Request:
             settings=self.settings,
             stop=self.stop,
             prefill_step_size=self.prefill_step_size,
+            **self.kv_cache,
         )
 
     def plain_responses(self) -> Iterator[PlainResponse]:
@@ -48,6 +54,7 @@ class Request:
             self.prompt,
             self.max_tokens,
             prefill_step_size=self.prefill_step_size,
+            **self.kv_cache,
         ):
             text += response.text
             yield response

@@ -1,0 +1,133 @@
+"""Peak memory of converting a base: at most 1.5 times its largest file and 1 GiB are allowed.
+
+    python -m benchmarks.convert_memory --size 1.1B --bits 4
+    python -m benchmarks.convert_memory --size 200M
+
+Random weights in several files are written to a temporary directory. The conversion runs in a
+process of its own, and its peak resident memory, Python and MLX included, is what counts. It exits
+with 1 where that is above the bound.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import mlx.core as mx
+import typer
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+from specstream_mlx.convert.base_to_mlx import convert_base
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from .memory import peak_bytes
+
+GIB = 1 << 30
+_SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
+    "200M": (1024, 14, 16, 2816),
+    "1.1B": (2048, 22, 32, 5632),
+}
+
+
+def config(size: str) -> dict[str, Any]:
+    """A Llama ``config.json``."""
+    hidden, layers, heads, mlp = _SHAPES[size]
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 4,
+        "intermediate_size": mlp,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
+
+
+def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> None:
+    """Write a Hugging Face directory with random weights.
+
+    Args:
+        directory: an empty one.
+        size: a key of the table above.
+        dtype: of the weights.
+        file_bytes: largest file.
+    """
+    values = config(size)
+    (directory / "config.json").write_text(json.dumps(values))
+    words = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(directory)
+    files: list[dict[str, mx.array]] = [{}]
+    held = 0
+    for name, parameter in tree_flatten(Model(ModelArgs.from_dict(values)).parameters()):
+        tensor = mx.random.normal(parameter.shape, dtype, scale=0.02)
+        if held + tensor.nbytes > file_bytes and files[-1]:
+            files.append({})
+            held = 0
+        files[-1][name] = tensor
+        held += tensor.nbytes
+    places = {}
+    for number in range(len(files)):
+        name = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        places |= dict.fromkeys(files[number], name)
+        mx.save_safetensors(str(directory / name), files[number], {"format": "pt"})
+        files[number] = {}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def _in_process(*arguments: object) -> str:
+    """What this module prints when it is run with ``arguments`` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.convert_memory", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def main(
+    size: Annotated[Literal["200M", "1.1B"], typer.Option(help="Parameters.")] = "1.1B",
+    bits: Annotated[Literal["4", "8"] | None, typer.Option(help="Quantize to so many.")] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the made weights.")
+    ] = "bfloat16",
+    file_mb: Annotated[int, typer.Option(help="Largest file, MB.")] = 1000,
+    made: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    target: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure the peak memory of a conversion."""
+    if target is not None:
+        before = peak_bytes()
+        began = time.perf_counter()
+        convert_base(made, target, int(bits) if bits else None)
+        seconds = time.perf_counter() - began
+        print(json.dumps({"before": before, "peak": peak_bytes(), "seconds": seconds}))
+        return
+    options = ("--size", size, "--dtype", dtype, "--file-mb", file_mb)
+    if made is not None:
+        make_model(made, size, getattr(mx, dtype), file_mb * 1_000_000)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "source"
+        source.mkdir()
+        _in_process(*options, "--made", source)
+        quantize = ("--bits", bits) if bits else ()
+        target = Path(scratch) / "mlx"
+        result = json.loads(_in_process(*options, *quantize, "--made", source, "--target", target))
+        sizes = [file.stat().st_size for file in source.glob("*.safetensors")]
+    bound = 1.5 * max(sizes) + GIB
+    print(f"{size} {dtype}, {len(sizes)} files of at most {max(sizes) / 1e6:.0f} MB")
+    print(f"converted to {bits + ' bits' if bits else dtype} in {result['seconds']:.0f} s")
+    print(f"peak {result['peak'] / 1e6:.0f} MB, {result['before'] / 1e6:.0f} MB of it the imports")
+    print(f"bound {bound / 1e6:.0f} MB: {'kept' if result['peak'] <= bound else 'EXCEEDED'}")
+    if result["peak"] > bound:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""Mixed quantization: which layers get more bits.
+
+``mixed_*`` are mlx-lm's. ``msa_<low>_<high>`` keeps what drafting rests on at more bits: the MSA
+layers, where the streams run, and the embeddings and the head, which every draft passes through.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.nn as nn
+from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
+
+from specstream_mlx.config import UserError
+
+MSA_RECIPES = ("msa_4_6", "msa_4_8")
+RECIPES = (*QUANT_RECIPES, *MSA_RECIPES)
+
+Predicate = Callable[[str, nn.Module], dict[str, Any]]
+
+
+def quant_predicate(
+    recipe: str, model: nn.Module, group_size: int, num_msa_layers: int | None
+) -> tuple[Predicate, int]:
+    """What mlx-lm's ``quantize_model`` asks for each layer.
+
+    Args:
+        recipe: one of ``RECIPES``.
+        model: an mlx-lm model.
+        group_size: of every layer.
+        num_msa_layers: N_s, top layers at more bits; for ``MSA_RECIPES``, and only for them.
+
+    Returns:
+        (predicate of path and module, bits of the layers that get fewest).
+
+    Raises:
+        UserError: an unknown recipe, one that the model has no layers for, or no fitting N_s.
+    """
+    if recipe not in RECIPES:
+        raise UserError(f"the recipe is {recipe!r}, expected one of {', '.join(RECIPES)}")
+    low, high = (int(bits) for bits in recipe.split("_")[1:])
+    if recipe in QUANT_RECIPES:
+        if num_msa_layers is not None:
+            raise UserError(
+                f"num_msa_layers is {num_msa_layers} with the recipe {recipe}, "
+                f"expected it with one of {', '.join(MSA_RECIPES)} only"
+            )
+        try:
+            return mixed_quant_predicate_builder(recipe, model, group_size), low
+        except ValueError as error:
+            raise UserError(f"the recipe {recipe} does not fit the model: {error}") from None
+    count = len(model.layers)
+    if num_msa_layers is None or not 1 <= num_msa_layers <= count:
+        raise UserError(
+            f"num_msa_layers is {num_msa_layers} with the recipe {recipe}, expected 1 to {count}"
+        )
+
+    def predicate(path: str, _: nn.Module) -> dict[str, Any]:
+        _, inside, rest = path.partition("layers.")
+        lower = bool(inside) and int(rest.split(".")[0]) < count - num_msa_layers
+        return {"group_size": group_size, "bits": low if lower else high, "mode": "affine"}
+
+    return predicate, low

@@ -1,0 +1,91 @@
+"""Lazy MLX arrays to safetensors files, with no more than a few tensors in memory.
+
+``mx.save_safetensors`` holds all tensors of a file until the last one is computed. Shapes and
+dtypes of lazy arrays are known beforehand, so here the header is written first and then tensor
+after tensor is computed, written and dropped.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.utils import make_shards
+
+Progress = Callable[[int, int], None]
+
+_DTYPES = {
+    mx.float32: "F32",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.uint32: "U32",
+    mx.uint16: "U16",
+    mx.uint8: "U8",
+    mx.uint64: "U64",
+    mx.int64: "I64",
+    mx.int32: "I32",
+    mx.int16: "I16",
+    mx.int8: "I8",
+    mx.bool_: "BOOL",
+}
+
+
+def write_weights(
+    directory: Path, weights: dict[str, mx.array], parameters: int, progress: Progress | None = None
+) -> None:
+    """Write weights as mlx-lm's ``save_model`` does: ``model*.safetensors`` and their index.
+
+    Args:
+        directory: an existing one.
+        weights: lazy arrays by name; emptied, and nobody else may hold the arrays if memory is to
+            stay small.
+        parameters: logical number, for the index.
+        progress: called with (bytes written, bytes in all) after each tensor.
+    """
+    total = sum(tensor.nbytes for tensor in weights.values())
+    shards = make_shards(weights)
+    weights.clear()
+    places: dict[str, str] = {}
+    written = 0
+
+    def count(size: int) -> None:
+        nonlocal written
+        written += size
+        if progress is not None:
+            progress(written, total)
+
+    for number, shard in enumerate(shards, start=1):
+        name = "model.safetensors"
+        if len(shards) > 1:
+            name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        places |= dict.fromkeys(shard, name)
+        _write_file(directory / name, shard, count)
+    index = {
+        "metadata": {"total_size": total, "total_parameters": parameters},
+        "weight_map": dict(sorted(places.items())),
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=4))
+
+
+def _write_file(path: Path, tensors: dict[str, mx.array], count: Callable[[int], None]) -> None:
+    """One safetensors file; ``tensors`` is emptied and ``count`` called with each one's bytes."""
+    header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            file.write(memoryview(tensor.reshape(-1).view(mx.uint8)))
+            count(tensor.nbytes)
+            del tensor
+            mx.clear_cache()  # Metal's allocator keeps freed buffers of every size it has seen

@@ -1,0 +1,102 @@
+"""Which modules of a model mlx-lm's LoRA and DoRA take, what tensors that calls for, taking it off.
+
+An adapter's ``keys`` are module names within a layer, looked up in the last ``num_layers`` layers,
+or full names within the model, looked up anywhere; without ``keys`` every linear, expert and
+embedding module of those layers is taken. That is what ``mlx_lm.tuner`` does.
+"""
+
+from collections.abc import Collection
+
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
+from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
+
+_LINEAR = (nn.Linear, nn.QuantizedLinear)
+_EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
+_EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
+_AROUND_LINEAR = (LoRALinear, LoRASwitchLinear, DoRALinear)
+_AROUND_EMBEDDING = (LoRAEmbedding, DoRAEmbedding)
+
+
+def _mounted(model: nn.Module) -> dict[str, tuple[str, nn.Module]]:
+    """For every LoRA or DoRA layer by name: the base module's full name, and the base module."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, _AROUND_LINEAR):
+            found[name] = (f"{name}.linear", module.linear)
+        elif isinstance(module, _AROUND_EMBEDDING):
+            found[name] = (f"{name}.embedding", module.embedding)
+    return found
+
+
+def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear, expert and embedding modules by name, mounted LoRA layers looked through."""
+    mounted = _mounted(model)
+    inner = {name for name, _ in mounted.values()}
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (*_LINEAR, *_EXPERTS, *_EMBEDDING)) and name not in inner
+    }
+    return modules | {name: module for name, (_, module) in mounted.items()}
+
+
+def place_in_layer(name: str) -> tuple[int, str] | None:
+    """A module's layer number and its name within the layer; ``None`` outside the layers."""
+    parts = name.split(".")
+    if "layers" not in parts:
+        return None
+    start = parts.index("layers")
+    return int(parts[start + 1]), ".".join(parts[start + 2 :])
+
+
+def selected_modules(
+    model: nn.Module, keys: Collection[str] | None, num_layers: int
+) -> dict[str, nn.Module]:
+    """The modules by name that ``keys`` choose.
+
+    Args:
+        model: an mlx-lm model, with or without LoRA mounted.
+        keys: mlx-lm's ``lora_parameters.keys``; ``None`` for everything in the layers.
+        num_layers: layers counted from the last; 0 or less for all.
+    """
+    first = len(model.layers) - num_layers if num_layers > 0 else 0
+    chosen = {}
+    for name, module in adaptable_modules(model).items():
+        place = place_in_layer(name)
+        by_layer = place is not None and place[0] >= first and (keys is None or place[1] in keys)
+        if by_layer or (keys is not None and name in keys):
+            chosen[name] = module
+    return chosen
+
+
+def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors that mlx-lm trains beside ``module``.
+
+    Returns:
+        ``lora_a`` (in, r) and ``lora_b`` (r, out) of a linear module or an embedding of ``in``
+        tokens, (experts, r, in) and (experts, out, r) of experts; with DoRA ``m`` (out,) too, or
+        nothing where mlx-lm has no DoRA that agrees with other implementations.
+    """
+    rows, columns = module.weight.shape[-2:]
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
+        columns = columns * 32 // module.bits
+    if isinstance(module, _LINEAR):
+        shapes = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
+        return shapes | {"m": (rows,)} if dora else shapes
+    if dora:
+        return {}
+    if isinstance(module, _EMBEDDING):
+        return {"lora_a": (rows, rank), "lora_b": (rank, columns)}
+    experts = module.weight.shape[0]
+    return {"lora_a": (experts, rank, columns), "lora_b": (experts, rows, rank)}
+
+
+def unmount(model: nn.Module) -> None:
+    """Take LoRA and DoRA layers off ``model``, which is changed in place."""
+    mounted = _mounted(model)
+    if mounted:
+        originals = [(name, module) for name, (_, module) in mounted.items()]
+        model.update_modules(tree_unflatten(originals))
