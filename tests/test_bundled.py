@@ -116,18 +116,7 @@ def test_adapters_draft_for_their_tasks(loaded, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(strict=True, reason="0.48 of 100 items, see benchmarks/NOTES")
-            if name == "proofread"
-            else (),
-        )
-        for name in REQUIRED
-    ],
-)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_adapters_are_useful(loaded, name):
     """Exact match for proofread and sql, ROUGE-L for the others, on 50 held-out items."""
     model, tokenizer = loaded
