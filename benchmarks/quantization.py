@@ -35,9 +35,9 @@ from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score
-from .result_files import RESULTS, machine_suffix, write_results
+from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .task_names import chosen_tasks
-from .timed_runs import run_plain, run_streams
+from .timed_runs import call_reduction, run_plain, run_streams
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
@@ -169,9 +169,7 @@ def measure(
         plain_tps=round(statistics.median(run.decode_tps for run in plain), 1),
         tps=round(statistics.median(run.decode_tps for run in ours), 1),
         speedup=round(statistics.median(b.decode_tps / a.decode_tps for a, b in pairs), 3),
-        call_reduction=round(
-            sum(len(run.tokens) for run in ours) / sum(run.target_calls for run in ours), 3
-        ),
+        call_reduction=round(call_reduction(ours), 3),
         same_output=sum(a.tokens == b.tokens for a, b in pairs),
         items=items,
         metric=metric,
@@ -191,8 +189,7 @@ def share_of_whole(row: Row, rows: list[Row]) -> float | None:
 def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
     """The result table."""
     lines = [
-        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
-        f"BLAS: {facts['blas']}; text generator {facts['generator']}; {facts['items']} held-out "
+        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
         "items a task.",
         "",
         "| task, mode | weights | held | MB stored | MB in use | mlx_lm tokens/s | SS tokens/s | "

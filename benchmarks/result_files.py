@@ -13,6 +13,14 @@ def machine_suffix(facts: dict[str, Any]) -> str:
     return facts["machine"].lower().replace(" ", "-")
 
 
+def measured_on(facts: dict[str, Any]) -> str:
+    """Machine and software in a line, from ``device.describe()``."""
+    return (
+        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
+        f"BLAS: {facts['blas']}"
+    )
+
+
 def write_results(directory: Path, name: str, values: dict[str, Any], table: str) -> None:
     """Write ``name.json`` and ``name.md`` to ``directory`` and print the table."""
     directory.mkdir(parents=True, exist_ok=True)

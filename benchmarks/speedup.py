@@ -35,9 +35,9 @@ from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score
-from .result_files import RESULTS, machine_suffix, write_results
+from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .task_names import chosen_tasks
-from .timed_runs import TimedRun, run_plain, run_streams
+from .timed_runs import TimedRun, call_reduction, run_plain, run_streams
 
 CHAIN = DraftSettings(tree_width=1, tree_size=None)
 TREE = DraftSettings(tree_width=4, tree_size=8)
@@ -62,8 +62,7 @@ class Row:
     @property
     def call_reduction(self) -> float:
         """Tokens, each a call of plain decoding, per target call."""
-        tokens = sum(len(run.tokens) for run in self.runs)
-        return tokens / sum(run.target_calls for run in self.runs)
+        return call_reduction(self.runs)
 
     def summary(self) -> dict:
         """The row of the JSON file."""
@@ -185,8 +184,7 @@ def measure(
 def markdown(rows: list[Row], facts: dict) -> str:
     """The result table."""
     lines = [
-        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
-        f"BLAS: {facts['blas']}; mlx_lm on {facts['plain_weights']} weights (packed are "
+        f"{measured_on(facts)}; mlx_lm on {facts['plain_weights']} weights (packed are "
         f"{facts['packed_over_expanded']:.2f}x as fast as expanded for it); text generator "
         f"{facts['generator']}; {facts['items']} held-out items a task.",
         "",

@@ -32,7 +32,7 @@ from specstream_mlx.decoder import Decoder
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.tree import DraftTree, root_only
 
-from .result_files import RESULTS, machine_suffix, write_results
+from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .speedup import CHAIN, PRUNED, TREE
 
 
@@ -185,8 +185,7 @@ def row(name: str, adapter: str, times: Times, parts: Parts) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], facts: dict[str, str]) -> str:
     """The result table."""
     lines = [
-        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
-        f"BLAS: {facts['blas']}. Milliseconds, medians.",
+        f"{measured_on(facts)}. Milliseconds, medians.",
         "",
         "| adapter | method | rows: lower / MSA / head / deferred | step | bare forwards | "
         "step / bare | of a step: graph | device | host |",

@@ -36,7 +36,7 @@ from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
-from .result_files import RESULTS, write_results
+from .result_files import RESULTS, measured_on, write_results
 from .task_names import chosen_tasks
 from .timed_runs import run_streams
 
@@ -250,8 +250,7 @@ def measure(
 def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
     """The result table."""
     lines = [
-        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
-        f"BLAS: {facts['blas']}; text generator {facts['generator']}; model {facts['model']}.",
+        f"{measured_on(facts)}; text generator {facts['generator']}; model {facts['model']}.",
         "",
         f"Seen: of {facts['overlap_items']:,} held-out items a task, among "
         f"{facts['training_items']:,} training items of that task. Perplexity and CR: "

@@ -31,6 +31,11 @@ class TimedRun:
     total_seconds: float
 
 
+def call_reduction(runs: Sequence[TimedRun]) -> float:
+    """Tokens of all ``runs``, each a call of plain decoding, per target call."""
+    return sum(len(run.tokens) for run in runs) / sum(run.target_calls for run in runs)
+
+
 def _timed(responses: Iterator[PlainResponse]) -> TimedRun:
     tokens: list[int] = []
     text = ""

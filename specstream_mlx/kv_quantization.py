@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
-from .architectures import ARCHITECTURES, architecture_of
+from .architectures import ARCHITECTURES, architecture_of, completed
 from .config import UserError
 from .tree import DraftTree
 
@@ -78,9 +78,9 @@ class KVQuantization:
                     f"mlx_lm keeps a {type(cache).__name__}, expected a KVCache: "
                     "no other can be quantized"
                 )
-        completed = {**architecture.defaults, **config}
-        heads = completed["num_attention_heads"]
-        head_dim = completed.get("head_dim") or completed["hidden_size"] // heads
+        full_config = completed(config)
+        heads = full_config["num_attention_heads"]
+        head_dim = full_config.get("head_dim") or full_config["hidden_size"] // heads
         if head_dim % self.group_size:
             raise UserError(
                 f"kv_group_size is {self.group_size}, expected one that divides the model's "

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -138,13 +139,11 @@ def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Prob
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
     key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
     known = _read_cache(path)
-    try:
-        values = {} if measure_again else known[key]
-        return Probe(
-            tuple(values["shape"]), tuple(values["packed_ms"]), tuple(values["expanded_ms"])
-        )
-    except (KeyError, TypeError):
-        probe = run_probe(layer)
+    if not measure_again:
+        with suppress(KeyError, TypeError):  # not there, or damaged
+            found = known[key]
+            return Probe(*(tuple(found[name]) for name in ("shape", "packed_ms", "expanded_ms")))
+    probe = run_probe(layer)
     _write_cache(path, known | {key: asdict(probe)})
     return probe
 

@@ -1,7 +1,6 @@
 """The trainer on other architectures than Llama's, and what the runtime makes of the result."""
 
 import json
-import random
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ from specstream_mlx.convert import trainer
 from specstream_mlx.convert.losses import Batch, default_alphas, n_gram_loss
 from specstream_mlx.convert.settings import TrainSettings
 from tiny_models import tiny_tokenizer
-from torch_tiny import tiny_model
+from torch_tiny import tiny_completions, tiny_model
 from transformers import GraniteConfig, GraniteForCausalLM
 from typer.testing import CliRunner
 
@@ -21,19 +20,11 @@ from specstream_mlx import UserError, load
 from specstream_mlx.cli import app
 
 VOCAB = 320
-WORDS = ["check", "numbers", "meeting", "report", "team", "noon"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    rng = random.Random(0)
-    lines = []
-    for _ in range(24):
-        words = rng.sample(WORDS, 3)
-        lines.append(json.dumps({"prompt": " ".join(words), "completion": "the team " + words[0]}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.mark.parametrize(

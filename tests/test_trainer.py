@@ -1,7 +1,6 @@
 """The trainer: it learns, resumes, repeats, and says what is wrong in one sentence."""
 
 import json
-import random
 import shutil
 
 import pytest
@@ -18,7 +17,7 @@ from specstream_mlx.convert.formats import (
 )
 from specstream_mlx.convert.settings import TrainSettings
 from tiny_models import tiny_tokenizer
-from torch_tiny import tiny_batch, tiny_llama, tiny_model
+from torch_tiny import tiny_batch, tiny_completions, tiny_llama, tiny_model
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -38,14 +37,7 @@ def base_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    rng = random.Random(0)
-    lines = []
-    for _ in range(24):
-        words = rng.sample(["check", "numbers", "meeting", "report", "team", "noon"], 3)
-        lines.append(json.dumps({"prompt": " ".join(words), "completion": "the team " + words[0]}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Tiny random Llamas with streams, for the tests of the PyTorch side."""
+"""Tiny random Llamas with streams, and what to train them on, for the tests of the PyTorch side."""
+
+import json
+import random
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -61,3 +64,14 @@ def tiny_batch(*, seed=0, vocab=50, lengths=(9, 12, 7), stream_from=(4, 5, 1)) -
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab, (len(lengths), max(lengths)), generator=generator)
     return Batch(tokens, torch.tensor(stream_from), torch.tensor(lengths))
+
+
+def tiny_completions(path):
+    """Write 24 prompts and completions that a tiny model learns soon; returns ``path``."""
+    rng = random.Random(0)
+    lines = []
+    for _ in range(24):
+        words = rng.sample(["check", "numbers", "meeting", "report", "team", "noon"], 3)
+        lines.append(json.dumps({"prompt": " ".join(words), "completion": "the team " + words[0]}))
+    path.write_text("\n".join(lines) + "\n")
+    return path

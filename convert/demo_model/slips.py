@@ -14,7 +14,7 @@ from .tasks import Item, messages
 # The tasks are frozen (their hash stands in result tables): what is private there stays so.
 from .tasks.proofread import _TEST_ERRORS as HELD_OUT_ERRORS
 from .tasks.proofread import _bare
-from .unchanged import unchanged_runs
+from .unchanged import settled_words
 
 _FORMS = {form: (base, *forms) for base, forms in messages.VERBS.items() for form in (base, *forms)}
 _LEADS = frozenset(
@@ -159,12 +159,7 @@ _SLIPS: tuple[Slip, ...] = (
 def with_slips(item: Item, count: int, rng: random.Random) -> Item:
     """``item`` with up to ``count`` slips in words that are correct, as their neighbours are."""
     words, targets = item.content.split(" "), item.target.split(" ")
-    places = [
-        (run.content + step, run.target + step)
-        for run in unchanged_runs(item)
-        for step in range(run.length)
-        if 0 < step < run.length - 1 or run.target + step in (0, len(targets) - 1)
-    ]
+    places = settled_words(item)
     held_out = {edit for error in HELD_OUT_ERRORS.values() for edit in error(targets, rng)}
     used: set[int] = set()
     for _ in range(count):

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from .tasks import Item, messages
-from .unchanged import unchanged_runs
+from .unchanged import settled_words
 
 _MODALS = "can could will would should must may might shall".split()
 _CONJUNCTIONS = "because if when while although since once until unless".split()
@@ -60,12 +60,7 @@ _SWAPS: tuple[Swap, ...] = (_modal, _conjunction, _judgement, _verb)
 def with_swaps(item: Item, count: int, rng: random.Random) -> Item:
     """``item`` with up to ``count`` words swapped that are right already, as their neighbours."""
     content, target = item.content.split(" "), item.target.split(" ")
-    places = [
-        (run.content + step, run.target + step)
-        for run in unchanged_runs(item)
-        for step in range(run.length)
-        if 0 < step < run.length - 1 or run.target + step == 0
-    ]
+    places = settled_words(item)
     for _ in range(count):
         fits = [
             [(at, to, words) for at, to in places if (words := swap(target, to))] for swap in _SWAPS
