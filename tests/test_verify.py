@@ -1,4 +1,4 @@
-"""The greedy rule against a walk from the root."""
+"""The verify rules, each against a plain computation."""
 
 import mlx.core as mx
 import numpy as np
@@ -27,7 +27,7 @@ def walk(tree, predictions, in_play):
 
 
 @pytest.mark.parametrize("playing", [None, 1.0, 0.7, 0.0])
-def test_greedy_accepts_what_a_walk_accepts(playing):
+def test_follow_accepts_what_a_walk_accepts(playing):
     rng = np.random.default_rng(0)
     depths = []
     for _ in range(100):
@@ -35,7 +35,7 @@ def test_greedy_accepts_what_a_walk_accepts(playing):
         predictions = rng.integers(0, VOCAB, len(tree)).astype(np.int32)
         in_play = rng.random(len(tree)) < (1.0 if playing is None else playing)
         in_play[0] = True
-        last = verify.greedy(
+        last = verify.follow(
             mx.array(tree.tokens),
             mx.array(tree.parents),
             mx.array(tree.ancestors),
