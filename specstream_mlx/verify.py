@@ -27,19 +27,19 @@ def follow(
     Siblings carry different tokens, so at most one path matches.
 
     Args:
-        tokens: (n,) node tokens.
+        tokens: (n,) node tokens, or (.., n) of several trees of one shape.
         parents: (n,) parents' indices; the root's entry is not used.
         ancestors: (n, n) bool, ancestors-or-self.
-        predictions: (n,) the target's token after each node.
+        predictions: (.., n) the target's token after each node.
         in_play: (n,) bool, nodes that may be accepted; all where ``None``.
 
     Returns:
-        Scalar int32: the last accepted node, 0 where no draft was right. Its prediction is the
+        (..) int32: the last accepted node, 0 where no draft was right. Its prediction is the
         correction or bonus token.
     """
-    accepted = tokens == predictions[mx.maximum(parents, 0)]
+    accepted = tokens == predictions[..., mx.maximum(parents, 0)]
     length = _accepted_lengths(accepted, ancestors, in_play)
-    return mx.argmax(length).astype(mx.int32)
+    return mx.argmax(length, axis=-1).astype(mx.int32)
 
 
 def recursive_rejection(target: mx.array, drafter: mx.array, drafts: mx.array) -> mx.array:
@@ -105,19 +105,19 @@ def typical(
     edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)
     likelihood = mx.where(ancestors, edges[None], 0.0).sum(axis=1)
     longest = length == length.max()
-    return mx.argmax(mx.where(longest, likelihood, -mx.inf)).astype(mx.int32)
+    return mx.argmax(mx.where(longest, likelihood, -mx.inf), axis=0).astype(mx.int32)
 
 
 def _accepted_lengths(
     accepted: mx.array, ancestors: mx.array, in_play: mx.array | None
 ) -> mx.array:
-    """(n,) the length of each node's path, 0 where a node of it, but the root, is not accepted."""
+    """(.., n) lengths of the nodes' paths, 0 where one is refused on the way; the root never is."""
     refused = ~accepted
     if in_play is not None:
         refused = refused | ~in_play
-    refused = refused & (mx.arange(accepted.size) != 0)
-    path_refused = (ancestors & refused[None]).any(axis=1)
-    return mx.where(path_refused, 0, ancestors.sum(axis=1))
+    refused = refused & (mx.arange(accepted.shape[-1]) != 0)
+    path_refused = (ancestors & refused[..., None, :]).any(axis=-1)
+    return mx.where(path_refused, 0, ancestors.sum(axis=-1))
 
 
 def _normalized(weights: mx.array, otherwise: mx.array) -> mx.array:
