@@ -51,15 +51,16 @@ class Table:
         return self.logits(text) + 0.5 * self._normal(2, text, self.vocab_size)
 
 
-def joint(log_probs_after, vocab_size):
+def joint(log_probs_after, vocab_size, length=LENGTH):
     """The exact joint distribution: text -> probability.
 
     Args:
         log_probs_after: text -> (vocab,) log-probabilities of its next token.
         vocab_size: tokens.
+        length: of the texts.
     """
     probabilities = {}
-    for text in itertools.product(range(vocab_size), repeat=LENGTH):
+    for text in itertools.product(range(vocab_size), repeat=length):
         values = [log_probs_after(text[:index])[token] for index, token in enumerate(text)]
         probabilities[text] = math.exp(sum(values))
     return probabilities
