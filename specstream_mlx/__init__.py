@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DraftSettings": "generation",
     "GenerationResponse": "generation",
+    "Sampling": "sampling",
     "SpeculativeModel": "generation",
     "StreamConfig": "config",
     "UserError": "config",

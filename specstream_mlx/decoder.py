@@ -16,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
-from . import verify
 from .architectures import architecture_of
 from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, WindowedKVCache, commit
@@ -35,6 +34,7 @@ from .streams import Streams
 from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
+from .verify_rules import VerifyRule
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
@@ -48,9 +48,10 @@ class StepResult:
         last: scalar, the last accepted node among the kept ones.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         in_play: (m,) which kept nodes are above the threshold; ``None`` like ``kept``.
-        predictions: (m,) the target's arg-max after each kept node.
-        logits: (m, vocab) of the main stream.
-        candidates: (gamma, k) the streams' best tokens at the accepted node, best first.
+        predictions: (m,) the target's token after each kept node, as the verify rule has it.
+        logits: (m, vocab) of the main stream, after the logits processors.
+        candidates: (gamma, k) the streams' tokens at the accepted node, best first, or in the order
+            in which they were drawn.
         log_probs: (gamma, k) their log-probabilities in nats.
         stream_logits: (gamma, vocab) at the accepted node.
     """
@@ -216,6 +217,7 @@ class Decoder:
         width: int = 1,
         max_nodes: int | None = None,
         threshold: float | None = None,
+        rule: VerifyRule | None = None,
     ) -> StepResult:
         """Verify ``tree`` against the target and draft from the accepted node's streams.
 
@@ -225,10 +227,12 @@ class Decoder:
             width: k, candidates per stream.
             max_nodes: nodes kept by early-exit pruning; ``None`` keeps all.
             threshold: see ``pruning.path_scores``.
+            rule: of this generation; greedy by default.
 
         Returns:
             Unevaluated arrays; read them, then call ``commit``.
         """
+        rule = rule or VerifyRule()
         offset = self.caches[0].offset
         shape = tree.parents.tobytes(), tree.depths.tobytes(), len(tree)
         parents, depths, ancestors = shape_tables(*shape)
@@ -237,24 +241,17 @@ class Decoder:
         if placement == "none":
             proxies = self.new_rows(rows)
             logits = self.run(nodes.tokens, self.lower_layers(len(proxies)), proxies)[0]
-            return self._verified(nodes, logits)
+            return _verified(rule, tree, nodes, logits)
 
         run = _MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
         logits = run.logits()
-        result = self._verified(run.nodes, logits)
+        result = _verified(rule, tree, run.nodes, logits)
         if placement == "beside":
             result.stream_logits = self.head(run.stream_hidden[result.last])
         else:
             result.stream_logits = self._deferred_logits(run, result.last)
-        result.candidates, result.log_probs = _best_tokens(result.stream_logits, width)
+        result.candidates, result.log_probs = rule.draft(result.stream_logits, width)
         return result
-
-    def _verified(self, nodes: TreeNodes, logits: mx.array) -> StepResult:
-        predictions = mx.argmax(logits, axis=-1).astype(mx.int32)
-        last = verify.greedy(
-            nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play
-        )
-        return StepResult(last, nodes.kept, nodes.in_play, predictions, logits)
 
     def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
         """(gamma, vocab) logits of the accepted node's streams, run after the verification."""
@@ -360,16 +357,6 @@ class _MsaPass:
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
 
 
-def _best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
-    """(gamma, k) tokens and log-probabilities, best first."""
-    logits = logits.astype(mx.float32)
-    if width == 1:
-        tokens = mx.argmax(logits, axis=-1, keepdims=True)
-    else:
-        tokens = mx.argpartition(-logits, kth=width - 1, axis=-1)[:, :width]
-    chosen = mx.take_along_axis(logits, tokens, axis=-1)
-    if width > 1:
-        order = mx.argsort(-chosen, axis=-1)
-        tokens = mx.take_along_axis(tokens, order, axis=-1)
-        chosen = mx.take_along_axis(chosen, order, axis=-1)
-    return tokens.astype(mx.int32), chosen - mx.logsumexp(logits, axis=-1, keepdims=True)
+def _verified(rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> StepResult:
+    verdict = rule.verify(tree, nodes, logits)
+    return StepResult(verdict.last, nodes.kept, nodes.in_play, verdict.predictions, verdict.logits)

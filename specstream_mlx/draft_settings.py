@@ -123,11 +123,18 @@ LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
 """What is drafted where nobody says otherwise: rows are not free, so no unlikely nodes."""
 
 
-def draft_settings(**fields: Any) -> DraftSettings:
-    """``LIKELY_DRAFTS`` with some fields replaced; a tree whose shape is given has no threshold.
+DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
+"""The same where drafts are drawn, and so must not decide which of them is kept."""
+
+
+def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
+    """The default settings with some fields replaced.
 
     Args:
-        **fields: of ``DraftSettings``.
+        drawn: whether the drafts are drawn (the verify rule ``rejection``).
+        **fields: of ``DraftSettings``; a tree whose shape is given has no threshold.
     """
+    if drawn:
+        return replace(DRAWN_DRAFTS, **fields)
     shaped = "tree_width" in fields or "tree_size" in fields
     return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)

@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device
@@ -25,8 +26,10 @@ from .kv import make_caches
 from .kv_quantization import KVQuantization
 from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
+from .sampling import Sampling
 from .streams import Streams
 from .tree import DraftTree, root_only
+from .verify_rules import VerifyName, check_rule, make_rule, rule_name
 from .weight_policy import HeldWeights, hold_weights
 
 
@@ -161,8 +164,11 @@ def decode(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    verify: VerifyName | None = None,
 ) -> Iterator[Step]:
-    """Greedy decoding without end, one ``Step`` per target call.
+    """Decoding without end, one ``Step`` per target call.
 
     The next call is under way on the device when a ``Step`` is handed out.
 
@@ -174,12 +180,17 @@ def decode(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements that share a scale there.
         quantized_kv_start: rows from which on the cache is quantized.
+        sampler, logits_processors, verify: see ``stream_generate``.
 
     Raises:
-        UserError: the KV cache cannot be quantized so.
+        UserError: the KV cache cannot be quantized so, or the verify rule does not go with the
+            sampler or the tree.
     """
     quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     quantization.check(model.model, model.config)
+    verify = rule_name(verify, sampler)
+    check_rule(verify, settings)
+    rule = make_rule(verify, sampler, logits_processors, prompt)
     placement = settings.placement(model.streams and model.streams.config)
     speculates = settings.speculates and model.streams is not None
     caches = make_caches(model.model, model.config)
@@ -193,7 +204,7 @@ def decode(
     while True:
         with mx.stream(device.generation_stream):
             result = decoder.step(
-                tree, placement, width, settings.max_nodes, settings.prune_threshold
+                tree, placement, width, settings.max_nodes, settings.prune_threshold, rule
             )
         mx.async_eval(*result.arrays())
         if pending is not None:
@@ -201,6 +212,7 @@ def decode(
         with mx.stream(device.generation_stream):
             step, path, kept_path = _read(tree, result)
             decoder.commit(path, kept_path)
+            rule.commit(step.tokens)
             quantization.apply(decoder.caches)
         if speculates:
             tree = settings.grow(
@@ -254,6 +266,9 @@ def stream_generate(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    verify: VerifyName | None = None,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -270,6 +285,11 @@ def stream_generate(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements of a head that share a scale there: 32, 64 or 128.
         quantized_kv_start: tokens from which on the cache is quantized, as in mlx_lm.
+        sampler: draws tokens from (rows, vocab) log-probabilities, each row independently of the
+            others; ``Sampling`` or mlx_lm's ``make_sampler``. ``None``: the arg-max.
+        logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
+        verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
+            ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
         **overrides: fields of ``DraftSettings``.
 
     Yields:
@@ -277,9 +297,16 @@ def stream_generate(
 
     Raises:
         UserError: an empty prompt, one longer than the model's context, or a setting that is out
-            of range or does not fit the model, its KV cache included.
+            of range or does not fit the model, its KV cache included, or the verify rule.
     """
-    settings = replace(settings, **overrides) if settings else draft_settings(**overrides)
+    verify = rule_name(verify, sampler)
+    if settings:
+        settings = replace(settings, **overrides)
+    else:
+        settings = draft_settings(drawn=verify == "rejection", **overrides)
+    check_rule(verify, settings)
+    if isinstance(sampler, Sampling):
+        sampler.check(model.config["vocab_size"])
     if max_tokens == 0 or max_tokens < -1:
         raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -303,6 +330,9 @@ def stream_generate(
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
         quantized_kv_start=quantized_kv_start,
+        sampler=sampler,
+        logits_processors=logits_processors,
+        verify=verify,
     )
     return _respond(model, tokenizer, len(ids), steps, max_tokens, stop)
 

@@ -18,6 +18,7 @@ from specstream_mlx.cli.drafts import DraftMarks
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
     *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
+    "verify",
 }
 
 
@@ -258,3 +259,31 @@ def test_help_does_not_import_mlx():
         "assert 'mlx.core' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_sampling_from_the_command_line(base, streams):
+    """A seed repeats a run, the rule is named, and a comparison asks for rates alone."""
+    flags = ("--adapter-path", streams, "--temp", 0.9, "--top-p", 0.95, "--seed", 3, "--json")
+    penalties = ("--repetition-penalty", 1.1, "--logit-bias", '{"5": -2}')
+    first, again = (json.loads(generate(base, *flags, *penalties).stdout) for _ in range(2))
+    assert first["text"] == again["text"]
+    assert first["verify"] == "sample"
+    result = generate(base, *flags[:-1], "--verify", "rejection", "--compare")
+    assert "Verify: rejection" in result.stderr
+    assert "Identical output: not asked" in result.stderr
+    values = json.loads(generate(base, *flags, "--compare").stdout)
+    assert values["identical"] is None
+    assert values["speedup"] > 0
+
+
+def test_typical_is_labelled_and_wrong_rules_are_refused(base, streams):
+    flags = ("--adapter-path", streams)
+    assert "LOSSY" in generate(base, *flags, "--temp", 1, "--verify", "typical").stderr
+    for wrong in (
+        ("--verify", "typical"),
+        ("--temp", 1, "--verify", "greedy"),
+        ("--temp", 1, "--verify", "rejection", "--tree-size", 4),
+        ("--temp", -1),
+        ("--logit-bias", "five"),
+    ):
+        assert generate(base, *flags, *wrong).exit_code == 2

@@ -37,7 +37,8 @@ class Comparison:
         speedup: the median of the ratios within a pair.
         pairs: how many pairs were run.
         reference: what our output was compared with, for people.
-        identical: whether every token was the same.
+        identical: whether every token was the same; ``None`` where tokens are drawn, by each side
+            from other random numbers.
         first_difference: where not.
         window_left_out: the model's sliding window where that explains a difference: the text goes
             past it, and mlx_lm does not apply it.
@@ -49,7 +50,7 @@ class Comparison:
     speedup: float | None
     pairs: int
     reference: str
-    identical: bool
+    identical: bool | None
     first_difference: Difference | None
     window_left_out: int | None
 
@@ -68,14 +69,15 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
     for word in request.stop:
         plain_text = plain_text.split(word)[0]
     reference, expected = "plain mlx_lm", plain_tokens
-    if request.model.mode == "shared":
+    drawn = request.sampler is not None
+    if request.model.mode == "shared" and not drawn:
         # The main stream sees its streams, so mlx_lm computes another function.
         one_token_a_step = replace(request, settings=replace(request.settings, speculation=False))
         reference = "the same model decoding one token a step"
         expected = [response.token for response in one_token_a_step.responses()]
     several = min(len(tokens), len(plain_tokens)) > 1
     ours, plain = _rates(request) if several else ([], [])
-    same = tokens == expected
+    same = None if drawn else tokens == expected
     window = window_left_out(request.model.model, request.model.config)
     past_window = window is not None and len(request.prompt) + len(tokens) > window
     return Comparison(
@@ -86,8 +88,10 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
         pairs=len(ours),
         reference=reference,
         identical=same,
-        first_difference=None if same else _difference(request, tokens, expected),
-        window_left_out=window if past_window and not same and expected is plain_tokens else None,
+        first_difference=_difference(request, tokens, expected) if same is False else None,
+        window_left_out=(
+            window if past_window and same is False and expected is plain_tokens else None
+        ),
     )
 
 

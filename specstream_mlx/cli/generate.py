@@ -12,6 +12,20 @@ from ..config import UserError
 from . import numbers, reporting
 from .drafts import DraftMarks
 from .inputs import Source, choose_source, read_prompt
+from .sampling_options import (
+    VERIFY_HELP,
+    LogitBias,
+    MinP,
+    MinTokensToKeep,
+    RepetitionPenalty,
+    Seed,
+    Temp,
+    TopK,
+    TopP,
+    XtcProbability,
+    XtcThreshold,
+    sampler_of,
+)
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
@@ -103,6 +117,16 @@ def generate(
             rich_help_panel=_TEXT,
         ),
     ] = 2048,
+    temp: Temp = 0.0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    min_tokens_to_keep: MinTokensToKeep = 1,
+    top_k: TopK = 0,
+    xtc_probability: XtcProbability = 0.0,
+    xtc_threshold: XtcThreshold = 0.1,
+    repetition_penalty: RepetitionPenalty = None,
+    logit_bias: LogitBias = None,
+    seed: Seed = None,
     num_streams: Annotated[
         int | None,
         Option(
@@ -163,6 +187,10 @@ def generate(
         bool,
         Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
     ] = False,
+    verify: Annotated[
+        Literal["greedy", "sample", "rejection", "typical"] | None,
+        Option(help=VERIFY_HELP, rich_help_panel=_DRAFTS),
+    ] = None,
     kv_bits: Annotated[
         int | None,
         Option(
@@ -207,7 +235,7 @@ def generate(
         Option(
             "--compare",
             help="Then run plain mlx_lm on the same model: both rates, and whether the "
-            "output is the same.",
+            "output is the same; with --temp the rates alone.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
@@ -229,6 +257,10 @@ def generate(
     Use your own model and streams:
 
     [cyan]  specstream-mlx generate --model my-model --adapter-path streams -p Hello[/cyan]
+
+    Sample, and repeat that another time:
+
+    [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 -p ..[/cyan]
     """
     if as_json and show_drafts:
         raise UserError("--json and --show-drafts were both given, expected at most one")
@@ -237,10 +269,14 @@ def generate(
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
     text = read_prompt(prompt)
 
+    import mlx.core as mx
+    from mlx_lm.sample_utils import make_logits_processors
+
     from .. import device
     from ..draft_settings import draft_settings
     from ..generation import encode_prompt, load
     from ..prompts import chat_prompt
+    from ..verify_rules import rule_name
     from .comparison import compare as run_both
     from .request import Request
 
@@ -256,7 +292,7 @@ def generate(
     fields = {name: value for name, value in fields.items() if value is not None}
     if tree_width is not None:
         fields |= {"tree_width": tree_width, "tree_size": tree_size}
-    settings = draft_settings(**fields, speculation=not no_speculation)
+    settings = draft_settings(verify == "rejection", **fields, speculation=not no_speculation)
     loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
@@ -265,14 +301,36 @@ def generate(
         ids = encode_prompt(tokenizer, text)
     else:
         ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+    sampler = sampler_of(
+        tokenizer,
+        temp=temp,
+        top_p=top_p,
+        min_p=min_p,
+        min_tokens_to_keep=min_tokens_to_keep,
+        top_k=top_k,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+    )
     kv_cache = {
         "kv_bits": kv_bits,
         "kv_group_size": kv_group_size,
         "quantized_kv_start": quantized_kv_start,
     }
     request = Request(
-        loaded, tokenizer, ids, settings, max_tokens, tuple(stop or ()), prefill_step_size, kv_cache
+        loaded,
+        tokenizer,
+        ids,
+        settings,
+        max_tokens,
+        tuple(stop or ()),
+        prefill_step_size,
+        kv_cache,
+        sampler,
+        make_logits_processors(logit_bias, repetition_penalty),
+        rule_name(verify, sampler),
     )
+    if seed is not None:
+        mx.random.seed(seed)
     responses = request.responses()
     if loaded.streams is None:
         reporting.note(
@@ -291,7 +349,7 @@ def generate(
             _print(marks.mark(response.text, response.from_draft) if marks else response.text)
     if not as_json:
         _print((marks.close() if marks else "") + "\n")
-        reporting.statistics(response, request.drafts)
+        reporting.statistics(response, request.drafts, request.verify)
     comparison = run_both(request, tokens) if compare else None
     if as_json:
         _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
@@ -330,6 +388,7 @@ def _report(
         "adapter": source.adapter_name,
         "mode": request.model.mode,
         "tree": request.drafts,
+        "verify": request.verify,
     }
     if comparison is not None:
         values |= {

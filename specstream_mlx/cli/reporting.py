@@ -39,12 +39,13 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def statistics(last: "GenerationResponse", drafts: str) -> None:
+def statistics(last: "GenerationResponse", drafts: str, verify: str) -> None:
     """The figures of a finished generation, mlx_lm's in mlx_lm's words.
 
     Args:
         last: the last response.
         drafts: how it drafted, in a few words.
+        verify: the verify rule.
     """
     if last.drafted_tokens:
         drafts += f"; {last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
@@ -54,6 +55,10 @@ def statistics(last: "GenerationResponse", drafts: str) -> None:
     note(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
     note(f"Peak memory: {last.peak_memory:.3f} GB")
     note(f"Tree: {drafts}")
+    if verify == "typical":
+        note("Verify: typical, LOSSY: the text is not distributed as the model's")
+    else:
+        note(f"Verify: {verify}")
     note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
     note(
         f"Target calls: {last.target_calls} instead of {last.generation_tokens}, "
@@ -73,6 +78,9 @@ def comparison(result: "Comparison") -> None:
             f"Speedup: {result.speedup:.2f} "
             f"(medians of {result.pairs} interleaved pairs, first token left out)"
         )
+    if result.identical is None:
+        note("Identical output: not asked, since tokens are drawn at a temperature")
+        return
     answer = "yes" if result.identical else "no"
     if result.first_difference is not None:
         answer += f" (from token {result.first_difference.position} on, where the two best tokens' "

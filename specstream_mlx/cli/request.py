@@ -1,13 +1,16 @@
 """One request of ``generate``, answered by this project or by plain mlx_lm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx_lm
 from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..generation import DraftSettings, GenerationResponse, SpeculativeModel, stream_generate
+from ..sampling import Sampling
+from ..verify_rules import VerifyName
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,8 @@ class Request:
 
     Attributes:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
+        sampler: ``None`` takes the arg-max.
+        verify: the verify rule.
     """
 
     model: SpeculativeModel
@@ -26,6 +31,9 @@ class Request:
     stop: tuple[str, ...]
     prefill_step_size: int
     kv_cache: dict[str, int | None]
+    sampler: Sampling | None
+    logits_processors: Sequence[LogitsProcessor]
+    verify: VerifyName
 
     @property
     def drafts(self) -> str:
@@ -42,6 +50,9 @@ class Request:
             settings=self.settings,
             stop=self.stop,
             prefill_step_size=self.prefill_step_size,
+            sampler=self.sampler,
+            logits_processors=self.logits_processors,
+            verify=self.verify,
             **self.kv_cache,
         )
 
@@ -54,6 +65,8 @@ class Request:
             self.prompt,
             self.max_tokens,
             prefill_step_size=self.prefill_step_size,
+            sampler=self.sampler,
+            logits_processors=self.logits_processors,
             **self.kv_cache,
         ):
             text += response.text
