@@ -164,4 +164,4 @@ def _fields(values: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
