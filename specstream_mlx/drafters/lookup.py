@@ -28,7 +28,7 @@ class Lookup:
     """
 
     def __init__(self, prompt: Sequence[int], longest: int):
-        self._index = NGramIndex(longest)
+        self._index = NGramIndex(longest, ALTERNATIVES)
         self._index.extend(prompt)
         self._rates = [[_prior(length, r) for r in range(ALTERNATIVES)] for length in _to(longest)]
         self._weights = [[_PRIOR_WEIGHT] * ALTERNATIVES for _ in _to(longest)]
@@ -36,7 +36,7 @@ class Lookup:
     def accept(self, tokens: Sequence[int]) -> None:
         """Learn from ``tokens``, which the target has generated, and append them to the text."""
         for token in tokens:
-            length, guesses = self._index.following((), ALTERNATIVES)
+            length, guesses = self._index.following()
             rates, weights = self._rates[length], self._weights[length]
             for rank, guess in enumerate(guesses):
                 rates[rank] += ((guess == token) - rates[rank]) / (weights[rank] + 1)
@@ -46,7 +46,7 @@ class Lookup:
 
     def children(self, path: Path) -> list[tuple[int, float]]:
         """(token, log-probability) of what the n-grams expect after the text and ``path``."""
-        length, guesses = self._index.following(path, ALTERNATIVES)
+        length, guesses = self._index.following(path)
         rates = self._rates[length]
         # A rate that is always wrong underflows in the end.
         scores = [math.log(max(rate, _LEAST_RATE)) for rate in rates]
