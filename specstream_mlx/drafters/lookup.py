@@ -9,6 +9,9 @@ from .ngram_index import NGramIndex
 ALTERNATIVES = 2
 """Continuations of one n-gram that are told apart; a third is hardly ever right."""
 
+_PRIORS = ((0.0, 0.0), (0.4, 0.07), (0.65, 0.03), (0.75, 0.01), (0.8, 0.005))
+"""Acceptance by length of the n-gram and rank, in the demonstration tasks' training text."""
+
 _PRIOR_WEIGHT = 4
 _LONGEST_MEMORY = 64
 _LEAST_RATE = 1e-9
@@ -58,5 +61,5 @@ def _to(longest: int) -> range:
 
 
 def _prior(length: int, rank: int) -> float:
-    """Acceptance before anything is known: 1/3 after one matching token, 2/3 after four."""
-    return length / (length + 2) if rank == 0 else 1 / (length + 2) ** 2
+    """Acceptance before anything is known."""
+    return _PRIORS[min(length, len(_PRIORS) - 1)][rank]
