@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from .architectures import architecture_of
@@ -64,6 +65,12 @@ class StepResult:
     candidates: mx.array | None = None
     log_probs: mx.array | None = None
     stream_logits: mx.array | None = None
+
+    def guesses(self) -> tuple[np.ndarray, np.ndarray]:
+        """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
+        if self.candidates is None:
+            return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+        return np.array(self.candidates), np.array(self.log_probs)
 
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""

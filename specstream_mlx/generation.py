@@ -192,7 +192,8 @@ def decode(
     check_rule(verify, settings)
     rule = make_rule(verify, sampler, logits_processors, prompt)
     placement = settings.placement(model.streams and model.streams.config)
-    speculates = settings.speculates and model.streams is not None
+    speculates = settings.drafts_with(model.streams)
+    lookup = settings.new_lookup(prompt)
     caches = make_caches(model.model, model.config)
     decoder = Decoder(model.model, model.streams, caches)
     with mx.stream(device.generation_stream):
@@ -215,9 +216,9 @@ def decode(
             rule.commit(step.tokens)
             quantization.apply(decoder.caches)
         if speculates:
-            tree = settings.grow(
-                step.tokens[-1], np.array(result.candidates), np.array(result.log_probs)
-            )
+            if lookup is not None:
+                lookup.accept(step.tokens)
+            tree = settings.grow(step.tokens[-1], *result.guesses(), lookup)
             tree = quantization.fitting(tree, decoder.caches[0])
         else:
             tree = root_only(step.tokens[-1])

@@ -1,7 +1,8 @@
 """Draft trees: nodes in breadth-first order, and how they are grown from the streams' guesses.
 
 Node 0 is the root, the newest committed token. A node of depth j is a guess of stream j, so all
-nodes of one depth draw from the same candidates, whatever their parent.
+nodes of one depth draw from the same candidates, whatever their parent. Other trees, from other
+guesses too, are in ``drafters``.
 """
 
 import heapq

@@ -175,14 +175,24 @@ def check_rule(name: VerifyName, settings: DraftSettings) -> None:
         UserError: ``rejection`` with a tree whose shape or pruning depends on the tokens drawn: its
             text would not be distributed as the target's.
     """
-    if name != "rejection" or not settings.speculates:
+    if name != "rejection":
         return
-    for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
+    if settings.lookup and settings.speculation:
+        raise UserError(
+            "verify is 'rejection' and lookup is on, whose drafts are not drawn, expected a tree "
+            "of the streams' own"
+        )
+    if not settings.speculates:
+        return
+    fields = ("max_nodes", "prune_threshold")
+    if settings.static_tree is None:  # its ranks are those of the drawing, not of probabilities
+        fields += ("tree_size", "draft_threshold")
+    for field in fields:
         value = getattr(settings, field)
         if value is not None:
             raise UserError(
                 f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens decide "
-                "what is kept, expected a full tree, given by tree_width alone"
+                "what is kept, expected a full tree, given by tree_width alone, or a static one"
             )
 
 

@@ -165,6 +165,42 @@ def generate(
             rich_help_panel=_DRAFTS,
         ),
     ] = None,
+    tree: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="A tree file (acceptance by depth and rank): draft the same tree of ranks in "
+            "every step, the one with the greatest expected accepted length.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
+    lookup: Annotated[
+        bool,
+        Option(
+            "--lookup",
+            help="Prompt lookup: draft also what followed the newest n-gram in the prompt and the "
+            "text so far, in one tree with the streams' drafts. Works without streams.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = False,
+    lookup_size: Annotated[
+        int,
+        Option(
+            parser=numbers.at_least(1),
+            metavar="N",
+            help="With --lookup: the most tokens to look up ahead; it may exceed --num-streams.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = 10,
+    lookup_ngram: Annotated[
+        int,
+        Option(
+            parser=numbers.at_least(1),
+            metavar="N",
+            help="With --lookup: tokens of the longest n-gram to match.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = 4,
     max_nodes: Annotated[
         int | None,
         Option(
@@ -274,6 +310,7 @@ def generate(
 
     from .. import device
     from ..draft_settings import draft_settings
+    from ..drafters.static_tree import StaticTree
     from ..generation import encode_prompt, load
     from ..prompts import chat_prompt
     from ..verify_rules import rule_name
@@ -288,11 +325,19 @@ def generate(
         "draft_threshold": draft_threshold,
         "max_nodes": max_nodes,
         "prune_threshold": prune_threshold,
+        "static_tree": tree and StaticTree.load(tree),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     if tree_width is not None:
         fields |= {"tree_width": tree_width, "tree_size": tree_size}
-    settings = draft_settings(verify == "rejection", **fields, speculation=not no_speculation)
+    settings = draft_settings(
+        verify == "rejection",
+        **fields,
+        lookup=lookup,
+        lookup_size=lookup_size,
+        lookup_ngram=lookup_ngram,
+        speculation=not no_speculation,
+    )
     loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
@@ -332,7 +377,7 @@ def generate(
     if seed is not None:
         mx.random.seed(seed)
     responses = request.responses()
-    if loaded.streams is None:
+    if loaded.streams is None and not settings.drafts_with(None):
         reporting.note(
             f"The adapter {source.adapter_name} has no streams, so nothing is drafted"
             if loaded.adapter

@@ -38,7 +38,7 @@ class Request:
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        return self.settings.describe() if self.model.streams else "no drafts"
+        return self.settings.describe(streams=self.model.streams is not None)
 
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""

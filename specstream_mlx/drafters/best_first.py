@@ -1,0 +1,68 @@
+"""The most probable nodes of a tree that is given by what may follow a path."""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+Path = tuple[int, ...]
+"""Labels of the nodes from below the root to a node; empty for the root."""
+
+Children = Callable[[Path], Iterable[tuple[int, float]]]
+"""``path -> (label, log-probability given the path)`` of each child, labels differ."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Nodes in breadth-first order, the root first.
+
+    Attributes:
+        labels: (n,) int32, a token or a rank; 0 for the root.
+        parents: (n,) int32, -1 for the root.
+        depths: (n,) int32.
+    """
+
+    labels: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+
+
+def best_first(children: Children, size: int, threshold: float | None = None) -> Shape:
+    """The ``size`` nodes below the root whose paths are the most probable.
+
+    No child is more probable than its parent, so the nodes leave a heap in order of probability
+    and what is chosen is closed under parents. Of equal nodes the one met first comes first.
+
+    Args:
+        children: is asked once for each chosen node.
+        size: nodes besides the root; fewer where there are no more of positive probability.
+        threshold: a path's probability below which its node is left out.
+    """
+    least = math.log(threshold) if threshold else -math.inf
+    chosen: list[tuple[int, int, int]] = []  # (depth, parent's entry in chosen, label)
+    heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
+    met = 0
+
+    def meet(parent: int, path: Path, score: float) -> None:
+        nonlocal met
+        for label, log_prob in children(path):
+            below = score + float(log_prob)
+            if below >= least and below > -math.inf:
+                heapq.heappush(heap, (-below, met, parent, (*path, label)))
+                met += 1
+
+    meet(-1, (), 0.0)
+    while heap and len(chosen) < size:
+        negative, _, parent, path = heapq.heappop(heap)
+        chosen.append((len(path), parent, path[-1]))
+        if len(chosen) < size:
+            meet(len(chosen) - 1, path, -negative)
+
+    order = sorted(range(len(chosen)), key=lambda entry: (chosen[entry][0], entry))
+    index = {entry: place + 1 for place, entry in enumerate(order)} | {-1: 0}
+    labels = [0, *(chosen[entry][2] for entry in order)]
+    parents = [-1, *(index[chosen[entry][1]] for entry in order)]
+    depths = [0, *(chosen[entry][0] for entry in order)]
+    return Shape(*(np.array(values, np.int32) for values in (labels, parents, depths)))
