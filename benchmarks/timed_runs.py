@@ -9,7 +9,9 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.generation import DraftSettings, SpeculativeModel, stream_generate
+from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.generation import stream_generate
+from specstream_mlx.speculative_model import SpeculativeModel
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from specstream_mlx.decoder import Decoder
-from specstream_mlx.generation import load
 from specstream_mlx.kv import make_caches
+from specstream_mlx.speculative_model import load
 from specstream_mlx.tree import DraftTree
 
 from .formats import load_adapter, load_base, mount_lora

@@ -8,14 +8,14 @@ from . import blas as blas  # before anything that imports mlx.core
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DraftSettings": "generation",
+    "DraftSettings": "draft_settings",
     "GenerationResponse": "generation",
     "Sampling": "sampling",
-    "SpeculativeModel": "generation",
+    "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",
     "UserError": "config",
     "generate": "generation",
-    "load": "generation",
+    "load": "speculative_model",
     "stream_generate": "generation",
 }
 

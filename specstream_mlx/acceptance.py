@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from .config import UserError
+from .decoding import decode
 from .draft_settings import DraftSettings
 from .drafters.static_tree import StaticTree
-from .generation import SpeculativeModel, decode
+from .speculative_model import SpeculativeModel
 
 
 class AcceptanceCounts:

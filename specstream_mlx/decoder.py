@@ -72,6 +72,20 @@ class StepResult:
             return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
         return np.array(self.candidates), np.array(self.log_probs)
 
+    def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
+        """How many nodes were tested, the accepted path in the tree, and among the kept nodes."""
+        last = self.last.item()
+        if self.kept is None:
+            path = tree.path(last)
+            return len(tree), path, path
+        kept = np.array(self.kept).tolist()
+        path = tree.path(kept[last])
+        return int(np.array(self.in_play).sum()), path, [kept.index(node) for node in path]
+
+    def prediction(self) -> int:
+        """The correction or bonus token."""
+        return int(np.array(self.predictions)[self.last.item()])
+
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""
         arrays = [self.last, self.predictions]
@@ -231,7 +245,7 @@ class Decoder:
         Args:
             tree: its root is the newest committed token, which is not in the KV cache yet.
             placement: where the streams run; always ``beside`` in shared mode.
-            width: k, candidates per stream.
+            width: k, candidates per stream; 0: nothing is to be drafted.
             max_nodes: nodes kept by early-exit pruning; ``None`` keeps all.
             threshold: see ``pruning.path_scores``.
             rule: of this generation; greedy by default.
@@ -253,12 +267,30 @@ class Decoder:
         run = _MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
         logits = run.logits()
         result = _verified(rule, tree, run.nodes, logits)
+        if not width:
+            return result
         if placement == "beside":
             result.stream_logits = self.head(run.stream_hidden[result.last])
         else:
             result.stream_logits = self._deferred_logits(run, result.last)
         result.candidates, result.log_probs = rule.draft(result.stream_logits, width)
         return result
+
+    def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
+        """Plain decoding: commit ``token`` (1,), which may be unevaluated, and predict the next.
+
+        Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
+        """
+        rows = self.new_rows(Rows(self.caches[0].offset, None))
+        logits = self.run(token, self.lower_layers(len(rows)), rows)[0]
+        commit(rows, range(1))
+        predictions, logits = rule.next_token(logits)
+        return StepResult(mx.array(0), None, None, predictions, logits)
+
+    def uncommit(self, count: int) -> None:
+        """Take the last ``count`` rows back."""
+        for cache in self.caches:
+            cache.trim(count)
 
     def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
         """(gamma, vocab) logits of the accepted node's streams, run after the verification."""

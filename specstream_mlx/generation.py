@@ -1,92 +1,26 @@
-"""The decoding loop: ``load``, ``stream_generate`` and ``generate`` with mlx_lm's signatures."""
+"""``stream_generate`` and ``generate`` with mlx_lm's signatures."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-import numpy as np
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device
-from .adapters import Adapter, mount, read_adapter
 from .architectures import text_limit
-from .base_model import model_directory, read_config, read_model, read_tokenizer
-from .config import Mode, UserError
-from .decoder import Decoder, StepResult
+from .config import UserError
+from .decoding import Step, decode
 from .draft_settings import DraftSettings, draft_settings
-from .fingerprint import fingerprint
-from .kv import make_caches
 from .kv_quantization import KVQuantization
-from .lora_layers import unmount
 from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
-from .streams import Streams
-from .tree import DraftTree, root_only
-from .verify_rules import VerifyName, check_rule, make_rule, rule_name
-from .weight_policy import HeldWeights, hold_weights
-
-
-@dataclass
-class SpeculativeModel:
-    """A base model with at most one adapter mounted.
-
-    Attributes:
-        model: the mlx-lm model.
-        config: the base's ``config.json``.
-        path: where the base was loaded from.
-        adapter: what is mounted, if anything.
-        streams: the mounted adapter's streams, if it has any.
-        held: how the base's weights are held.
-    """
-
-    model: nn.Module
-    config: dict[str, Any]
-    path: Path
-    adapter: Adapter | None = None
-    streams: Streams | None = None
-    held: HeldWeights | None = None
-
-    @property
-    def mode(self) -> Mode:
-        """The mounted adapter's mode; ``lossless`` without streams."""
-        return self.streams.config.mode if self.streams else "lossless"
-
-    @property
-    def prompt_template(self) -> str | None:
-        """What the mounted adapter puts around the user's raw text; see ``chat_prompt``."""
-        return self.streams.config.prompt_template if self.streams else None
-
-    def swap_adapter(self, directory: str | Path | None) -> None:
-        """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
-
-        Raises:
-            AdapterError: the directory does not fit; the present adapter then stays. Where
-                mounting itself fails, the bare base is left.
-        """
-        if directory is None:
-            unmount(self.model)
-            self.adapter = self.streams = None
-            return
-        adapter = read_adapter(directory, self.model, self.config)
-        previous, self.adapter, self.streams = self.adapter, None, None
-        try:
-            self.streams = mount(self.model, adapter, previous)
-        except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
-            unmount(self.model)
-            raise
-        self.adapter = adapter
-
-    @property
-    def base_fingerprint(self) -> str:
-        """See ``fingerprint.fingerprint``."""
-        return fingerprint(self.config)
+from .speculative_model import SpeculativeModel
+from .verify_rules import VerifyName, check_rule, rule_name
 
 
 @dataclass
@@ -104,155 +38,6 @@ class GenerationResponse(PlainResponse):
     accepted_length: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-
-
-@dataclass
-class Step:
-    """What one target call committed.
-
-    Attributes:
-        tokens: the accepted drafts, then the correction or bonus token.
-        tested_nodes: tree nodes that the target tested, root included; pruned ones are not.
-        result: the device arrays of the call.
-        rows: for each token, the row of ``result.logits`` that predicts it.
-    """
-
-    tokens: list[int]
-    tested_nodes: int
-    result: StepResult
-    rows: list[int]
-
-
-def load(
-    path_or_hf_repo: str | Path,
-    tokenizer_config: dict[str, Any] | None = None,
-    adapter_path: str | Path | None = None,
-    lazy: bool = False,
-    weights: str = "auto",
-) -> tuple[SpeculativeModel, TokenizerWrapper]:
-    """Load a base model in MLX format and, optionally, an adapter directory.
-
-    Args:
-        path_or_hf_repo: a local directory or a Hugging Face repository.
-        tokenizer_config: further arguments of the tokenizer.
-        adapter_path: an adapter directory (see ``adapters``).
-        lazy: as in mlx_lm; weights are read when first used.
-        weights: ``packed``, ``expanded``, or ``auto`` for what runs faster here (see
-            ``weight_policy``).
-
-    Raises:
-        UserError: the model or the adapter cannot be used; one sentence says why.
-    """
-    path = model_directory(path_or_hf_repo)
-    model, full_config = read_model(path)
-    model, held = hold_weights(model, weights)
-    if not lazy:
-        mx.eval(model.parameters())
-    tokenizer = read_tokenizer(path, full_config, tokenizer_config)
-    speculative = SpeculativeModel(model, read_config(path), path, held=held)
-    if adapter_path is not None:
-        speculative.swap_adapter(adapter_path)
-    return speculative, tokenizer
-
-
-def decode(
-    model: SpeculativeModel,
-    prompt: Sequence[int],
-    settings: DraftSettings,
-    prefill_step_size: int = 2048,
-    *,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
-    sampler: Sampler | None = None,
-    logits_processors: Sequence[LogitsProcessor] | None = None,
-    verify: VerifyName | None = None,
-) -> Iterator[Step]:
-    """Decoding without end, one ``Step`` per target call.
-
-    The next call is under way on the device when a ``Step`` is handed out.
-
-    Args:
-        model: base and adapter.
-        prompt: token ids, at least one.
-        settings: how to draft.
-        prefill_step_size: prompt tokens per pass.
-        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: elements that share a scale there.
-        quantized_kv_start: rows from which on the cache is quantized.
-        sampler, logits_processors, verify: see ``stream_generate``.
-
-    Raises:
-        UserError: the KV cache cannot be quantized so, or the verify rule does not go with the
-            sampler or the tree.
-    """
-    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
-    quantization.check(model.model, model.config)
-    verify = rule_name(verify, sampler)
-    check_rule(verify, settings)
-    rule = make_rule(verify, sampler, logits_processors, prompt)
-    placement = settings.placement(model.streams and model.streams.config)
-    speculates = settings.drafts_with(model.streams)
-    lookup = settings.new_lookup(prompt)
-    caches = make_caches(model.model, model.config)
-    decoder = Decoder(model.model, model.streams, caches)
-    with mx.stream(device.generation_stream):
-        _prefill(decoder, prompt[:-1], prefill_step_size, quantization)
-    tree = root_only(prompt[-1])
-    width = settings.tree_width if speculates else 1
-    pending = None
-    count = 0
-    while True:
-        with mx.stream(device.generation_stream):
-            result = decoder.step(
-                tree, placement, width, settings.max_nodes, settings.prune_threshold, rule
-            )
-        mx.async_eval(*result.arrays())
-        if pending is not None:
-            yield pending
-        with mx.stream(device.generation_stream):
-            step, path, kept_path = _read(tree, result)
-            decoder.commit(path, kept_path)
-            rule.commit(step.tokens)
-            quantization.apply(decoder.caches)
-        if speculates:
-            if lookup is not None:
-                lookup.accept(step.tokens)
-            tree = settings.grow(step.tokens[-1], *result.guesses(), lookup)
-            tree = quantization.fitting(tree, decoder.caches[0])
-        else:
-            tree = root_only(step.tokens[-1])
-        pending = step
-        count += 1
-        if count % 64 == 0:
-            mx.clear_cache()
-
-
-def _prefill(
-    decoder: Decoder, tokens: Sequence[int], step_size: int, quantization: KVQuantization
-) -> None:
-    for start in range(0, len(tokens), step_size):
-        decoder.prefill(mx.array(tokens[start : start + step_size]))
-        quantization.apply(decoder.caches)
-        mx.eval([cache.state for cache in decoder.caches])
-        mx.clear_cache()
-
-
-def _read(tree: DraftTree, result: StepResult) -> tuple[Step, list[int], list[int]]:
-    """Wait for the call: its step, and the accepted path in the tree and among the kept nodes."""
-    mx.eval(*result.arrays())
-    last = result.last.item()
-    predictions = np.array(result.predictions)
-    if result.kept is None:
-        tested = len(tree)
-        path = kept_path = tree.path(last)
-    else:
-        tested = int(np.array(result.in_play).sum())
-        kept = np.array(result.kept).tolist()
-        path = tree.path(kept[last])
-        kept_path = [kept.index(node) for node in path]
-    tokens = [*tree.tokens[path[1:]].tolist(), int(predictions[last])]
-    return Step(tokens, tested, result, kept_path), path, kept_path
 
 
 def stream_generate(
@@ -359,8 +144,7 @@ def _respond(
             response.target_calls += 1
             response.drafted_tokens += step.tested_nodes - 1
             with mx.stream(device.generation_stream):
-                logits = step.result.logits[mx.array(step.rows)]
-                log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+                log_probs = step.log_probs()
             mx.async_eval(log_probs)  # else a kept response would keep all rows' logits
             for index, token in enumerate(step.tokens):
                 response.generation_tokens += 1

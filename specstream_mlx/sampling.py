@@ -149,10 +149,16 @@ class NodeProcessors:
         self._processors = tuple(processors or ())
         self._committed = mx.array(prompt) if self._processors else None
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Note the tokens that a step committed; the last of them is the next tree's root."""
         if self._processors:
             self._committed = mx.concatenate([self._committed, mx.array(tokens)])
+
+    def root(self, logits: mx.array) -> mx.array:
+        """The processed (1, vocab) logits after the committed tokens."""
+        for processor in self._processors:
+            logits = processor(self._committed, logits)
+        return logits
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         """The processed (m, vocab) logits of the kept nodes.

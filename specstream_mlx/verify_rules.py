@@ -65,7 +65,15 @@ class VerifyRule:
         predictions = self._predictions(tree, logits)
         return Verdict(self._last(nodes, logits, predictions), predictions, logits)
 
+    def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """The target's own token (1,) after the committed text, and its processed (1, vocab)."""
+        logits = self._processors.root(logits)
+        return self._chosen(logits), logits
+
     def _predictions(self, tree: DraftTree, logits: mx.array) -> mx.array:
+        return self._chosen(logits)
+
+    def _chosen(self, logits: mx.array) -> mx.array:
         if self._sampler is None:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         return draw(self._sampler, normalized(logits))
@@ -79,8 +87,8 @@ class VerifyRule:
         """(gamma, k) candidates of each stream for the next tree and their log-probabilities."""
         return best_tokens(stream_logits, width)
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Note what a step committed."""
+    def commit(self, tokens: Sequence[int] | mx.array) -> None:
+        """Note what a step committed; tokens on the device may be unevaluated."""
         self._processors.commit(tokens)
 
 
@@ -102,7 +110,7 @@ class RejectionRule(VerifyRule):
 
     def _predictions(self, tree: DraftTree, logits: mx.array) -> mx.array:
         if len(tree) == 1:
-            return super()._predictions(tree, logits)
+            return self._chosen(logits)
         target = mx.exp(self._sampler.log_probs(logits))
         stream = np.minimum(
             tree.depths, self._drafter.shape[0] - 1

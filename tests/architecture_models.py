@@ -18,8 +18,8 @@ from tiny_models import tiny_streams
 from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.decoder import Decoder
-from specstream_mlx.generation import SpeculativeModel
 from specstream_mlx.kv import make_caches
+from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.streams import Streams
 
 torch.set_num_threads(1)  # these products are too small to share

@@ -14,10 +14,12 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
-from specstream_mlx import device, generation
+from specstream_mlx import decoding, device
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.decoder import Decoder
-from specstream_mlx.generation import DraftSettings, SpeculativeModel, decode
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.streams import Streams
 from specstream_mlx.tree import DraftTree
 
@@ -218,7 +220,7 @@ class Oracle:
                 oracle.paths.append(list(path))
                 oracle.kept_paths.append(list(kept_path))
 
-        monkeypatch.setattr(generation, "Decoder", WatchedDecoder)
+        monkeypatch.setattr(decoding, "Decoder", WatchedDecoder)
         if drafts:
             monkeypatch.setattr(DraftSettings, "grow", lambda _, root, *__: oracle.draft(root))
         return self

@@ -16,7 +16,7 @@ from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx.architectures import ARCHITECTURES
 from specstream_mlx.base_model import read_config, read_model
-from specstream_mlx.generation import SpeculativeModel
+from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.streams import Streams
 from specstream_mlx.weight_policy import hold_weights
 

@@ -16,7 +16,8 @@ from random_models import (
 )
 
 from specstream_mlx.decoder import Decoder, UnsupportedModelError
-from specstream_mlx.generation import DraftSettings, decode
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
 from specstream_mlx.kv import UncommittedRows, commit
 from specstream_mlx.msa import Rows
 from specstream_mlx.streams import Streams

@@ -31,10 +31,12 @@ from random_models import (
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import UserError, generate, stream_generate
-from specstream_mlx.generation import DraftSettings, SpeculativeModel, decode
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
 from specstream_mlx.kv import UncommittedRows, WindowedQuantizedKVCache
 from specstream_mlx.kv_quantization import KVQuantization
 from specstream_mlx.msa import Rows
+from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.streams import Streams
 from specstream_mlx.tree import DraftTree, full_tree
 

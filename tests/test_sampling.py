@@ -12,7 +12,8 @@ from random_models import assert_close, plain_tokens, random_prompt, speculative
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import Sampling, UserError, load, stream_generate
-from specstream_mlx.generation import DraftSettings, decode
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
 from specstream_mlx.verify_rules import rule_name
 
 CHAIN = {"tree_width": 1, "tree_size": None}

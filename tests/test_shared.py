@@ -20,7 +20,8 @@ from test_lossless import TREES
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import load
-from specstream_mlx.generation import DraftSettings, decode
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
 
 PROMPT = random_prompt(9)
 

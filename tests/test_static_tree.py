@@ -20,10 +20,10 @@ from test_tree import assert_well_formed, random_candidates, ranks_of
 
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.config import UserError
+from specstream_mlx.decoding import decode
 from specstream_mlx.draft_settings import DraftSettings, draft_settings
 from specstream_mlx.drafters.lookup import Lookup
 from specstream_mlx.drafters.static_tree import StaticTree, TreeFileError
-from specstream_mlx.generation import decode
 
 
 def random_table(depth, width, seed):

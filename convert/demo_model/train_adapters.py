@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import track
 
 from specstream_mlx.config import Mode
-from specstream_mlx.generation import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.speculative_model import load as load_for_decoding
 
 from ..settings import TrainSettings
 from ..trainer import train

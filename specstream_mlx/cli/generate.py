@@ -311,8 +311,8 @@ def generate(
     from .. import device
     from ..draft_settings import draft_settings
     from ..drafters.static_tree import StaticTree
-    from ..generation import encode_prompt, load
-    from ..prompts import chat_prompt
+    from ..prompts import chat_prompt, encode_prompt
+    from ..speculative_model import load
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
     from .request import Request

@@ -8,8 +8,10 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..generation import DraftSettings, GenerationResponse, SpeculativeModel, stream_generate
+from ..draft_settings import DraftSettings
+from ..generation import GenerationResponse, stream_generate
 from ..sampling import Sampling
+from ..speculative_model import SpeculativeModel
 from ..verify_rules import VerifyName
 
 

@@ -1,0 +1,93 @@
+"""Settings that change from step to step change no token."""
+
+import random
+
+import pytest
+from mlx_lm.sample_utils import make_logits_processors
+from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
+
+from specstream_mlx import decoding
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
+
+KINDS = [
+    DraftSettings(speculation=False),
+    DraftSettings(num_streams=0, lookup=True),
+    DraftSettings(tree_width=2, tree_size=None),
+    DraftSettings(tree_width=3, tree_size=6, deferred=False),
+    DraftSettings(tree_width=3, tree_size=9, max_nodes=4),
+    DraftSettings(lookup=True, tree_size=6),
+]
+PROCESSORS = {"repetition_penalty": 1.4, "logit_bias": {0: 0.5, 2: -0.5}}
+
+
+class AnyDrafting:
+    """Another of ``KINDS`` after every one to three steps."""
+
+    def __init__(self, seed):
+        self._rng = random.Random(seed)
+        self._left, self._now, self.seen = 0, KINDS[0], []
+
+    def settings(self):
+        return self._now
+
+    def observe(self, step):
+        self.seen.append(KINDS.index(self._now))
+        if not self._left:
+            self._left, self._now = self._rng.randint(1, 3), self._rng.choice(KINDS)
+        self._left -= 1
+
+
+def switching(model, prompt, count, seed, **options):
+    drafting, tokens = AnyDrafting(seed), []
+    for step in decode(model, prompt, drafting, **options):
+        tokens += step.tokens
+        assert step.seconds > 0
+        if len(tokens) >= count:
+            assert set(drafting.seen) == set(range(len(KINDS)))
+            pairs = set(zip(drafting.seen, drafting.seen[1:], strict=False))
+            assert len(pairs) > 12, "plain steps were entered and left in many ways"
+            return tokens[:count]
+
+
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+@pytest.mark.parametrize("seed", range(3))
+def test_lossless_is_plain_decoding(base, seed):
+    model, prompt = speculative_model(base), random_prompt(9)
+    expected = tokens_of(model, prompt, 90, speculation=False)[:90]
+    if base == "grouped heads, tied":
+        assert expected == plain_tokens(model.model, prompt, 90)
+    assert switching(model, prompt, 90, seed) == expected
+
+
+def test_lossless_with_processors():
+    """A call ahead that is taken back leaves no history behind."""
+    model, prompt = speculative_model(), random_prompt(9)
+    processors = make_logits_processors(**PROCESSORS)
+    expected = plain_tokens(model.model, prompt, 90, logits_processors=processors)
+    assert expected != plain_tokens(model.model, prompt, 90)
+    assert switching(model, prompt, 90, 3, logits_processors=processors) == expected
+
+
+def test_shared_is_one_token_a_step():
+    model, prompt = speculative_model(mode="shared"), random_prompt(9)
+    expected = tokens_of(model, prompt, 90, speculation=False)
+    assert switching(model, prompt, 90, 4) == expected
+
+
+def test_plain_steps_are_one_call_ahead(monkeypatch):
+    """The next call is enqueued before the last one's token is read."""
+    model, prompt = speculative_model(), random_prompt(9)
+    offsets = []
+
+    class Watched(decoding.Decoder):
+        def next_token(self, token, rule):
+            result = super().next_token(token, rule)
+            offsets.append(self.caches[0].offset)
+            return result
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    steps = decode(model, prompt, DraftSettings(speculation=False))
+    for count, _ in zip(range(1, 6), steps, strict=False):
+        assert len(offsets) == count + 1
+        assert offsets[-1] == len(prompt) + count
