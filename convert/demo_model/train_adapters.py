@@ -154,7 +154,8 @@ def shared_adapter(work: Path) -> Path | None:
 def settings_of(
     part: str,
     work: Path,
-    minutes: float,
+    minutes: float | None,
+    iters: int | None,
     items: int,
     seed: int,
     msa_layers: dict[Mode, int],
@@ -169,6 +170,7 @@ def settings_of(
         "num_msa_layers": msa_layers["lossless" if part == "streams" else "shared"],
         "batch_size": 16,
         "time_limit": minutes,
+        "iters": iters,
         "seed": seed,
         "resume": (work / part / "checkpoint.pt").exists(),
         "init_adapter": start,
@@ -213,6 +215,10 @@ def main(
             "other task 7."
         ),
     ] = None,
+    iters: Annotated[
+        int | None,
+        typer.Option(help="Steps for each part instead of minutes, the same on any machine."),
+    ] = None,
     lossless_msa_layers: Annotated[int, typer.Option(help="N_s of the lossless streams.")] = 6,
     shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
     start: Annotated[
@@ -232,9 +238,9 @@ def main(
                 quantize_base(base, work, bits)
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
-                limit = minutes or MINUTES.get(part, TASK_MINUTES)
+                limit = None if iters else minutes or MINUTES.get(part, TASK_MINUTES)
                 start_of_part = start or (shared_adapter(work) if part in tasks.TASKS else None)
-                train(settings_of(part, work, limit, items, seed, msa_layers, start_of_part))
+                train(settings_of(part, work, limit, iters, items, seed, msa_layers, start_of_part))
         else:
             known = ", ".join(tasks.TASKS)
             console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")
