@@ -15,6 +15,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from specstream_mlx import verify
 from specstream_mlx.candidates import best_tokens, drawn_tokens
 from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.drafters.static_tree import StaticTree
 from specstream_mlx.pruning import keep_best, path_scores
 from specstream_mlx.sampling import NodeProcessors, Sampling, draw, normalized
 from specstream_mlx.tree import full_tree, root_only
@@ -45,6 +46,9 @@ TREES = {
     "every token": DraftSettings(tree_width=4, tree_size=None),
     "best-first": DraftSettings(tree_width=3, tree_size=5),
     "likely drafts": DraftSettings(tree_width=4, tree_size=8, draft_threshold=0.15),
+    "static": DraftSettings(
+        static_tree=StaticTree(((0.5, 0.2, 0.1), (0.4, 0.2, 0.0))), tree_width=3, tree_size=5
+    ),
     "pruned": DraftSettings(tree_width=3, tree_size=None, max_nodes=5),
     "best-first, pruned, threshold": DraftSettings(
         tree_width=3, tree_size=8, max_nodes=6, prune_threshold=0.15

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import random_models
+from brute_force import forward
 from distribution import ALPHA, CERTAIN, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import assert_close, plain_tokens, random_prompt, speculative_model, tokens_of
@@ -14,7 +15,8 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from specstream_mlx import Sampling, UserError, load, stream_generate
 from specstream_mlx.decoding import decode
 from specstream_mlx.draft_settings import DraftSettings
-from specstream_mlx.verify_rules import rule_name
+from specstream_mlx.drafters.static_tree import StaticTree
+from specstream_mlx.verify_rules import check_rule, rule_name
 
 CHAIN = {"tree_width": 1, "tree_size": None}
 BINARY = {"tree_width": 2, "tree_size": None}
@@ -44,10 +46,17 @@ def three_tokens(monkeypatch):
     monkeypatch.setattr(random_models, "VOCAB_SIZE", 3)
 
 
+STATIC = {
+    "static_tree": StaticTree(((0.5, 0.2), (0.4, 0.1), (0.3, 0.0))),
+    "tree_width": 2,
+    "tree_size": 4,
+}
 RULES = {
     "sample": ("sample", BEST_FIRST),
     "sample, pruned": ("sample", PRUNED),
+    "sample, hybrid": ("sample", BEST_FIRST | {"lookup": True}),
     "rejection": ("rejection", BINARY),
+    "rejection, static": ("rejection", STATIC),
 }
 
 
@@ -72,16 +81,33 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
         assert sampler.log_probs(expected)[0, token].item() > -np.inf
 
 
+FAST = ("sample, hybrid", "lossless"), ("rejection, static", "lossless"), ("rejection", "shared")
+
+
 @pytest.mark.usefixtures("three_tokens")
-@pytest.mark.parametrize(("verify", "tree"), RULES.values(), ids=RULES)
-def test_first_three_tokens(verify, tree, draws=250):
-    """A small chi-square of the whole runtime; test_distribution has the large ones."""
-    model, prompt = speculative_model(), random_prompt(5, vocab_size=3)
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [
+        pytest.param(rule, mode, marks=() if (rule, mode) in FAST else pytest.mark.slow)
+        for rule in RULES
+        for mode in ("lossless", "shared")
+    ],
+)
+def test_first_three_tokens(rule, mode, draws=250):
+    """A small chi-square of the whole runtime; test_distribution has the large ones.
+
+    In shared mode the target is the same model with an empty tree.
+    """
+    verify, tree = RULES[rule]
+    model, prompt = speculative_model(mode=mode), random_prompt(5, vocab_size=3)
     processors = make_logits_processors(repetition_penalty=1.2)
     sampler = Sampling(temp=3.0)
 
     def log_probs_after(text):
-        logits = model.model(mx.array([[*prompt, *text]]))[:, -1]
+        logits, _, _ = forward(
+            model.model, model.config, [*prompt, *text], model.streams, len(prompt) - 1
+        )
+        logits = mx.array(logits[-1:].astype(np.float32))
         for processor in processors:
             logits = processor(mx.array([*prompt, *text]), logits)
         return np.array(sampler.log_probs(logits))[0].astype(np.float64)
@@ -161,17 +187,27 @@ def test_rules_that_do_not_go_with_a_sampler(name, sampler, sentence):
     ],
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields):
-    model = speculative_model()
     with pytest.raises(UserError, match="lets the drawn tokens decide what is kept"):
+        check_rule("rejection", DraftSettings(**fields))
+    with pytest.raises(UserError, match="lets the drawn tokens decide what is kept"):
+        sampler = Sampling(temp=1.0)
         next(
             decode(
-                model,
+                speculative_model(),
                 [1, 2],
                 DraftSettings(**fields),
-                sampler=Sampling(temp=1.0),
+                sampler=sampler,
                 verify="rejection",
             )
         )
+
+
+def test_rejection_refuses_lookup_and_takes_a_static_tree():
+    with pytest.raises(UserError, match="lookup is on, whose drafts are not drawn"):
+        check_rule("rejection", DraftSettings(tree_size=None, lookup=True))
+    with pytest.raises(UserError, match="max_nodes is 2"):
+        check_rule("rejection", DraftSettings(**STATIC, max_nodes=2))
+    check_rule("rejection", DraftSettings(**STATIC))
 
 
 @pytest.mark.parametrize(
