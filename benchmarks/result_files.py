@@ -21,11 +21,16 @@ def measured_on(facts: dict[str, Any]) -> str:
     )
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that no reader sees half of it."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
 def write_results(directory: Path, name: str, values: dict[str, Any], table: str) -> None:
     """Write ``name.json`` and ``name.md`` to ``directory`` and print the table."""
     directory.mkdir(parents=True, exist_ok=True)
-    for suffix, text in ((".json", json.dumps(values, indent=2) + "\n"), (".md", table)):
-        partial = directory / f"{name}{suffix}.partial"
-        partial.write_text(text)
-        os.replace(partial, directory / f"{name}{suffix}")
+    write_text(directory / f"{name}.json", json.dumps(values, indent=2) + "\n")
+    write_text(directory / f"{name}.md", table)
     print(table)

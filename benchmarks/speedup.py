@@ -2,6 +2,7 @@
 
     python -m benchmarks.speedup                    # the bundled model
     python -m benchmarks.speedup --items 40 --tasks sql,proofread
+    python -m benchmarks.speedup --model DIR --streams DIR     # a model of yours
 
 Every item is decoded by every method in turn (batch 1, greedy), so a method and its plain
 baseline always run within seconds of each other. Rows of the base are compared with mlx_lm on the
@@ -87,19 +88,19 @@ class Row:
 Method = Callable[[list[int]], TimedRun]
 
 
-def packed_model(adapter: Path | None) -> nn.Module:
-    """The bundled base in mlx_lm, its weights packed, with the LoRA of ``adapter``.
+def packed_model(base: Path, adapter: Path | None) -> nn.Module:
+    """``base`` in mlx_lm, its weights packed, with the LoRA of ``adapter``.
 
     In the dtype that is fast here: the CPU is slow in the half precision of the file.
     """
-    model = load_plain(str(bundled.base_path()), adapter_path=adapter and str(adapter))[0]
+    model = load_plain(str(base), adapter_path=adapter and str(adapter))[0]
     model.set_dtype(device.fast_dtype(mx.float16))
     return model
 
 
-def packed_over_expanded(expanded: nn.Module, tokenizer, max_tokens: int) -> float:
+def packed_over_expanded(base: Path, expanded: nn.Module, tokenizer, max_tokens: int) -> float:
     """Rate of ``mlx_lm`` on the packed weights over that on the expanded ones, median of five."""
-    packed = packed_model(None)
+    packed = packed_model(base, None)
     prompts = [chat_prompt(tokenizer, tasks.instructed(i)) for i in tasks.held_out("sql", 6)]
     ratios = []
     for ids in prompts:
@@ -206,22 +207,31 @@ def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
+    model_path: Annotated[
+        Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
+    ] = None,
+    streams: Annotated[Path | None, typer.Option(help="Adapter directory of --model.")] = None,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
-    """Measure wall-clock speedup, call reduction and quality on the bundled model."""
+    """Measure wall-clock speedup, call reduction and quality on the bundled model or yours."""
     console = Console(stderr=True)
+    on_cpu = device.backend() == "cpu"
     try:
         chosen = chosen_tasks(only)
+        if (model_path is None) != (streams is None):
+            raise UserError("found one of --model and --streams, expected both or none")
+        base = model_path or bundled.base_path()
+        model, tokenizer = load(
+            base,
+            adapter_path=streams or bundled.streams_path(),
+            weights="expanded" if on_cpu else "packed",
+        )
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    on_cpu = device.backend() == "cpu"
-    model, tokenizer = load(
-        bundled.base_path(),
-        adapter_path=bundled.streams_path(),
-        weights="expanded" if on_cpu else "packed",
-    )
-    ratio = packed_over_expanded(model.model, tokenizer, max_tokens) if on_cpu else 1.0
+    # Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned.
+    own = "none" if model.mode == "lossless" else (streams or bundled.streams_path()).name
+    ratio = packed_over_expanded(base, model.model, tokenizer, max_tokens) if on_cpu else 1.0
     packed = not on_cpu or ratio > 1
     facts = device.describe() | {
         "generator": tasks.generator_hash(),
@@ -233,19 +243,20 @@ def main(
     with Progress(console=console) as progress:
         for task in chosen:
             held_out = tasks.held_out(task, items)
-            directories = {"none": bundled.streams_path()}
-            if task in bundled.adapter_names():
+            directories = {own: streams or bundled.streams_path()}
+            if streams is None and task in bundled.adapter_names():
                 directories[task] = bundled.adapter_path(task)
             for adapter, directory in directories.items():
                 model.swap_adapter(directory)
                 plain = model.model
                 if packed and on_cpu:
-                    plain = packed_model(None if adapter == "none" else directory)
+                    plain = packed_model(base, None if adapter == "none" else directory)
                 rows += measure(
                     model, plain, tokenizer, task, adapter, held_out, max_tokens, progress
                 )
     summary = {"facts": facts, "rows": [row.summary() for row in rows]}
-    write_results(output, f"speedup-{machine_suffix(facts)}", summary, markdown(rows, facts))
+    name = f"speedup-{machine_suffix(facts)}" + (f"-{base.resolve().name}" if model_path else "")
+    write_results(output, name, summary, markdown(rows, facts))
 
 
 if __name__ == "__main__":

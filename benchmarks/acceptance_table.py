@@ -1,0 +1,99 @@
+"""How often the bundled model's drafts are right, as tree files for ``benchmarks.simulation``.
+
+    python -m benchmarks.acceptance_table           # all eight tasks
+    python -m benchmarks.acceptance_table --items 2 --tasks sql,proofread
+
+Writes ``acceptance-lossless.json`` (the base's streams on every task) and
+``acceptance-shared.json`` (every task with its own adapter), which ``--tree`` reads as well, and
+``acceptance.md``, to ``benchmarks/results``. They are rates on the project's own demonstration
+model and text: how often a model of yours accepts must be measured on it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.prompts import chat_prompt
+
+from .result_files import RESULTS, write_text
+from .task_names import chosen_tasks
+
+NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
+
+
+def tree_file(directory: Path, mode: str) -> Path:
+    """Where the table of ``lossless`` or ``shared`` streams lies."""
+    return directory / f"acceptance-{mode}.json"
+
+
+def measure(
+    model: SpeculativeModel, tokenizer, chosen: list[str], items: int, mode: str
+) -> AcceptanceCounts:
+    """Right candidates on held-out items of the tasks, counted together."""
+    total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
+    for task in track(chosen, description=mode, console=Console(stderr=True)):
+        directory = bundled.streams_path() if mode == "lossless" else bundled.adapter_path(task)
+        model.swap_adapter(directory)
+        template = tasks.prompt_template(task)
+        held_out = tasks.held_out(task, items)
+        prompts = [chat_prompt(tokenizer, item.content, template) for item in held_out]
+        settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
+        ends = tokenizer.eos_token_ids
+        counts = measure_acceptance(model, prompts, settings, MAX_TOKENS, ends)
+        total.hits += counts.hits
+        total.reached += counts.reached
+    return total
+
+
+def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) -> str:
+    """Both tables, by depth and rank."""
+    lines = [
+        f"Measured with `{command}` on the bundled demonstration model; text generator "
+        f"{generator}. Of the steps that reached a depth, the share in which the candidate of each "
+        "rank was right, given that the tokens before it were among the candidates.",
+        "",
+        "| streams | depth | reached | "
+        + " | ".join(f"rank {r}" for r in range(TREE_WIDTH))
+        + " |",
+        "|---|---|---|" + "---|" * TREE_WIDTH,
+    ]
+    for mode, counts in tables.items():
+        for depth, row in enumerate(counts.rates(), start=1):
+            rates = " | ".join(f"{rate:.3f}" for rate in row)
+            lines.append(f"| {mode} | {depth} | {counts.reached[depth - 1]} | {rates} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
+    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Measure acceptance by depth and rank on the bundled model."""
+    try:
+        chosen = chosen_tasks(only)
+        model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    output.mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for mode in ("lossless", "shared"):
+        names = [task for task in chosen if mode == "lossless" or task in bundled.adapter_names()]
+        tables[mode] = measure(model, tokenizer, names, items, mode)
+        tables[mode].static_tree(TREE_SIZE).save(tree_file(output, mode))
+    command = f"python -m benchmarks.acceptance_table --items {items}"
+    command += f" --tasks {only}" if only else ""
+    table = markdown(tables, command, tasks.generator_hash())
+    write_text(output / "acceptance.md", table)
+    print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

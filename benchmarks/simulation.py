@@ -1,0 +1,339 @@
+"""A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
+
+    python -m benchmarks.simulation                 # all chips; both default acceptance tables
+    python -m benchmarks.simulation --tree FILE     # your own acceptance, as --tree of generate
+    python -m benchmarks.simulation --context 4000 --json
+
+For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
+``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
+Where no tree beats plain decoding it says plain. The acceptance of the default tables is that of
+the bundled demonstration model (``benchmarks.acceptance_table``), which a real model need not
+reach. On a Mac, ``python -m benchmarks.speedup`` replaces the prediction with a measurement. The
+tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import typer
+
+from specstream_mlx import UserError
+from specstream_mlx.drafters.best_first import Shape as TreeShape
+from specstream_mlx.drafters.static_tree import StaticTree, best_shape
+
+from . import metal_cost
+from .acceptance_table import tree_file
+from .apple_machines import CHIPS, Chip
+from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms
+from .published_points import Point, points
+from .result_files import RESULTS, write_text
+
+Mode = Literal["lossless", "shared"]
+
+LABEL = "Prediction, not a measurement"
+COMMAND = "python -m benchmarks.speedup"
+REPLACE = (
+    f"On a Mac, `{COMMAND}` measures the bundled model, and with `--model DIR --streams DIR` a "
+    "model of yours; that measurement replaces this prediction."
+)
+
+MODELS = (
+    Shape("Llama 3.2 1B", 16, 2048, 8192, 32, 8, 64, 128256),
+    Shape("Llama 3.2 3B", 28, 3072, 8192, 24, 8, 128, 128256),
+    Shape("Llama 3.1 8B", 32, 4096, 14336, 32, 8, 128, 128256),
+)
+"""The figures of their ``config.json`` on Hugging Face (meta-llama)."""
+
+MOST_NODES = 24
+MEMORY_SHARE = 0.75
+"""Of the memory, what weights may take; an assumption."""
+
+HOST_STEP_MS, HOST_LAYER_MS = 0.3, 0.05
+"""Assumptions: the host reads the accepted tokens before it can build the next step's graph, and
+the device waits meanwhile; plain decoding in mlx_lm builds ahead. On the Linux test machine, a
+layer's graph takes 0.06 to 0.11 ms (NOTES.md)."""
+
+ASSUMPTIONS = (
+    f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
+    f"{metal_cost.ULTRA_SHARE:.0%} of that",
+    f"{metal_cost.LAYER_MS} ms of small kernels a layer in every pass",
+    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work that a step cannot hide and "
+    "plain decoding can",
+    "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
+    "streams go through whole layers and through the head in a pass of their own",
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One chip, model and number of bits.
+
+    Attributes:
+        chip, model, bits, mode: what is predicted.
+        placement: ``deferred`` or ``beside``; ``plain`` where no tree pays; ``does not fit``.
+        draft: ``chain``, ``tree`` or ``none``.
+        rows: of the tree that a step verifies, the root included.
+        plain_ms: a step of plain decoding.
+        step_ms: a step with this tree.
+        accepted_length: expected tokens a step.
+    """
+
+    chip: str
+    model: str
+    bits: int
+    mode: Mode
+    placement: str
+    draft: str
+    rows: int
+    plain_ms: float
+    step_ms: float
+    accepted_length: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Expected rate."""
+        return 1e3 * self.accepted_length / self.step_ms
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding; 1 where that is what is chosen."""
+        return self.accepted_length * self.plain_ms / self.step_ms
+
+    def values(self) -> dict[str, Any]:
+        """The line of the JSON file."""
+        rates = {"tokens_per_second": self.tokens_per_second, "speedup": self.speedup}
+        found = asdict(self) | rates
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+
+    def cell(self) -> str:
+        """The cell of the table."""
+        if self.placement in ("plain", "does not fit"):
+            return self.placement
+        return (
+            f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, "
+            f"{self.rows}{self.draft[0]}{self.placement[0]}"
+        )
+
+
+def expected_length(tree: StaticTree, shape: TreeShape) -> float:
+    """Tokens a step is expected to commit: 1 and the paths' acceptances."""
+    paths = np.ones(len(shape.labels))
+    for node in range(1, len(shape.labels)):
+        rate = tree.acceptance[shape.depths[node] - 1][shape.labels[node]]
+        paths[node] = paths[shape.parents[node]] * rate
+    return float(paths.sum())
+
+
+def step_ms(
+    chip: Chip,
+    model: Shape,
+    bits: Bits,
+    rows: int,
+    streams: int,
+    placement: str,
+    msa_layers: int,
+    context: int,
+) -> float:
+    """Milliseconds of a step: the tree through the model, the streams, both through the head.
+
+    Args:
+        chip, model, bits: what runs where.
+        rows: nodes that are verified, the root included.
+        streams: of a node.
+        placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
+        msa_layers: top layers in which streams run.
+        context: tokens in the cache.
+    """
+    heads = head_ms(chip, model, bits, rows) + head_ms(chip, model, bits, streams)
+    lower = model.layers - msa_layers
+    if placement == "deferred":
+        through = layers_ms(chip, model, bits, rows, model.layers, context)
+        through += layers_ms(chip, model, bits, streams, msa_layers, context)
+        built = model.layers + msa_layers
+    else:
+        through = layers_ms(chip, model, bits, rows, lower, context)
+        through += layers_ms(chip, model, bits, rows * (1 + streams), msa_layers, context)
+        built = model.layers
+    return through + heads + HOST_STEP_MS + HOST_LAYER_MS * built
+
+
+def predict(
+    chip: Chip,
+    model: Shape,
+    bits: Bits,
+    mode: Mode,
+    tree: StaticTree,
+    msa_layers: int = 4,
+    context: int = 512,
+) -> Prediction:
+    """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
+
+    In shared mode the streams run beside every node, all of them; in lossless mode they may be
+    deferred, and those deeper than the tree are dropped.
+    """
+    plain = forward_ms(chip, model, bits, 1, context)
+    named = (chip.name, model.name, bits, mode)
+    if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
+        return Prediction(*named, "does not fit", "none", 1, plain, plain, 1.0)
+    best = Prediction(*named, "plain", "none", 1, plain, plain, 1.0)
+    for size in range(1, MOST_NODES + 1):
+        shape = best_shape(tree, size, tree.depth, tree.width)
+        rows, depth = len(shape.labels), int(shape.depths.max())
+        if rows <= size:  # no further node can be right
+            break
+        length = expected_length(tree, shape)
+        draft = "chain" if rows == depth + 1 else "tree"
+        streams = tree.depth if mode == "shared" else depth
+        for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
+            cost = step_ms(chip, model, bits, rows, streams, placement, msa_layers, context)
+            found = Prediction(*named, placement, draft, rows, plain, cost, length)
+            best = max(best, found, key=lambda p: p.speedup)
+    return best
+
+
+def predict_all(tables: dict[Mode, StaticTree], msa_layers: int, context: int) -> list[Prediction]:
+    """Every chip, model and number of bits."""
+    return [
+        predict(chip, model, bits, mode, tree, msa_layers, context)
+        for mode, tree in tables.items()
+        for chip in CHIPS
+        for model in MODELS
+        for bits in get_args(Bits)
+    ]
+
+
+def markdown(
+    found: list[Prediction], tables: dict[Mode, StaticTree], checked: list[Point], setting: str
+) -> str:
+    """All tables."""
+    lines = [
+        f"# {LABEL}: Speculative Streaming on Apple chips",
+        "",
+        f"{REPLACE} {setting}",
+        "",
+        "A cell of the prediction: speedup over plain decoding, milliseconds of a step, rows of "
+        "the tree that it verifies (root included), `c` chain or `t` tree, `d` streams deferred or "
+        "`b` beside every node; `plain`: no tree is predicted to pay. Assumptions: "
+        + "; ".join(ASSUMPTIONS)
+        + ".",
+    ]
+    columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
+    for mode, tree in tables.items():
+        rates = "; ".join(" ".join(f"{rate:.2f}" for rate in row) for row in tree.acceptance)
+        lines += [
+            "",
+            f"## Prediction, {mode} streams",
+            "",
+            f"Acceptance by rank, depth after depth: {rates}.",
+            "",
+            "| prediction | " + " | ".join(f"{m.split()[-1]}, {b} bits" for m, b in columns) + " |",
+            "|---|" + "---|" * len(columns),
+        ]
+        for chip in CHIPS:
+            row = {(p.model, p.bits): p for p in found if (p.chip, p.mode) == (chip.name, mode)}
+            cells = " | ".join(row[column].cell() for column in columns)
+            lines.append(f"| {chip.name} | {cells} |")
+    lines += [
+        "",
+        "## The cost model's prediction beside published timings",
+        "",
+        "| what | rows | published | prediction | ratio | use | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for p in checked:
+        lines.append(
+            f"| {p.what} | {p.rows} | {p.published:.3f} | {p.predicted:.3f} | {p.ratio:.2f} | "
+            f"{'fitted' if p.fitted else 'check'} | {p.source} |"
+        )
+    lines += [
+        "",
+        "## Chips of the prediction",
+        "",
+        "TFLOPS are derived: cores x 128 x clock x 2, matrix units cores x 1024 x clock.",
+        "",
+        "| chip | GB/s | cores | GHz | TFLOPS | of matrix units | memory, GB | MLX's kernels | "
+        "source | clock |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for c in CHIPS:
+        matrix = f"{c.matrix_tflops:.1f}" if c.matrix_tflops else "none"
+        lines.append(
+            f"| {c.name} | {c.bandwidth:g} | {c.cores} | {c.clock} | {c.tflops:.1f} | {matrix} | "
+            f"{c.memory} | {c.kernels} | {c.source} | {c.clock_source} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def dump(values: dict[str, Any]) -> str:
+    """JSON with a line for each element of a list."""
+    parts = []
+    for key, value in values.items():
+        if isinstance(value, list):
+            body = "[\n    " + ",\n    ".join(json.dumps(v) for v in value) + "\n  ]"
+        else:
+            body = json.dumps(value)
+        parts.append(f"  {json.dumps(key)}: {body}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
+    """The table of ``--tree``, or both default ones.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    if file is not None:
+        return {mode: StaticTree.load(file)}
+    return {name: StaticTree.load(tree_file(RESULTS, name)) for name in get_args(Mode)}
+
+
+def main(
+    tree: Annotated[
+        Path | None, typer.Option(help="Acceptance table; those of the bundled model.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
+    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = 512,
+    msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
+    try:
+        tables = acceptance_tables(tree, mode)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    found, checked = predict_all(tables, msa_layers, context), points()
+    setting = f"{context} tokens in the cache, {msa_layers} MSA layers."
+    values = dump(
+        {
+            "label": LABEL,
+            "kind": "prediction",
+            "replaced_by": COMMAND,
+            "context": context,
+            "msa_layers": msa_layers,
+            "assumptions": list(ASSUMPTIONS),
+            "acceptance": {name: table.acceptance for name, table in tables.items()},
+            "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
+            "published_points": [p.values() for p in checked],
+            "predictions": [p.values() for p in found],
+        }
+    )
+    table = markdown(found, tables, checked, setting)
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / "simulation.json", values)
+    write_text(output / "simulation.md", table)
+    print(values if as_json else table)
+    try:
+        from .simulation_plot import draw
+    except ImportError:
+        typer.echo('no plot: it needs matplotlib (pip install -e ".[plots]")', err=True)
+    else:
+        draw(found, LABEL, output / "simulation.png")
+
+
+if __name__ == "__main__":
+    typer.run(main)
