@@ -47,6 +47,8 @@ class StepResult:
             in which they were drawn.
         log_probs: (gamma, k) their log-probabilities in nats.
         stream_logits: (gamma, vocab) at the accepted node.
+        has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
+            ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
 
     last: mx.array
@@ -57,10 +59,12 @@ class StepResult:
     candidates: mx.array | None = None
     log_probs: mx.array | None = None
     stream_logits: mx.array | None = None
+    has_streams: mx.array | None = None
 
     def guesses(self) -> tuple[np.ndarray, np.ndarray]:
         """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
-        if self.candidates is None:
+        missed = self.has_streams is not None and not self.has_streams.item()
+        if self.candidates is None or missed:
             return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
         return np.array(self.candidates), np.array(self.log_probs)
 
@@ -81,7 +85,7 @@ class StepResult:
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""
         arrays = [self.last, self.predictions]
-        optional = [self.kept, self.in_play, self.candidates, self.log_probs]
+        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
         return arrays + [array for array in optional if array is not None]
 
 
@@ -231,6 +235,7 @@ class Decoder:
         max_nodes: int | None = None,
         threshold: float | None = None,
         rule: VerifyRule | None = None,
+        stream_nodes: int | None = None,
     ) -> StepResult:
         """Verify ``tree`` against the target and draft from the accepted node's streams.
 
@@ -241,6 +246,8 @@ class Decoder:
             max_nodes: nodes kept by early-exit pruning; ``None`` keeps all.
             threshold: see ``pruning.path_scores``.
             rule: of this generation; greedy by default.
+            stream_nodes: with ``beside`` in lossless mode, without pruning: run the streams beside
+                so many nodes only, see ``tree.DraftTree.likeliest_last``.
 
         Returns:
             Unevaluated arrays; read them, then call ``commit``.
@@ -256,13 +263,18 @@ class Decoder:
             logits = self.run(nodes.tokens, self.lower_layers(len(proxies)), proxies)[0]
             return _verified(rule, tree, nodes, logits)
 
-        run = MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
+        chosen = None
+        if stream_nodes is not None and stream_nodes < len(tree):
+            chosen = tree.likeliest_last(stream_nodes).tolist()
+        beside = placement == "beside"
+        run = MsaPass(self, nodes, rows, shape, beside, max_nodes, threshold, chosen)
         logits = run.logits()
         result = _verified(rule, tree, run.nodes, logits)
         if not width:
             return result
-        if placement == "beside":
-            result.stream_logits = self.head(run.stream_hidden[result.last])
+        if beside:
+            hidden, result.has_streams = run.streams_of(result.last)
+            result.stream_logits = self.head(hidden)
         else:
             result.stream_logits = self._deferred_logits(run, result.last)
         result.candidates, result.log_probs = rule.draft(result.stream_logits, width)
