@@ -88,9 +88,10 @@ def measure(model: Model, context: int, count: int, msa_layers: int, runs: int) 
     """One context; the kinds alternate."""
     layers, kv_heads = model.model.layers, model.args.num_key_value_heads
     caches, dtype = make_prompt_cache(model), model.model.norm.weight.dtype
-    for _ in range(0, context, 512):
-        model(mx.zeros((1, min(512, context)), mx.int32), cache=caches)
-        mx.eval([cache.state for cache in caches])
+    for cache in caches:
+        prefix = mx.random.normal((2, 1, kv_heads, context, HEAD_DIM)).astype(dtype)
+        cache.update_and_fetch(*prefix)
+        mx.eval(cache.state)
     rows = {
         n: mx.random.normal((1, n, HEADS * HEAD_DIM)).astype(dtype) for n in (MAIN_ROWS, STREAMS)
     }
