@@ -20,21 +20,13 @@ from mlx_lm.models.cache import KVCache
 from .architectures import architecture_of
 from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, WindowedKVCache, commit
-from .msa import (
-    Rows,
-    SplitMLP,
-    deferred_rows,
-    stream_anchors,
-    stream_positions,
-    stream_visibility,
-    value_rotation,
-)
-from .pruning import keep_best, path_scores
+from .msa import Rows, SplitMLP, deferred_rows, value_rotation
+from .msa_pass import MsaPass
 from .stand_ins import PositionedRope, Through
 from .streams import Streams
 from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
-from .tree_nodes import TreeNodes, shape_tables, tree_visibility
+from .tree_nodes import TreeNodes, shape_tables
 from .verify_rules import VerifyRule
 
 _model_lock = threading.RLock()
@@ -55,6 +47,8 @@ class StepResult:
             in which they were drawn.
         log_probs: (gamma, k) their log-probabilities in nats.
         stream_logits: (gamma, vocab) at the accepted node.
+        has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
+            ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
 
     last: mx.array
@@ -65,10 +59,12 @@ class StepResult:
     candidates: mx.array | None = None
     log_probs: mx.array | None = None
     stream_logits: mx.array | None = None
+    has_streams: mx.array | None = None
 
     def guesses(self) -> tuple[np.ndarray, np.ndarray]:
         """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
-        if self.candidates is None:
+        missed = self.has_streams is not None and not self.has_streams.item()
+        if self.candidates is None or missed:
             return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
         return np.array(self.candidates), np.array(self.log_probs)
 
@@ -89,7 +85,7 @@ class StepResult:
     def arrays(self) -> list[mx.array]:
         """What the host reads, to be evaluated together."""
         arrays = [self.last, self.predictions]
-        optional = [self.kept, self.in_play, self.candidates, self.log_probs]
+        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
         return arrays + [array for array in optional if array is not None]
 
 
@@ -239,6 +235,7 @@ class Decoder:
         max_nodes: int | None = None,
         threshold: float | None = None,
         rule: VerifyRule | None = None,
+        stream_nodes: int | None = None,
     ) -> StepResult:
         """Verify ``tree`` against the target and draft from the accepted node's streams.
 
@@ -249,6 +246,8 @@ class Decoder:
             max_nodes: nodes kept by early-exit pruning; ``None`` keeps all.
             threshold: see ``pruning.path_scores``.
             rule: of this generation; greedy by default.
+            stream_nodes: with ``beside`` in lossless mode, without pruning: run the streams beside
+                so many nodes only, see ``tree.DraftTree.likeliest_last``.
 
         Returns:
             Unevaluated arrays; read them, then call ``commit``.
@@ -264,13 +263,18 @@ class Decoder:
             logits = self.run(nodes.tokens, self.lower_layers(len(proxies)), proxies)[0]
             return _verified(rule, tree, nodes, logits)
 
-        run = _MsaPass(self, nodes, rows, shape, placement == "beside", max_nodes, threshold)
+        chosen = None
+        if stream_nodes is not None and stream_nodes < len(tree):
+            chosen = tree.likeliest_last(stream_nodes).tolist()
+        beside = placement == "beside"
+        run = MsaPass(self, nodes, rows, shape, beside, max_nodes, threshold, chosen)
         logits = run.logits()
         result = _verified(rule, tree, run.nodes, logits)
         if not width:
             return result
-        if placement == "beside":
-            result.stream_logits = self.head(run.stream_hidden[result.last])
+        if beside:
+            hidden, result.has_streams = run.streams_of(result.last)
+            result.stream_logits = self.head(hidden)
         else:
             result.stream_logits = self._deferred_logits(run, result.last)
         result.candidates, result.log_probs = rule.draft(result.stream_logits, width)
@@ -292,7 +296,7 @@ class Decoder:
         for cache in self.caches:
             cache.trim(count)
 
-    def _deferred_logits(self, run: "_MsaPass", last: mx.array) -> mx.array:
+    def _deferred_logits(self, run: MsaPass, last: mx.array) -> mx.array:
         """(gamma, vocab) logits of the accepted node's streams, run after the verification."""
         nodes, config = run.nodes, self.streams.config
         rows = deferred_rows(last, nodes.positions, nodes.ancestors, config.num_streams)
@@ -320,80 +324,6 @@ class Decoder:
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
         commit(self._uncommitted[:first], path)
         commit(self._uncommitted[first:], kept_path)
-
-
-class _MsaPass:
-    """One pass over a tree's nodes that prunes and adds streams at the first MSA layer.
-
-    Attributes:
-        nodes: the nodes kept by pruning, once ``logits`` has run.
-        entry: (m, h) their main stream at the first MSA layer.
-        stream_hidden: (m, gamma, h) their streams after the last layer.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        nodes: TreeNodes,
-        rows: Rows,
-        shape: tuple[bytes, bytes, int],
-        beside: bool,
-        max_nodes: int | None,
-        threshold: float | None,
-    ):
-        self._decoder, self.nodes, self._rows, self._beside = decoder, nodes, rows, beside
-        self._shape = shape
-        self._keep = min(max_nodes or len(nodes), len(nodes))
-        self._prunes = self._keep < len(nodes) or (threshold is not None and len(nodes) > 1)
-        self._threshold = threshold
-        self.entry: mx.array | None = None
-        self.stream_hidden: mx.array | None = None
-
-    def logits(self) -> mx.array:
-        """Run the model; (m, vocab) logits of the kept nodes' main stream."""
-        decoder = self._decoder
-        config = decoder.streams.config
-        proxies = decoder.new_rows(self._rows)
-        stand_ins = decoder.lower_layers(config.first_msa_layer)
-        for number in range(config.first_msa_layer, config.num_hidden_layers):
-            stand_ins.append(Through(decoder.layers[number], partial(self._msa, number)))
-        return decoder.run(self.nodes.tokens, stand_ins, proxies)[0]
-
-    def _msa(self, number: int, hidden: mx.array) -> mx.array:
-        config = self._decoder.streams.config
-        if number == config.first_msa_layer:
-            hidden = self._enter(hidden[0])[None]
-        hidden = self._decoder.msa_layer(number, hidden, self._rows, self._keep)
-        if number == config.num_hidden_layers - 1 and self._beside:
-            streams = hidden[0, self._keep :]
-            self.stream_hidden = streams.reshape(self._keep, config.num_streams, -1)
-            hidden = hidden[:, : self._keep]
-        return hidden
-
-    def _enter(self, hidden: mx.array) -> mx.array:
-        """Prune the (n, h) rows and append the kept ones' streams: (m * (1 + gamma), h)."""
-        decoder, nodes = self._decoder, self.nodes
-        config = decoder.streams.config
-        if self._prunes:
-            logits = decoder.early_exit_logits(hidden)
-            scores = path_scores(
-                logits, nodes.tokens, nodes.parents, nodes.ancestors, self._threshold
-            )
-            self.nodes = nodes = nodes.keep(*keep_best(scores, self._keep))
-            self._rows = Rows(nodes.positions, nodes.ancestors)
-            hidden = hidden[nodes.kept]
-        self.entry = hidden
-        if not self._beside:
-            return hidden
-        gamma, shared = config.num_streams, config.mode == "shared"
-        if self._prunes:
-            sees = stream_visibility(nodes.ancestors, gamma, shared)
-        else:
-            sees = tree_visibility(*self._shape, gamma, shared)
-        positions = stream_positions(nodes.positions, gamma)
-        self._rows = Rows(positions, sees, anchors=stream_anchors(nodes.positions, gamma))
-        seeds = decoder.streams.seed(hidden)
-        return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
 
 
 def _verified(rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> StepResult:

@@ -209,7 +209,13 @@ class _Loop:
         width = settings.tree_width if settings.drafts_with(self._streams) else 0
         with mx.stream(device.generation_stream):
             result = self._decoder.step(
-                tree, placement, width, settings.max_nodes, settings.prune_threshold, self._rule
+                tree,
+                placement,
+                width,
+                settings.max_nodes,
+                settings.prune_threshold,
+                self._rule,
+                settings.stream_nodes,
             )
         mx.async_eval(*result.arrays())
         return result

@@ -37,6 +37,9 @@ class DraftSettings:
         lookup_size: depth down to which lookup drafts; may exceed the number of streams.
         lookup_ngram: tokens of the longest n-gram that is looked up.
         deferred: lossless only: run the streams for the accepted node alone, after verification.
+        stream_nodes: lossless only, instead of ``deferred``: run the streams beside so many nodes,
+            those that are most probably the last accepted one. Where another one is, they draft
+            nothing and the next tree is the root, with ``lookup`` what that drafts.
         speculation: ``False``: an empty tree, one token a step.
     """
 
@@ -51,10 +54,14 @@ class DraftSettings:
     lookup_size: int = 10
     lookup_ngram: int = 4
     deferred: bool = True
+    stream_nodes: int | None = None
     speculation: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("tree_width", "tree_size", "max_nodes", "lookup_size", "lookup_ngram"):
+        for name in (
+            *("tree_width", "tree_size", "max_nodes", "lookup_size", "lookup_ngram"),
+            "stream_nodes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}, expected an integer of at least 1")
@@ -64,6 +71,13 @@ class DraftSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UserError(f"{name} is {value}, expected a probability below 1")
+        if self.stream_nodes is not None:
+            for name in ("max_nodes", "prune_threshold"):
+                if getattr(self, name) is not None:
+                    raise UserError(
+                        f"stream_nodes and {name} were both given, expected one of them: streams "
+                        "are placed before it is known which nodes pruning keeps"
+                    )
 
     @property
     def speculates(self) -> bool:
@@ -80,7 +94,7 @@ class DraftSettings:
             return "beside"
         if streams is None or not self.speculates:
             return "none"
-        return "deferred" if self.deferred else "beside"
+        return "deferred" if self.deferred and self.stream_nodes is None else "beside"
 
     def new_lookup(self, prompt: Sequence[int]) -> Lookup | None:
         """What ``grow`` asks for n-grams during one generation, if lookup drafts."""
@@ -115,7 +129,7 @@ class DraftSettings:
         if self.static_tree is not None:
             return self.static_tree.grow(root, candidates, self.tree_size, self.draft_threshold)
         if self.tree_size is None and self.draft_threshold is None:
-            return full_tree(root, candidates, self.tree_width)
+            return full_tree(root, candidates, self.tree_width, log_probs)
         return best_first_tree(root, candidates, log_probs, self.tree_size, self.draft_threshold)
 
     def most_nodes(self, depth: int) -> int:
@@ -151,6 +165,8 @@ class DraftSettings:
             shape += f", pruned to {self.max_nodes}"
         if self.prune_threshold is not None:
             shape += f", edges above {self.prune_threshold}"
+        if self.stream_nodes is not None and streams and self.speculates:
+            shape += f", streams beside {self.stream_nodes}"
         return shape
 
     def check(self, vocab_size: int, streams: StreamConfig | None) -> None:
@@ -175,6 +191,11 @@ class DraftSettings:
             )
         if streams is None:
             return
+        if self.stream_nodes is not None and streams.mode == "shared":
+            raise UserError(
+                "stream_nodes needs an adapter in lossless mode, this one is shared: its target "
+                "has streams beside every node"
+            )
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
             raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")

@@ -84,25 +84,34 @@ class Rows:
         return anchors[:, None] - mx.concatenate([*keys, anchors]) < window
 
 
-def stream_visibility(ancestors: mx.array, num_streams: int, main_sees_streams: bool) -> mx.array:
-    """Which rows see which, of m main rows each with ``num_streams`` streams beside it.
+def stream_visibility(
+    ancestors: mx.array,
+    num_streams: int,
+    main_sees_streams: bool,
+    beside: mx.array | None = None,
+) -> mx.array:
+    """Which rows see which, of m main rows and the streams beside s of them.
 
     Args:
         ancestors: (m, m) bool, ancestors-or-self.
         num_streams: gamma.
         main_sees_streams: Eq. 3, shared mode.
+        beside: (s,) the main rows that have streams; ``None``: all.
 
     Returns:
-        (m * (1 + gamma), m * (1 + gamma)) bool, main rows first.
+        (m + s * gamma, m + s * gamma) bool, main rows first.
     """
     m, gamma = ancestors.shape[0], num_streams
-    own = mx.eye(m, dtype=mx.bool_)
-    main_to_streams = own if main_sees_streams else mx.zeros((m, m), mx.bool_)
+    beside = mx.arange(m) if beside is None else beside
+    count = beside.size
+    own = mx.arange(m)[:, None] == beside
+    main_to_streams = own if main_sees_streams else mx.zeros_like(own)
     main_to_streams = mx.repeat(main_to_streams, gamma, axis=1)
-    streams_to_main = mx.repeat(ancestors, gamma, axis=0)
+    streams_to_main = mx.repeat(ancestors[beside], gamma, axis=0)
     earlier = mx.tri(gamma, dtype=mx.float32).astype(mx.bool_)
-    streams_to_streams = (own[:, None, :, None] & earlier[None, :, None, :]).reshape(
-        m * gamma, m * gamma
+    groups = mx.eye(count, dtype=mx.bool_)
+    streams_to_streams = (groups[:, None, :, None] & earlier[None, :, None, :]).reshape(
+        count * gamma, count * gamma
     )
     return mx.concatenate(
         [
@@ -113,15 +122,24 @@ def stream_visibility(ancestors: mx.array, num_streams: int, main_sees_streams: 
     )
 
 
-def stream_positions(positions: mx.array, num_streams: int) -> mx.array:
-    """Positions (m * (1 + gamma),) of main rows at (m,) and of their streams, j further each."""
-    streams = positions[:, None] + mx.arange(1, num_streams + 1)
-    return mx.concatenate([positions, streams.reshape(-1)])
+def rows_with_streams(
+    positions: mx.array, sees: mx.array, num_streams: int, beside: mx.array | None = None
+) -> Rows:
+    """The rows of m main rows and of the streams beside s of them, j positions further each.
 
-
-def stream_anchors(positions: mx.array, num_streams: int) -> mx.array:
-    """``Rows.anchors`` (m * (1 + gamma),) of main rows at (m,) and of their streams."""
-    return mx.concatenate([positions, mx.repeat(positions, num_streams)])
+    Args:
+        positions: (m,) absolute positions of the main rows.
+        sees: of all of these, from ``stream_visibility``.
+        num_streams: gamma.
+        beside: (s,) the main rows that have streams; ``None``: all.
+    """
+    seeds = positions if beside is None else positions[beside]
+    streams = seeds[:, None] + mx.arange(1, num_streams + 1)
+    return Rows(
+        mx.concatenate([positions, streams.reshape(-1)]),
+        sees,
+        anchors=mx.concatenate([positions, mx.repeat(seeds, num_streams)]),
+    )
 
 
 def deferred_rows(

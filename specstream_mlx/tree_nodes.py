@@ -49,8 +49,14 @@ def shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, .
 
 @lru_cache(maxsize=256)
 def tree_visibility(
-    parents: bytes, depths: bytes, count: int, num_streams: int, main_sees_streams: bool
+    parents: bytes,
+    depths: bytes,
+    count: int,
+    num_streams: int,
+    main_sees_streams: bool,
+    beside: tuple[int, ...] | None = None,
 ) -> mx.array:
     """``msa.stream_visibility`` of a whole tree of this shape, on the device."""
     _, _, ancestors = shape_tables(parents, depths, count)
-    return stream_visibility(ancestors, num_streams, main_sees_streams)
+    chosen = None if beside is None else mx.array(beside)
+    return stream_visibility(ancestors, num_streams, main_sees_streams, chosen)

@@ -6,6 +6,7 @@ that hold the true continuation among distractors.
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -189,7 +190,20 @@ def random_tree(rng, root, *, depth=4, width=3, vocab_size=VOCAB_SIZE, truth=())
                 parents.append(parent)
                 depths.append(deep)
         level, true_node = next_level, next_true
-    return DraftTree(*(np.array(values, np.int32) for values in (tokens, parents, depths)))
+    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return with_random_log_probs(DraftTree(*arrays), rng)
+
+
+def with_random_log_probs(tree, rng):
+    """``tree`` with random probabilities, siblings' and a path's end there summing to 1."""
+    shares = rng.exponential(1, len(tree))
+    ends = rng.exponential(1, len(tree))
+    totals = ends + np.bincount(tree.parents[1:], shares[1:], minlength=len(tree))
+    log_probs = np.zeros(len(tree))
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        log_probs[node] = log_probs[parent] + np.log(shares[node] / totals[parent])
+    return replace(tree, log_probs=log_probs)
 
 
 class Oracle:

@@ -41,7 +41,13 @@ TREES = {
         "prune_threshold": 0.003,
     },
 }
-PLACEMENTS = {"deferred": True, "beside": False}
+PLACEMENTS = {
+    "deferred": {"deferred": True},
+    "beside": {"deferred": False},
+    "beside one": {"stream_nodes": 1},
+    "beside three": {"stream_nodes": 3},
+}
+PRUNES = ("max_nodes", "prune_threshold")
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -56,21 +62,30 @@ def test_the_random_models_are_a_fair_test(base):
     assert (best[:, -1] - best[:, -2]).min() > 5e-4
 
 
-@pytest.mark.parametrize("deferred", PLACEMENTS.values(), ids=PLACEMENTS.keys())
-@pytest.mark.parametrize("tree", TREES)
-def test_every_tree(tree, deferred):
+@pytest.mark.parametrize(
+    ("tree", "placement"),
+    [
+        (tree, placement)
+        for tree in TREES
+        for placement in PLACEMENTS
+        if "stream_nodes" not in PLACEMENTS[placement] or not set(PRUNES) & set(TREES[tree])
+    ],
+)
+def test_every_tree(tree, placement):
     model, prompt = speculative_model(seed=1), random_prompt(9)
     expected = plain_tokens(model.model, prompt, 30)
-    found = tokens_of(model, prompt, 30, deferred=deferred, **TREES[tree])
+    found = tokens_of(model, prompt, 30, **PLACEMENTS[placement], **TREES[tree])
     assert_lossless(model.model, prompt, found, expected)
 
 
-@pytest.mark.parametrize("deferred", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("streams", STREAMS)
-def test_every_kind_of_streams(streams, deferred):
+def test_every_kind_of_streams(streams, placement):
     model, prompt = speculative_model(seed=1, **STREAMS[streams]), random_prompt(9)
     expected = plain_tokens(model.model, prompt, 30)
-    found = tokens_of(model, prompt, 30, deferred=deferred, max_nodes=6)
+    settings = PLACEMENTS[placement]
+    pruning = {} if "stream_nodes" in settings else {"max_nodes": 6}
+    found = tokens_of(model, prompt, 30, **settings, **pruning)
     assert_lossless(model.model, prompt, found, expected)
 
 
@@ -91,19 +106,24 @@ def test_prompts_of_every_length_in_chunks(length, chunk):
     assert_lossless(model.model, prompt, found, expected)
 
 
-@pytest.mark.parametrize("deferred", PLACEMENTS.values(), ids=PLACEMENTS.keys())
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_nodes": 30}, {"prune_threshold": 1e-4}],
-    ids=["all", "max_nodes", "threshold"],
+    ("settings", "placement"),
+    [
+        *(pytest.param({}, placement, id=f"all-{placement}") for placement in PLACEMENTS),
+        *(
+            pytest.param(pruning, placement, id=f"{next(iter(pruning))}-{placement}")
+            for pruning in ({"max_nodes": 30}, {"prune_threshold": 1e-4})
+            for placement in ("deferred", "beside")
+        ),
+    ],
 )
 @pytest.mark.parametrize("base", ["grouped heads, tied", "one kv head, untied"])
-def test_accepted_paths(base, settings, deferred, monkeypatch):
+def test_accepted_paths(base, settings, placement, monkeypatch):
     """Long right paths among distractors: tokens, and the rows that stay in the KV cache."""
     model, prompt, count = speculative_model(base, seed=1), random_prompt(9), 60
     expected = plain_tokens(model.model, prompt, count + 10)
     oracle = Oracle(expected).install(monkeypatch)
-    found = tokens_of(model, prompt, count, deferred=deferred, **settings)
+    found = tokens_of(model, prompt, count, **PLACEMENTS[placement], **settings)
     assert_lossless(model.model, prompt, found, expected)
     if not settings:
         assert oracle.longest == 6

@@ -219,6 +219,16 @@ def generate(
             rich_help_panel=_DRAFTS,
         ),
     ] = None,
+    stream_nodes: Annotated[
+        int | None,
+        Option(
+            parser=numbers.at_least(1),
+            metavar="N",
+            help="Lossless: run the streams in the same pass beside the N nodes that are most "
+            "probably accepted last. Default: a second pass for the accepted node.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = None,
     no_speculation: Annotated[
         bool,
         Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
@@ -325,6 +335,7 @@ def generate(
         "draft_threshold": draft_threshold,
         "max_nodes": max_nodes,
         "prune_threshold": prune_threshold,
+        "stream_nodes": stream_nodes,
         "static_tree": tree and StaticTree.load(tree),
     }
     fields = {name: value for name, value in fields.items() if value is not None}

@@ -22,11 +22,13 @@ class Shape:
         labels: (n,) int32, a token or a rank; 0 for the root.
         parents: (n,) int32, -1 for the root.
         depths: (n,) int32.
+        log_probs: (n,) joint log-probability of each node's path; 0 for the root.
     """
 
     labels: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
+    log_probs: np.ndarray
 
 
 def best_first(children: Children, size: int, threshold: float | None = None) -> Shape:
@@ -41,7 +43,7 @@ def best_first(children: Children, size: int, threshold: float | None = None) ->
         threshold: a path's probability below which its node is left out.
     """
     least = math.log(threshold) if threshold else -math.inf
-    chosen: list[tuple[int, int, int]] = []  # (depth, parent's entry in chosen, label)
+    chosen: list[tuple[int, int, int, float]] = []  # (depth, parent's entry here, label, score)
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
     met = 0
 
@@ -56,7 +58,7 @@ def best_first(children: Children, size: int, threshold: float | None = None) ->
     meet(-1, (), 0.0)
     while heap and len(chosen) < size:
         negative, _, parent, path = heapq.heappop(heap)
-        chosen.append((len(path), parent, path[-1]))
+        chosen.append((len(path), parent, path[-1], -negative))
         if len(chosen) < size:
             meet(len(chosen) - 1, path, -negative)
 
@@ -65,4 +67,6 @@ def best_first(children: Children, size: int, threshold: float | None = None) ->
     labels = [0, *(chosen[entry][2] for entry in order)]
     parents = [-1, *(index[chosen[entry][1]] for entry in order)]
     depths = [0, *(chosen[entry][0] for entry in order)]
-    return Shape(*(np.array(values, np.int32) for values in (labels, parents, depths)))
+    log_probs = np.array([0.0, *(chosen[entry][3] for entry in order)])
+    arrays = (np.array(values, np.int32) for values in (labels, parents, depths))
+    return Shape(*arrays, log_probs=log_probs)

@@ -47,4 +47,4 @@ def hybrid_tree(
 
     shape = best_first(children, size, threshold)
     shape.labels[0] = root
-    return DraftTree(shape.labels, shape.parents, shape.depths)
+    return DraftTree(shape.labels, shape.parents, shape.depths, shape.log_probs)

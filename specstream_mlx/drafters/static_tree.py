@@ -99,7 +99,7 @@ class StaticTree:
         tokens = np.empty(len(shape.labels), np.int32)
         tokens[0] = root
         tokens[1:] = candidates[shape.depths[1:] - 1, shape.labels[1:]]
-        return DraftTree(tokens, shape.parents, shape.depths)
+        return DraftTree(tokens, shape.parents, shape.depths, shape.log_probs)
 
     def save(self, path: str | Path) -> None:
         """Write the file that ``load`` reads."""
