@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DraftSettings": "draft_settings",
     "GenerationResponse": "generation",
+    "PromptCache": "prompt_cache",
     "Sampling": "sampling",
     "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",

@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import architecture_of
 from .draft_settings import StreamPlacement
-from .kv import UncommittedRows, WindowedKVCache, commit
+from .kv import UncommittedRows, WindowedKVCache, WindowedQuantizedKVCache, commit
 from .msa import (
     Rows,
     SplitMLP,
@@ -36,6 +36,8 @@ from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 from .verify_rules import VerifyRule
+
+_CACHES = KVCache, WindowedKVCache, QuantizedKVCache, WindowedQuantizedKVCache
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
@@ -110,7 +112,7 @@ class Decoder:
     def __init__(self, model: nn.Module, streams: Streams | None, caches: Sequence[Any]):
         self.model, self.streams, self.caches = model, streams, list(caches)
         self._architecture = architecture_of(getattr(model, "model_type", None))
-        self._windowed = any(isinstance(cache, WindowedKVCache) for cache in caches)
+        self._windowed = any(hasattr(cache, "window") for cache in caches)
         with _model_lock:
             self._inspect()
 
@@ -124,7 +126,7 @@ class Decoder:
             )
         self._attentions = []
         for number, layer in enumerate(self.layers):
-            if type(self.caches[number]) not in (KVCache, WindowedKVCache):
+            if type(self.caches[number]) not in _CACHES:
                 raise UnsupportedModelError(
                     f"layer {number} has a {type(self.caches[number]).__name__}, "
                     "expected a KVCache or a WindowedKVCache"
