@@ -15,6 +15,7 @@ _HOMES = {
     "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",
     "UserError": "config",
+    "batch_generate": "batch",
     "generate": "generation",
     "load": "speculative_model",
     "stream_generate": "generation",

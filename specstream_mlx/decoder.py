@@ -18,6 +18,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import architecture_of
+from .batch_rows import StackedKVCache
 from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, WindowedKVCache, WindowedQuantizedKVCache, commit
 from .msa import (
@@ -37,7 +38,13 @@ from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 from .verify_rules import VerifyRule
 
-_CACHES = KVCache, WindowedKVCache, QuantizedKVCache, WindowedQuantizedKVCache
+_CACHES = (
+    KVCache,
+    WindowedKVCache,
+    QuantizedKVCache,
+    WindowedQuantizedKVCache,
+    StackedKVCache,
+)
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
@@ -174,9 +181,9 @@ class Decoder:
                     attention["rope"] = rope
 
     def run(self, tokens: mx.array, stand_ins: Sequence[Any], caches: Sequence[Any]) -> mx.array:
-        """(1, rows, vocab) logits of the model with its layers replaced."""
+        """(1, rows, vocab) logits of the model with its layers replaced; several sequences' too."""
         with self._swapped(stand_ins):
-            return self.model(tokens[None], cache=caches)
+            return self.model(tokens if tokens.ndim == 2 else tokens[None], cache=caches)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final norm and LM head of (rows, h): (rows, vocab)."""
