@@ -24,7 +24,9 @@ BASES = ["grouped heads, tied", "one kv head, untied", "full heads, biases", "ll
 
 
 def tokenizer(*ends):
-    return TokenizerWrapper(tiny_tokenizer(), eos_token_ids=ends)
+    wrapper = TokenizerWrapper(tiny_tokenizer())
+    wrapper.eos_token_ids = ends  # without its own
+    return wrapper
 
 
 def alone(model, prompt, count):
