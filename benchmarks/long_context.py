@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +97,7 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
     return row
 
 
-def _seconds(steps):
+def _seconds(steps: Iterator[Any]) -> Iterator[float]:
     """How long each step took."""
     start = time.perf_counter()
     for _ in steps:

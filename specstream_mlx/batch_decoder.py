@@ -4,7 +4,7 @@ With a batch rows are no longer cheap, so each sequence drafts its best path alo
 token of every stream. All chains have the same length; how much of each is accepted differs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -136,7 +136,7 @@ class BatchDecoder:
         stand_ins = decoder.lower_layers(first) + self._msa_layers(msa)
         return decoder.run(tokens, stand_ins, proxies), entry, streams
 
-    def _msa_layers(self, msa) -> list[Through]:
+    def _msa_layers(self, msa: Callable[[int, mx.array], mx.array]) -> list[Through]:
         config = self._config
         numbers = range(config.first_msa_layer, config.num_hidden_layers)
         return [Through(self._decoder.layers[number], partial(msa, number)) for number in numbers]

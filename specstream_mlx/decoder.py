@@ -18,9 +18,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import architecture_of
-from .batch_rows import StackedKVCache
 from .draft_settings import StreamPlacement
-from .kv import UncommittedRows, WindowedKVCache, WindowedQuantizedKVCache, commit
+from .kv import UncommittedRows, commit
 from .msa import (
     Rows,
     SplitMLP,
@@ -37,14 +36,6 @@ from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables, tree_visibility
 from .verify_rules import VerifyRule
-
-_CACHES = (
-    KVCache,
-    WindowedKVCache,
-    QuantizedKVCache,
-    WindowedQuantizedKVCache,
-    StackedKVCache,
-)
 
 _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
@@ -133,10 +124,10 @@ class Decoder:
             )
         self._attentions = []
         for number, layer in enumerate(self.layers):
-            if type(self.caches[number]) not in _CACHES:
+            if not isinstance(self.caches[number], KVCache | QuantizedKVCache):
                 raise UnsupportedModelError(
                     f"layer {number} has a {type(self.caches[number]).__name__}, "
-                    "expected a KVCache or a WindowedKVCache"
+                    "expected a KVCache or a QuantizedKVCache"
                 )
             if config and config.stream_mlp != "base" and "mlp" not in layer:
                 raise UnsupportedModelError(

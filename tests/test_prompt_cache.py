@@ -1,5 +1,7 @@
 """Turns of a conversation on one prompt cache write what each would write from scratch."""
 
+from pathlib import Path
+
 import pytest
 from random_models import (
     BASES,
@@ -9,11 +11,18 @@ from random_models import (
     random_prompt,
     speculative_model,
 )
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import (
+    stream_adapter_directory,
+    tiny_llama,
+    tiny_llama_config,
+    tiny_llama_directory,
+)
 
 from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.decoding import decode, fill
 from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.prompts import check_prompt
+from specstream_mlx.speculative_model import SpeculativeModel
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
 SETTINGS = {
@@ -147,21 +156,29 @@ def test_rows_without_tokens_cannot_be_replaced(tmp_path):
     assert found == tokens_of(model, [*FIRST, *MORE], 12)
     with pytest.raises(UserError, match="made with another model, expected the same"):
         tokens_of(other, MORE, 1, cache=unknown)
-    with pytest.raises(UserError, match="context"):
-        from specstream_mlx.prompts import check_prompt
-
-        check_prompt(MORE, {**model.config, "max_position_embeddings": 17}, unknown.rows - 18)
+    with pytest.raises(UserError, match="the prompt has 18 tokens"):
         check_prompt(MORE, {**model.config, "max_position_embeddings": 17}, len(FIRST))
 
 
-def test_quantized_rows():
-    """mlx_lm's text on such a cache; rows of another quantization are dropped."""
-    model = speculative_model()
-    model.config |= {"head_dim": 8}
-    cache = PromptCache()
+def test_rows_of_another_quantization_are_dropped():
+    model, cache = quantizable_model(), PromptCache()
     options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
-    with pytest.raises(UserError, match="kv_group_size is 32, expected one that divides"):
-        fill(cache, model, FIRST, **options)
+    prompt = [*FIRST, *MORE]
+    fill(cache, model, FIRST, **options)
+    assert cache.quantized == (8, 32)
+    tokens_of(model, prompt, 5, cache=cache, **options)
+    assert cache.reused == len(FIRST)
+    tokens_of(model, prompt, 5, cache=cache)
+    assert (cache.reused, cache.quantized) == (0, None)
+    unknown = PromptCache.of(model, cache.caches, [], cache.rows)
+    tokens_of(model, MORE, 5, cache=unknown, **options)
+    with pytest.raises(UserError, match="kv_bits of 8 and a kv_group_size of 32, expected the"):
+        tokens_of(model, MORE, 5, cache=unknown)
+
+
+def quantizable_model():
+    config = tiny_llama_config(num_attention_heads=2)
+    return SpeculativeModel(tiny_llama(config), config, Path("in memory"))
 
 
 def test_mlx_lm_goes_on_from_the_same_rows():
