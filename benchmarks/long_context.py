@@ -2,6 +2,7 @@
 
     python -m benchmarks.long_context
     python -m benchmarks.long_context --contexts 1024,8192 --tokens 32
+    python -m benchmarks.long_context --no-timing       # memory alone, on a busy machine
 
 Every row runs in a process of its own, so that its peaks are its own. Memory is what MLX holds
 above the weights: the KV cache, the peak of reading the prompt in chunks, and the peak of decoding.
@@ -119,7 +120,9 @@ def markdown(rows: list[dict], tokens: int, chunk: int, facts: dict[str, str]) -
     for row in rows:
         names = ("kv_cache", "prefill", "plain_prefill", "decode", "plain_decode")
         cells = " | ".join(f"{row[name]:.1f}" for name in names)
-        lines.append(f"| {row['context']} | {cells} | {row['step_ratio']:.2f}x |")
+        ratio = row["step_ratio"]
+        step = "not timed" if ratio is None else f"{ratio:.2f}x"
+        lines.append(f"| {row['context']} | {cells} | {step} |")
     return "\n".join(lines) + "\n"
 
 
@@ -128,6 +131,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Steps to decode.")] = 64,
     chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
     one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure memory and speed by context."""
@@ -139,7 +143,8 @@ def main(
         command = [sys.executable, "-m", "benchmarks.long_context", "--one"]
         command += ["--contexts", context, "--tokens", str(tokens), "--chunk", str(chunk)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        rows.append(json.loads(done.stdout))
+        row = json.loads(done.stdout)
+        rows.append(row if timing else {**row, "step_ratio": None})
     facts = device.describe()
     name = f"long-context-{machine_suffix(facts)}"
     values = {"facts": facts, "tokens": tokens, "chunk": chunk, "rows": rows}
