@@ -10,10 +10,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "DraftSettings": "draft_settings",
     "GenerationResponse": "generation",
+    "PromptCache": "prompt_cache",
     "Sampling": "sampling",
     "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",
     "UserError": "config",
+    "batch_generate": "batch",
     "generate": "generation",
     "load": "speculative_model",
     "stream_generate": "generation",

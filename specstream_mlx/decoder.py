@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import architecture_of
 from .draft_settings import StreamPlacement
-from .kv import UncommittedRows, WindowedKVCache, commit
+from .kv import UncommittedRows, commit
 from .msa import Rows, SplitMLP, deferred_rows, value_rotation
 from .msa_pass import MsaPass
 from .stand_ins import PositionedRope, Through
@@ -106,7 +106,7 @@ class Decoder:
     def __init__(self, model: nn.Module, streams: Streams | None, caches: Sequence[Any]):
         self.model, self.streams, self.caches = model, streams, list(caches)
         self._architecture = architecture_of(getattr(model, "model_type", None))
-        self._windowed = any(isinstance(cache, WindowedKVCache) for cache in caches)
+        self._windowed = any(hasattr(cache, "window") for cache in caches)
         with _model_lock:
             self._inspect()
 
@@ -120,10 +120,10 @@ class Decoder:
             )
         self._attentions = []
         for number, layer in enumerate(self.layers):
-            if type(self.caches[number]) not in (KVCache, WindowedKVCache):
+            if not isinstance(self.caches[number], KVCache | QuantizedKVCache):
                 raise UnsupportedModelError(
                     f"layer {number} has a {type(self.caches[number]).__name__}, "
-                    "expected a KVCache or a WindowedKVCache"
+                    "expected a KVCache or a QuantizedKVCache"
                 )
             if config and config.stream_mlp != "base" and "mlp" not in layer:
                 raise UnsupportedModelError(
@@ -168,9 +168,9 @@ class Decoder:
                     attention["rope"] = rope
 
     def run(self, tokens: mx.array, stand_ins: Sequence[Any], caches: Sequence[Any]) -> mx.array:
-        """(1, rows, vocab) logits of the model with its layers replaced."""
+        """(1, rows, vocab) logits of the model with its layers replaced; several sequences' too."""
         with self._swapped(stand_ins):
-            return self.model(tokens[None], cache=caches)
+            return self.model(tokens if tokens.ndim == 2 else tokens[None], cache=caches)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final norm and LM head of (rows, h): (rows, vocab)."""

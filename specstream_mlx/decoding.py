@@ -13,8 +13,8 @@ from . import device
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings
 from .drafters.lookup import Lookup
-from .kv import make_caches
 from .kv_quantization import KVQuantization
+from .prompt_cache import PromptCache
 from .sampling import normalized
 from .speculative_model import SpeculativeModel
 from .tree import DraftTree, root_only
@@ -83,6 +83,7 @@ def decode(
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
+    prompt_cache: PromptCache | None = None,
 ) -> Iterator[Step]:
     """Decoding without end, one ``Step`` per target call.
 
@@ -96,11 +97,11 @@ def decode(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements that share a scale there.
         quantized_kv_start: rows from which on the cache is quantized.
-        sampler, logits_processors, verify: see ``generation.stream_generate``.
+        sampler, logits_processors, verify, prompt_cache: see ``generation.stream_generate``.
 
     Raises:
-        UserError: the KV cache cannot be quantized so, or the verify rule does not go with the
-            sampler or the tree.
+        UserError: the KV cache cannot be quantized so, the verify rule does not go with the
+            sampler or the tree, or another generation has taken ``prompt_cache``.
     """
     quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     quantization.check(model.model, model.config)
@@ -109,22 +110,61 @@ def decode(
     verify = rule_name(verify, sampler)
     check_rule(verify, drafting.settings())
     rule = make_rule(verify, sampler, logits_processors, prompt)
-    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
-    with mx.stream(device.generation_stream):
-        _prefill(decoder, prompt[:-1], prefill_step_size, quantization)
-    loop = _Loop(model, decoder, rule, quantization, drafting, prompt)
-    while True:
-        yield from loop.plain_steps() if loop.is_plain() else loop.tree_steps()
+    prompt_cache = prompt_cache or PromptCache()
+    generation = prompt_cache.begin(model, prompt, quantization)
+    decoder = Decoder(model.model, model.streams, prompt_cache.caches)
+    prompt_cache.caches = decoder.caches
+    unread = prompt[prompt_cache.reused : -1]
+    _prefill(decoder, unread, prefill_step_size, quantization)
+    prompt_cache.extend(generation, unread)
+    reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
+    for step in _Loop(model, decoder, rule, quantization, drafting, prompt).steps():
+        if reusable:
+            prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
+            newest = step.tokens[-1]
+        yield step
+        prompt_cache.check_current(generation)  # before the next step writes
+
+
+def fill(
+    prompt_cache: PromptCache,
+    model: SpeculativeModel,
+    prompt: Sequence[int],
+    prefill_step_size: int = 2048,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+) -> None:
+    """Make ``prompt_cache`` hold the rows of all of a prompt's tokens, as mlx_lm makes them.
+
+    Args:
+        prompt_cache: reads only what it does not hold.
+        model, prompt, prefill_step_size: see ``decode``.
+        kv_bits, kv_group_size, quantized_kv_start: see ``decode``.
+
+    Raises:
+        UserError: the KV cache cannot be quantized so.
+    """
+    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+    quantization.check(model.model, model.config)
+    generation = prompt_cache.begin(model, prompt, quantization)
+    decoder = Decoder(model.model, model.streams, prompt_cache.caches)
+    prompt_cache.caches = decoder.caches
+    for part in (prompt[prompt_cache.reused : -1], prompt[-1:]):
+        _prefill(decoder, part, prefill_step_size, quantization)
+        prompt_cache.extend(generation, part)
 
 
 def _prefill(
     decoder: Decoder, tokens: Sequence[int], step_size: int, quantization: KVQuantization
 ) -> None:
-    for start in range(0, len(tokens), step_size):
-        decoder.prefill(mx.array(tokens[start : start + step_size]))
-        quantization.apply(decoder.caches)
-        mx.eval([cache.state for cache in decoder.caches])
-        mx.clear_cache()
+    with mx.stream(device.generation_stream):
+        for start in range(0, len(tokens), step_size):
+            decoder.prefill(mx.array(tokens[start : start + step_size]))
+            quantization.apply(decoder.caches)
+            mx.eval([cache.state for cache in decoder.caches])
+            mx.clear_cache()
 
 
 class _Loop:
@@ -154,6 +194,11 @@ class _Loop:
         self._text, self._root = list(prompt), prompt[-1]
         self._lookup: Lookup | None = None
         self._count = 0
+
+    def steps(self) -> Iterator[Step]:
+        """All steps, of either kind."""
+        while True:
+            yield from self.plain_steps() if self.is_plain() else self.tree_steps()
 
     def is_plain(self) -> bool:
         """Whether nothing is drafted and no stream runs, so that no step's length is in doubt."""

@@ -17,6 +17,7 @@ from .config import UserError
 from .decoding import Step, decode
 from .draft_settings import DraftSettings, draft_settings
 from .kv_quantization import KVQuantization
+from .prompt_cache import PromptCache
 from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
@@ -55,6 +56,7 @@ def stream_generate(
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
+    prompt_cache: PromptCache | None = None,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -76,6 +78,8 @@ def stream_generate(
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
         verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
             ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
+        prompt_cache: rows of earlier turns. What of ``prompt`` they begin with is not read again;
+            afterwards they hold the prompt, and in lossless mode the text.
         **overrides: fields of ``DraftSettings``.
 
     Yields:
@@ -101,10 +105,11 @@ def stream_generate(
     if prefill_step_size < 1:
         raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
-    check_prompt(ids, model.config)
+    before = prompt_cache.unknown_rows if prompt_cache else 0
+    check_prompt(ids, model.config, before)
     room = text_limit(model.config)
     if room is not None:  # the last token of all is not read any more
-        longest = room - len(ids) + 1
+        longest = room - before - len(ids) + 1
         max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
     settings.check(model.config["vocab_size"], model.streams and model.streams.config)
     KVQuantization(kv_bits, kv_group_size, quantized_kv_start).check(model.model, model.config)
@@ -119,8 +124,9 @@ def stream_generate(
         sampler=sampler,
         logits_processors=logits_processors,
         verify=verify,
+        prompt_cache=prompt_cache,
     )
-    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop)
+    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache)
 
 
 def _respond(
@@ -130,6 +136,7 @@ def _respond(
     steps: Iterator[Step],
     max_tokens: int,
     stop: tuple[str, ...],
+    prompt_cache: PromptCache | None,
 ) -> Iterator[GenerationResponse]:
     detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
@@ -139,7 +146,8 @@ def _respond(
         for step in steps:
             if response.generation_tokens == 0:
                 now = time.perf_counter()
-                response.prompt_tps = prompt_tokens / (now - start)
+                read = prompt_tokens - (prompt_cache.reused if prompt_cache else 0)
+                response.prompt_tps = read / (now - start)
                 start = now
             response.target_calls += 1
             response.drafted_tokens += step.tested_nodes - 1

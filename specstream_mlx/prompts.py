@@ -9,6 +9,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import UserError
 
+_TEXT = "{text}"
+
 
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
     """Token ids of ``text`` as the user's only turn, up to where the answer begins.
@@ -24,12 +26,57 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     content = text if template is None else template.replace("{text}", text)
     if not tokenizer.has_chat_template:
         return tokenizer.encode(content)
-    turn = {"role": "user", "content": content}
+    return tokenizer.encode(_turn(tokenizer, content), add_special_tokens=False)
+
+
+def chat_prefix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
+    """Token ids of the user's only turn up to the end of ``text``, as ``mlx_lm.cache_prompt`` does.
+
+    Args:
+        tokenizer, template: see ``chat_prompt``.
+        text: the beginning of what the user types.
+
+    Raises:
+        UserError: the chat template refuses the turn.
+    """
+    content = (template or _TEXT).partition(_TEXT)[0] + text
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(content)
+    prompt = _turn(tokenizer, content, continue_final_message=True)
+    return tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
+    """Token ids of what follows ``chat_prefix``: the rest of the turn, up to where the answer is.
+
+    As ``mlx_lm.generate --prompt-cache-file`` has it, but that no second bos token is added where
+    there is no chat template.
+
+    Args:
+        tokenizer, template: see ``chat_prompt``.
+        text: the rest of what the user types.
+
+    Raises:
+        UserError: the chat template refuses the turn.
+    """
+    content = text + (template or _TEXT).partition(_TEXT)[2]
+    if tokenizer.has_chat_template:
+        mark = "<query>"
+        content = _turn(tokenizer, content)[_turn(tokenizer, mark).index(mark) :]
+    return tokenizer.encode(content, add_special_tokens=False)
+
+
+def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: bool = False) -> str:
+    """The template's text of the user's only turn, left open or up to where the answer begins."""
     try:
-        prompt = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
+        )
     except TemplateError as error:
         raise UserError(f"the tokenizer's chat template fails: {error}") from None
-    return tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:
@@ -42,12 +89,13 @@ def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence
     return prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
 
 
-def check_prompt(ids: list[int], config: dict[str, Any]) -> None:
+def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> None:
     """Whether the model can read a prompt.
 
     Args:
         ids: the prompt's token ids.
         config: the model's ``config.json``.
+        before: further tokens before them.
 
     Raises:
         UserError: it is empty, longer than the context, or holds a token that does not exist.
@@ -55,9 +103,9 @@ def check_prompt(ids: list[int], config: dict[str, Any]) -> None:
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")
     context, vocab_size = config.get("max_position_embeddings"), config["vocab_size"]
-    if context is not None and len(ids) > context:
+    if context is not None and before + len(ids) > context:
         raise UserError(
-            f"the prompt has {len(ids)} tokens, the model's context "
+            f"the prompt has {before + len(ids)} tokens, the model's context "
             f"(max_position_embeddings) holds {context}"
         )
     if not 0 <= min(ids) <= max(ids) < vocab_size:

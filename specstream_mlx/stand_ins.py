@@ -8,7 +8,8 @@ import mlx.nn as nn
 
 
 class PositionedRope(nn.Module):
-    """A layer's rotary embedding that also takes one absolute position per row."""
+    """A layer's rotary embedding that also takes one absolute position per row: (rows,), or
+    (sequences, rows)."""
 
     def __init__(self, rope: nn.Module):
         super().__init__()
@@ -18,6 +19,11 @@ class PositionedRope(nn.Module):
         if isinstance(offset, int):
             return self._rope(x, offset=offset)
         # mlx takes one offset per batch row: make every row a batch of its own.
+        if offset.ndim == 2:
+            sequences, heads, rows, size = x.shape
+            single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
+            rotated = self._rope(single, offset=offset.reshape(-1))
+            return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
         return self._rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
 
 

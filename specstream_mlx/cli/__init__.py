@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ..config import UserError
 from . import reporting
+from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
 from .generate import generate
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(no_args_is_help=False)(generate)
+app.command()(cache_prompt)
 app.command()(convert)
 app.command()(inspect)
 app.command()(doctor)

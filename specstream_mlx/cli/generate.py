@@ -10,6 +10,7 @@ from typer import Option
 from .. import blas
 from ..config import UserError
 from . import numbers, reporting
+from .cached_prompt import CachedPrompt
 from .drafts import DraftMarks
 from .inputs import Source, choose_source, read_prompt
 from .sampling_options import (
@@ -264,6 +265,15 @@ def generate(
             rich_help_panel=_CACHE,
         ),
     ] = 5000,
+    prompt_cache_file: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. "
+            "Default of --model: the model that made it.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         Option(
@@ -310,6 +320,10 @@ def generate(
     """
     if as_json and show_drafts:
         raise UserError("--json and --show-drafts were both given, expected at most one")
+    if prompt_cache_file is not None and compare:
+        raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
+    cached = CachedPrompt(prompt_cache_file)
+    model = cached.model_name(model)
     source = choose_source(model, adapter, adapter_path)
     if model is None:
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
@@ -321,7 +335,6 @@ def generate(
     from .. import device
     from ..draft_settings import draft_settings
     from ..drafters.static_tree import StaticTree
-    from ..prompts import chat_prompt, encode_prompt
     from ..speculative_model import load
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
@@ -349,14 +362,19 @@ def generate(
         lookup_ngram=lookup_ngram,
         speculation=not no_speculation,
     )
-    loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
+    loaded, tokenizer = load(
+        source.model, cached.tokenizer_config, adapter_path=source.adapter, weights=weights
+    )
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
-    if ignore_chat_template:
-        ids = encode_prompt(tokenizer, text)
-    else:
-        ids = chat_prompt(tokenizer, text, loaded.prompt_template)
+    kv_cache = {
+        "kv_bits": kv_bits,
+        "kv_group_size": kv_group_size,
+        "quantized_kv_start": quantized_kv_start,
+    }
+    kv_cache = cached.open(loaded, str(source.model), kv_cache)
+    ids = cached.prompt(tokenizer, text, loaded, ignore_chat_template)
     sampler = sampler_of(
         tokenizer,
         temp=temp,
@@ -367,11 +385,6 @@ def generate(
         xtc_probability=xtc_probability,
         xtc_threshold=xtc_threshold,
     )
-    kv_cache = {
-        "kv_bits": kv_bits,
-        "kv_group_size": kv_group_size,
-        "quantized_kv_start": quantized_kv_start,
-    }
     request = Request(
         loaded,
         tokenizer,
@@ -384,6 +397,7 @@ def generate(
         sampler,
         make_logits_processors(logit_bias, repetition_penalty),
         rule_name(verify, sampler),
+        cached.cache,
     )
     if seed is not None:
         mx.random.seed(seed)

@@ -10,6 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..draft_settings import DraftSettings
 from ..generation import GenerationResponse, stream_generate
+from ..prompt_cache import PromptCache
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
 from ..verify_rules import VerifyName
@@ -23,6 +24,7 @@ class Request:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
         sampler: ``None`` takes the arg-max.
         verify: the verify rule.
+        prompt_cache: rows that the prompt begins with; mlx_lm does without.
     """
 
     model: SpeculativeModel
@@ -36,6 +38,7 @@ class Request:
     sampler: Sampling | None
     logits_processors: Sequence[LogitsProcessor]
     verify: VerifyName
+    prompt_cache: PromptCache | None = None
 
     @property
     def drafts(self) -> str:
@@ -55,6 +58,7 @@ class Request:
             sampler=self.sampler,
             logits_processors=self.logits_processors,
             verify=self.verify,
+            prompt_cache=self.prompt_cache,
             **self.kv_cache,
         )
 

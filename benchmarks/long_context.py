@@ -1,0 +1,155 @@
+"""Memory and speed behind 1k to 8k tokens, on a random Llama of 4 layers of 512.
+
+    python -m benchmarks.long_context
+    python -m benchmarks.long_context --contexts 1024,8192 --tokens 32
+    python -m benchmarks.long_context --no-timing       # memory alone, on a busy machine
+
+Every row runs in a process of its own, so that its peaks are its own. Memory is what MLX holds
+above the weights: the KV cache, the peak of reading the prompt in chunks, and the peak of decoding.
+The weights are random, so the streams' drafts are hardly ever right: the ratio compares steps, of
+the same tree at every context, and is no speedup.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import mlx.core as mx
+import typer
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.llama import Model, ModelArgs
+
+from specstream_mlx import DraftSettings, PromptCache, SpeculativeModel, StreamConfig, device
+from specstream_mlx.decoding import decode
+from specstream_mlx.streams import Streams
+
+from .result_files import RESULTS, machine_suffix, measured_on, write_results
+
+LAYERS, HIDDEN, VOCABULARY = 4, 512, 4096
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1408,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+CHAIN = DraftSettings(tree_width=1, tree_size=None)
+
+
+def random_model() -> SpeculativeModel:
+    """A random Llama with random lossless streams on its two upper layers."""
+    mx.random.seed(0)
+    model = Model(ModelArgs.from_dict(CONFIG))
+    model.set_dtype(device.fast_dtype(mx.float16))
+    config = StreamConfig(
+        mode="lossless", num_streams=4, num_msa_layers=2, hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS, pruner_rank=0,
+    )  # fmt: skip
+    streams = Streams(config)
+    mx.eval(model.parameters(), streams.parameters())
+    return SpeculativeModel(model, CONFIG, Path("in memory"), streams=streams)
+
+
+def peak_above(held: int) -> float:
+    """MB in use at the most since the last call, above ``held`` bytes."""
+    peak = mx.get_peak_memory() - held
+    mx.reset_peak_memory()
+    return peak / 1e6
+
+
+def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
+    """One row: both prefill and decode one after the other."""
+    model = random_model()
+    prompt = mx.random.randint(0, VOCABULARY, (context,)).tolist()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    caches = make_prompt_cache(model.model)
+    plain = generate_step(
+        mx.array(prompt), model.model, max_tokens=tokens, prefill_step_size=chunk,
+        prompt_cache=caches,
+    )  # fmt: skip
+    next(plain)
+    row = {"context": context, "plain_prefill": peak_above(held)}
+    plain_seconds = list(_seconds(plain))
+    row["plain_decode"] = peak_above(held)
+    del plain, caches
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    cache = PromptCache()
+    steps = decode(model, prompt, CHAIN, chunk, prompt_cache=cache)
+    next(steps)
+    row["prefill"] = peak_above(held)
+    seconds = [second for second, _ in zip(_seconds(steps), range(tokens), strict=False)]
+    row["decode"] = peak_above(held)
+    row["kv_cache"] = sum(layer.nbytes for layer in cache.caches) / 1e6
+    row["step_ratio"] = statistics.median(seconds) / statistics.median(plain_seconds)
+    return row
+
+
+def _seconds(steps: Iterator[Any]) -> Iterator[float]:
+    """How long each step took."""
+    start = time.perf_counter()
+    for _ in steps:
+        now = time.perf_counter()
+        yield now - start
+        start = now
+
+
+def markdown(rows: list[dict], tokens: int, chunk: int, facts: dict[str, str]) -> str:
+    """The result table."""
+    lines = [
+        f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, 2 of 8 heads for keys and "
+        f"values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; the last "
+        "column is a step over a chain of 4 drafts with deferred streams against one of mlx_lm's.",
+        "",
+        "| context | KV cache | prefill, peak | mlx_lm | decoding, peak | mlx_lm | step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        names = ("kv_cache", "prefill", "plain_prefill", "decode", "plain_decode")
+        cells = " | ".join(f"{row[name]:.1f}" for name in names)
+        ratio = row["step_ratio"]
+        step = "not timed" if ratio is None else f"{ratio:.2f}x"
+        lines.append(f"| {row['context']} | {cells} | {step} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    contexts: Annotated[str, typer.Option(help="Prompt lengths.")] = "1024,2048,4096,8192",
+    tokens: Annotated[int, typer.Option(help="Steps to decode.")] = 64,
+    chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
+    one: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Measure memory and speed by context."""
+    if one:
+        print(json.dumps(one_context(int(contexts), tokens, chunk)))
+        return
+    rows = []
+    for context in contexts.split(","):
+        command = [sys.executable, "-m", "benchmarks.long_context", "--one"]
+        command += ["--contexts", context, "--tokens", str(tokens), "--chunk", str(chunk)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        row = json.loads(done.stdout)
+        rows.append(row if timing else {**row, "step_ratio": None})
+    facts = device.describe()
+    name = f"long-context-{machine_suffix(facts)}"
+    values = {"facts": facts, "tokens": tokens, "chunk": chunk, "rows": rows}
+    write_results(output, name, values, markdown(rows, tokens, chunk, facts))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,236 @@
+"""``batch_generate``: several prompts at once, greedily, each along its best path of drafts."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.generate import BatchResponse as PlainResponse
+from mlx_lm.generate import BatchStats as PlainStats
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from . import device
+from .architectures import architecture_of, layer_windows
+from .batch_decoder import BatchDecoder
+from .config import UserError
+from .decoding import fill
+from .draft_settings import DraftSettings
+from .kv import make_caches
+from .prompt_cache import PromptCache
+from .prompts import check_prompt, encode_prompt
+from .speculative_model import SpeculativeModel
+
+
+@dataclass(kw_only=True)
+class BatchStats(PlainStats):
+    """mlx_lm's figures with those of speculation.
+
+    Attributes:
+        accepted_length: tokens that a sequence committed per pass that it took part in.
+    """
+
+    accepted_length: float = 0.0
+
+    @property
+    def target_calls(self) -> int:
+        """Forward passes of the target over the whole batch."""
+        return self.generation_steps
+
+
+@dataclass
+class BatchResponse(PlainResponse):
+    """mlx_lm's response; ``stats`` is a ``BatchStats``, and ``caches`` and ``logprobs`` are none.
+
+    Attributes:
+        finish_reasons: ``stop`` or ``length``, one per prompt.
+    """
+
+    finish_reasons: Sequence[str] = ()
+
+
+def batch_generate(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[str | Sequence[int]],
+    max_tokens: int | Sequence[int] = 128,
+    *,
+    num_streams: int | None = None,
+    speculation: bool = True,
+    deferred: bool = True,
+    prefill_step_size: int = 2048,
+    return_token_ids: bool = False,
+) -> BatchResponse:
+    """Complete several prompts at once, as ``mlx_lm.batch_generate`` does; greedy only.
+
+    Every text is what ``generate`` writes for its prompt alone.
+
+    Args:
+        model: from ``load``.
+        tokenizer: from ``load``.
+        prompts: texts or token ids, of any lengths.
+        max_tokens: the most tokens of each text, or one number for all.
+        num_streams: tokens to draft ahead; ``None``: all that the adapter was trained for.
+        speculation: false for one token a step.
+        deferred: see ``DraftSettings``.
+        prefill_step_size: prompt tokens per pass; the prompts are read one after another.
+        return_token_ids: also return each text's token ids.
+
+    Raises:
+        UserError: no prompts, a prompt or a number that does not fit, or a model with sliding
+            windows, learned positions or an attention that takes no mask per sequence.
+    """
+    _check_model(model)
+    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    for prompt in ids:
+        check_prompt(prompt, model.config)
+    limits = [max_tokens] * len(ids) if isinstance(max_tokens, int) else list(max_tokens)
+    if not ids or len(limits) != len(ids) or min(limits) < 1:
+        raise UserError(
+            f"there are {len(ids)} prompts and max_tokens is {max_tokens}, expected at least one "
+            "prompt, and one number of at least 1 for all or for each"
+        )
+    settings = DraftSettings(
+        num_streams=num_streams,
+        tree_width=1,
+        tree_size=None,
+        speculation=speculation,
+        deferred=deferred,
+    )
+    settings.check(model.config["vocab_size"], model.streams and model.streams.config)
+    stats = BatchStats(prompt_tokens=sum(map(len, ids)))
+    ends = tokenizer.eos_token_ids
+    with device.wired_limit(model.model, [device.generation_stream]):
+        batch = _Batch(model, ids, settings, prefill_step_size, stats)
+        texts, reasons = batch.run(limits, ends)
+    stats.peak_memory = mx.get_peak_memory() / 1e9
+    return BatchResponse(
+        [tokenizer.decode(text) for text in texts],
+        stats,
+        None,
+        token_ids=texts if return_token_ids else None,
+        finish_reasons=reasons,
+    )
+
+
+def _check_model(model: SpeculativeModel) -> None:
+    name = model.config["model_type"]
+    architecture = architecture_of(name)
+    reason = None
+    if architecture.positions != "rope":
+        reason = "its positions are learned"
+    elif architecture.array_masks:
+        reason = "its attention is not known to take a mask per sequence"
+    elif any(window is not None for window in layer_windows(model.config, model.model)):
+        reason = "it has sliding windows"
+    if reason:
+        raise UserError(
+            f"model_type is {name!r}, which cannot decode in batches: {reason}; "
+            "expected one prompt at a time"
+        )
+
+
+class _Batch:
+    """One run of ``batch_generate``.
+
+    Args:
+        model: base and adapter.
+        prompts: token ids.
+        settings: how to draft.
+        step_size: prompt tokens per pass.
+        stats: to be filled in.
+    """
+
+    def __init__(
+        self,
+        model: SpeculativeModel,
+        prompts: Sequence[Sequence[int]],
+        settings: DraftSettings,
+        step_size: int,
+        stats: BatchStats,
+    ):
+        streams = model.streams and model.streams.config
+        self._stats, self._depth = stats, 0
+        if settings.drafts_with(model.streams):
+            trained = streams.num_streams
+            self._depth = trained if settings.num_streams is None else settings.num_streams
+        start = time.perf_counter()
+        caches = [_read(model, prompt[:-1], step_size) for prompt in prompts]
+        self._decoder = BatchDecoder(model, caches, settings.placement(streams), self._depth)
+        self._tokens = [[prompt[-1]] for prompt in prompts]
+        stats.prompt_time = time.perf_counter() - start
+
+    def run(self, limits: Sequence[int], ends: set[int]) -> tuple[list[list[int]], list[str]]:
+        """Decode to the end.
+
+        Args:
+            limits: the most tokens of each text.
+            ends: tokens that end a text.
+
+        Returns:
+            The texts' token ids without end tokens, and why each ended.
+        """
+        texts: list[list[int]] = [[] for _ in limits]
+        reasons = [""] * len(limits)
+        alive, calls = list(range(len(limits))), 0
+        start = time.perf_counter()
+        while alive:
+            self._stats.generation_steps += 1
+            calls += len(alive)
+            going = []
+            for number, tokens in enumerate(self._step()):
+                text, limit = texts[alive[number]], limits[alive[number]]
+                reason = _extend(text, tokens, limit, ends)
+                reasons[alive[number]] = reason
+                if not reason:
+                    going.append(number)
+            if len(going) < len(alive):
+                alive = [alive[number] for number in going]
+                self._tokens = [self._tokens[number] for number in going]
+                if alive:
+                    self._decoder.keep(going)
+            if self._stats.generation_steps % 64 == 0:
+                mx.clear_cache()
+        stats = self._stats
+        stats.generation_tokens = sum(map(len, texts)) + reasons.count("stop")  # end tokens count
+        stats.decode_time = time.perf_counter() - start
+        stats.wall_time = stats.prompt_time + stats.decode_time
+        stats.accepted_length = stats.generation_tokens / calls
+        return texts, reasons
+
+    def _step(self) -> list[list[int]]:
+        """One target call; what each sequence committed."""
+        with mx.stream(device.generation_stream):
+            step = self._decoder.step(mx.array(self._tokens, mx.int32))
+        arrays = [step.predictions, step.accepted]
+        mx.eval(arrays if step.drafts is None else [*arrays, step.drafts])
+        predictions, accepted = (array.tolist() for array in arrays)
+        drafts = [[]] * len(accepted) if step.drafts is None else step.drafts.tolist()
+        committed, following = [], []
+        for chain, after, count, draft in zip(
+            self._tokens, predictions, accepted, drafts, strict=True
+        ):
+            committed.append([*chain[1 : count + 1], after[count]])
+            following.append([after[count], *draft[: self._depth]])
+        self._decoder.commit([count + 1 for count in accepted])
+        self._tokens = following
+        return committed
+
+
+def _read(model: SpeculativeModel, tokens: Sequence[int], step_size: int) -> list:
+    """KV caches of a prompt's tokens."""
+    if not tokens:
+        return make_caches(model.model, model.config)
+    cache = PromptCache()
+    fill(cache, model, tokens, step_size)
+    return cache.caches
+
+
+def _extend(text: list[int], tokens: Sequence[int], limit: int, ends: set[int]) -> str:
+    """Add tokens to a text up to its end; why it ended, or an empty string."""
+    for token in tokens:
+        if token in ends:
+            return "stop"
+        text.append(token)
+        if len(text) == limit:
+            return "length"
+    return ""

@@ -1,0 +1,96 @@
+"""What ``generate --prompt-cache-file`` begins with."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import bundled
+from ..config import UserError
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from ..prompt_cache import PromptCache
+    from ..speculative_model import SpeculativeModel
+
+
+class CachedPrompt:
+    """A prompt cache file, or none.
+
+    Attributes:
+        cache: its rows, once ``open`` has read them.
+        tokenizer_config: the tokenizer's further arguments.
+
+    Raises:
+        UserError: the file is missing, damaged or no prompt cache.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path, self._made_by = path, None
+        self.cache: PromptCache | None = None
+        self.tokenizer_config: dict[str, Any] = {}
+        if path is not None:
+            from ..prompt_cache_files import read_metadata
+
+            self._made_by, self.tokenizer_config = read_metadata(path)
+
+    def model_name(self, given: str | None) -> str | None:
+        """``--model``, or the model that made the file; ``None`` is the bundled one."""
+        if given is not None or self._made_by is None:
+            return given
+        return None if self._made_by == str(bundled.base_path()) else self._made_by
+
+    def open(
+        self, model: "SpeculativeModel", model_name: str, kv_cache: dict[str, int | None]
+    ) -> dict[str, int | None]:
+        """Read the rows.
+
+        Args:
+            model: is to go on from them.
+            model_name: what the user calls it.
+            kv_cache: the options of a quantized KV cache.
+
+        Returns:
+            ``kv_cache``, that of the file where its rows are quantized.
+
+        Raises:
+            UserError: the rows do not fit the model, its LoRA or ``kv_cache``.
+        """
+        if self._path is None:
+            return kv_cache
+        from ..prompt_cache_files import load
+
+        self.cache = load(self._path, model, model_name)
+        if self.cache.quantized is None:
+            return kv_cache
+        bits, group_size = self.cache.quantized
+        if kv_cache["kv_bits"] is not None:
+            given = kv_cache["kv_bits"], kv_cache["kv_group_size"]
+            if given != self.cache.quantized:
+                raise UserError(
+                    f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected "
+                    f"{bits} and {group_size}, as {self._path} has them"
+                )
+        return {**kv_cache, "kv_bits": bits, "kv_group_size": group_size}
+
+    def prompt(
+        self, tokenizer: "TokenizerWrapper", text: str, model: "SpeculativeModel", raw: bool
+    ) -> list[int]:
+        """Token ids of the whole prompt, as far as those of the file are known.
+
+        Args:
+            tokenizer: the model's.
+            text: what the user typed, behind the file's text where there is a file.
+            model: with the adapter whose template is used.
+            raw: no template is.
+        """
+        from ..prompts import chat_prompt, chat_suffix, encode_prompt
+
+        if self.cache is None:
+            if raw:
+                return encode_prompt(tokenizer, text)
+            return chat_prompt(tokenizer, text, model.prompt_template)
+        if raw:
+            suffix = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            suffix = chat_suffix(tokenizer, text, model.prompt_template)
+        return [*self.cache.tokens, *suffix]

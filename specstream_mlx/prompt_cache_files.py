@@ -1,0 +1,347 @@
+"""Prompt caches in files of mlx_lm's format, which either program writes and reads.
+
+Beside mlx_lm's own metadata (``model``, ``tokenizer_config``) a file of ours says under
+``specstream_mlx`` which tokens its rows hold, and by which model and LoRA they were made. A file of
+mlx_lm's says neither: its rows must have the model's shape, and the model the name it says.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import (
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+)
+from safetensors import SafetensorError, safe_open
+
+from .adapters import Adapter
+from .architectures import layer_windows
+from .config import UserError
+from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from .kv_quantization import KVQuantization
+from .prompt_cache import PromptCache
+from .speculative_model import SpeculativeModel
+
+_OURS = "specstream_mlx"
+_SUFFIX = ".safetensors"
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+# Writing --------------------------------------------------------------------------------------
+
+
+def check_target(path: Path) -> None:
+    """Whether a file can be written there.
+
+    Raises:
+        UserError: the directory does not exist, or the name is not one of safetensors.
+    """
+    if path.suffix != _SUFFIX:
+        raise UserError(f"the prompt cache file is {path}, expected a name that ends in {_SUFFIX}")
+    if not path.parent.is_dir():
+        raise UserError(f"the directory {path.parent} of the prompt cache file does not exist")
+    if path.is_dir():
+        raise UserError(f"the prompt cache file {path} is a directory, expected a file")
+
+
+def save(
+    path: Path,
+    cache: PromptCache,
+    model: SpeculativeModel,
+    model_name: str | None = None,
+    tokenizer_config: dict[str, Any] | None = None,
+) -> None:
+    """Write a prompt cache; the file is there complete or not at all.
+
+    Args:
+        path: ends in ``.safetensors``; a file that is there is replaced.
+        cache: holds at least one row.
+        model: made its rows.
+        model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
+        tokenizer_config: the tokenizer's further arguments.
+
+    Raises:
+        UserError: the cache is empty, or the file cannot be written.
+    """
+    check_target(path)
+    if not cache.rows:
+        raise UserError("the prompt cache is empty, expected one that holds a prompt")
+    facts = {
+        "tokens": cache.tokens,
+        "unknown_rows": cache.unknown_rows,
+        "base_fingerprint": model.base_fingerprint,
+        "weights": weights_digest(model.path),
+        "adapter": lora_digest(model.adapter),
+    }
+    metadata = {
+        "model": model_name or str(model.path),
+        "tokenizer_config": json.dumps(tokenizer_config or {}),
+        _OURS: json.dumps(facts),
+    }
+    pairs = zip(cache.caches, make_prompt_cache(model.model), strict=True)
+    layers = [_as_mlx_lm(layer, own, cache.rows) for layer, own in pairs]
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{_SUFFIX}")  # mlx wants this ending
+    try:
+        save_prompt_cache(str(partial), layers, metadata)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _as_mlx_lm(layer: Any, own: Any, rows: int) -> Any:
+    """The first ``rows`` rows of a layer in the class that mlx_lm has for it."""
+    keys, values = tree_map(lambda array: array[..., :rows, :], (layer.keys, layer.values))
+    if isinstance(layer, QuantizedKVCache):
+        return QuantizedKVCache.from_state((keys, values, rows, layer.group_size, layer.bits))
+    if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
+        return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
+    return KVCache.from_state((keys, values, rows))
+
+
+def weights_digest(directory: Path) -> str:
+    """A digest of samples from a model's files, which tells models of one shape apart."""
+    digest = hashlib.sha256()
+    for file in sorted(directory.glob(f"model*{_SUFFIX}")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            for number in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def lora_digest(adapter: Adapter | None) -> str | None:
+    """A digest of an adapter's LoRA, upon which the rows of a prompt depend; ``None``: no LoRA."""
+    if adapter is None or not adapter.lora:
+        return None
+    parameters = adapter.config["lora_parameters"], adapter.config.get("fine_tune_type", "lora")
+    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
+    for name, tensor in sorted(adapter.lora.items()):
+        digest.update(name.encode())
+        digest.update(memoryview(mx.contiguous(tensor).view(mx.uint8)))
+    return digest.hexdigest()[:16]
+
+
+# Reading --------------------------------------------------------------------------------------
+
+
+def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """The name of the model that a file was made with, and the arguments of its tokenizer.
+
+    Raises:
+        UserError: the file is missing, damaged or no prompt cache.
+    """
+    metadata, _ = _header(path)
+    try:
+        config = json.loads(metadata.get("0.tokenizer_config", "{}"))
+    except json.JSONDecodeError:
+        config = None
+    if not isinstance(config, dict):
+        raise _damaged(path, "its tokenizer_config is not a JSON object")
+    config.pop("trust_remote_code", None)  # which a file has no say in
+    return metadata.get("0.model"), config
+
+
+def load(path: Path, model: SpeculativeModel, model_name: str | None = None) -> PromptCache:
+    """Read a prompt cache that this project or mlx_lm wrote.
+
+    Args:
+        path: the file.
+        model: what is to go on from it.
+        model_name: what the user calls the model; ``None``: its directory.
+
+    Raises:
+        UserError: the file is damaged, was made by another model or LoRA, or holds caches that
+            cannot go back to an accepted path.
+    """
+    metadata, classes = _header(path)
+    ours = _our_facts(path, metadata)
+    if ours is not None:
+        _check_made_by(path, ours, metadata.get("0.model"), model)
+    else:
+        _check_name(path, metadata.get("0.model"), model, model_name)
+    try:
+        layers = load_prompt_cache(str(path))
+        mx.eval([layer.state for layer in layers])
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(path, str(error)) from None
+    caches = list(_checked_layers(path, layers, classes, model, own_windows=ours is not None))
+    rows = caches[0].offset
+    tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
+    if unknown + len(tokens) != rows:
+        raise _damaged(path, f"it has {rows} rows for {unknown + len(tokens)} tokens")
+    cache = PromptCache.of(model, caches, tokens, unknown)
+    if cache.quantized:
+        KVQuantization(*cache.quantized, 0).check(model.model, model.config)
+    return cache
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is not a complete prompt cache ({reason}), "
+        "expected one from `specstream-mlx cache-prompt` or mlx_lm"
+    )
+
+
+def _header(path: Path) -> tuple[dict[str, str], list[str]]:
+    """A file's metadata as mlx_lm flattens it, and the classes of its layers' caches."""
+    if not path.is_file():
+        raise UserError(f"the prompt cache file {path} does not exist")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+    classes = []
+    while (name := metadata.get(f"1.{len(classes)}")) is not None:
+        classes.append(name)
+    if not classes:
+        raise _damaged(path, "its metadata names no caches")
+    return metadata, classes
+
+
+def _our_facts(path: Path, metadata: dict[str, str]) -> dict[str, Any] | None:
+    """What the metadata says beside mlx_lm's, checked; ``None`` for a file of mlx_lm's."""
+    if f"0.{_OURS}" not in metadata:
+        return None
+    try:
+        facts = json.loads(metadata[f"0.{_OURS}"])
+        sound = (
+            all(isinstance(facts[name], str) for name in ("base_fingerprint", "weights"))
+            and isinstance(facts["adapter"], str | None)
+            and isinstance(facts["unknown_rows"], int)
+            and isinstance(facts["tokens"], list)
+            and all(type(token) is int for token in facts["tokens"])
+        )
+    except (json.JSONDecodeError, KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise _damaged(path, f"its metadata {_OURS} is not what we write")
+    return facts
+
+
+def _check_made_by(
+    path: Path, facts: dict[str, Any], name: str | None, model: SpeculativeModel
+) -> None:
+    expected = model.base_fingerprint
+    if facts["base_fingerprint"] != expected:
+        raise UserError(
+            f"{path} was made by another model ({name}, fingerprint {facts['base_fingerprint']}), "
+            f"expected fingerprint {expected}"
+        )
+    expected = weights_digest(model.path)
+    if facts["weights"] != expected:
+        raise UserError(
+            f"{path} was made by a model of the same shape with other weights ({name}, digest "
+            f"{facts['weights']}), expected digest {expected}"
+        )
+    found, expected = (
+        "no LoRA" if digest is None else f"the LoRA of digest {digest}"
+        for digest in (facts["adapter"], lora_digest(model.adapter))
+    )
+    if found != expected:
+        raise UserError(f"{path} was made with {found}, expected {expected}: rows depend on it")
+
+
+def _check_name(
+    path: Path, found: str | None, model: SpeculativeModel, model_name: str | None
+) -> None:
+    """mlx_lm compares the names of the models; two names of one directory are the same here."""
+    expected = model_name or str(model.path)
+    if found in (expected, None) or Path(found).resolve() == model.path.resolve():
+        return
+    raise UserError(f"{path} was made by the model {found}, expected {expected}")
+
+
+def _checked_layers(
+    path: Path, layers: list[Any], classes: list[str], model: SpeculativeModel, own_windows: bool
+) -> Iterator[Any]:
+    """The caches in this project's classes, each of the model's shape and dtype.
+
+    Args:
+        path: the file.
+        layers: as mlx_lm reads them.
+        classes: their names.
+        model: base and adapter.
+        own_windows: the rows were made with the windows that mlx_lm leaves out.
+    """
+    probe = make_caches(model.model, model.config)
+    model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype
+    windows = layer_windows(model.config, model.model)
+    if len(layers) != len(probe):
+        raise UserError(f"{path} has {len(layers)} layers, expected the model's {len(probe)}")
+    offsets = {getattr(layer, "offset", None) for layer in layers}
+    for number, (layer, expected, window) in enumerate(zip(layers, probe, windows, strict=True)):
+        where = f"{path}: layer {number}"
+        if isinstance(layer, RotatingKVCache):
+            # Rows are in order and none was dropped; those of mlx_lm's --max-kv-size have a keep.
+            if layer.keep or layer.max_size != window or layer._idx != layer.offset:
+                raise UserError(
+                    f"{where} has a RotatingKVCache that dropped rows or has another window than "
+                    f"the model's, expected all rows: only then can it go back"
+                )
+        elif type(layer) not in (KVCache, QuantizedKVCache):
+            raise UserError(
+                f"{where} has a {classes[number]}, expected a KVCache or QuantizedKVCache: "
+                "no other can go back to an accepted path"
+            )
+        elif window is not None and not own_windows and layer.offset > window:
+            raise UserError(
+                f"{where} has {layer.offset} rows of mlx_lm's, which leaves out the model's window "
+                f"of {window}, expected at most so many"
+            )
+        _check_rows(path, layer, expected, len(offsets))
+        yield _as_ours(layer, window, expected.keys.dtype)
+
+
+def _check_rows(path: Path, layer: Any, expected: KVCache, different_offsets: int) -> None:
+    rows = layer.offset
+    if different_offsets > 1 or not isinstance(rows, int) or rows < 1:
+        raise _damaged(path, "its layers hold different numbers of rows, or none")
+    for name in ("keys", "values"):
+        _, heads, _, size = getattr(expected, name).shape
+        found = getattr(layer, name)
+        if isinstance(layer, QuantizedKVCache):
+            parts = [array for _, array in tree_flatten(found)]
+            size_found = parts[0].shape[-1] * 32 // layer.bits if len(parts) == 3 else None
+            found = parts[0]
+        else:
+            size_found = found.shape[-1]
+        if (
+            found.ndim != 4
+            or found.shape[:2] != (1, heads)
+            or found.shape[2] < rows
+            or size_found != size
+        ):
+            raise UserError(
+                f"{path}: {name} have the shape {found.shape}, expected {rows} rows of the model's "
+                f"{heads} heads of {size}"
+            )
+
+
+def _as_ours(layer: Any, window: int | None, dtype: mx.Dtype) -> Any:
+    """The cache in the class that ``kv.make_caches`` and its quantization have for the layer."""
+    keys, values = tree_map(
+        lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
+        (layer.keys, layer.values),
+    )
+    if isinstance(layer, QuantizedKVCache):
+        state = keys, values, layer.offset, layer.group_size, layer.bits
+        cache = QuantizedKVCache.from_state(state)
+        return cache if window is None else WindowedQuantizedKVCache(window, cache)
+    cache = KVCache() if window is None else WindowedKVCache(window)
+    cache.state = keys, values, layer.offset
+    return cache

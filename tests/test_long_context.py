@@ -1,0 +1,146 @@
+"""8k tokens of context: the text is mlx_lm's, and memory is the KV cache and one chunk's work."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from random_models import assert_lossless, random_prompt
+from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
+
+from specstream_mlx import PromptCache
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.decoding import decode
+from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.speculative_model import SpeculativeModel
+from specstream_mlx.streams import Streams
+
+LENGTH, CHUNK = 8000, 256
+SETTINGS = {
+    "no drafts": DraftSettings(speculation=False),
+    "deferred": DraftSettings(),
+    "beside": DraftSettings(deferred=False),
+    "pruned": DraftSettings(tree_width=2, max_nodes=4),
+}
+
+pytestmark = pytest.mark.slow
+
+
+def long_model(mode="lossless"):
+    """Keys and values are large beside everything else, so that a copy of them is noticed."""
+    config = tiny_llama_config(
+        hidden_size=256, num_key_value_heads=4, intermediate_size=64, max_position_embeddings=16384
+    )
+    model = tiny_llama(config, seed=1)
+    for layer in model.layers:
+        layer.self_attn.q_proj.weight *= 4
+        layer.self_attn.o_proj.weight *= 2
+    stream_config = StreamConfig(
+        mode=mode,
+        num_streams=3,
+        num_msa_layers=2,
+        hidden_size=256,
+        num_hidden_layers=4,
+        pruner_rank=4,
+    )
+    streams = Streams(stream_config)
+    streams.load_weights(list(tiny_streams(stream_config, seed=2).items()))
+    mx.eval(model.parameters(), streams.parameters())
+    return SpeculativeModel(model, config, Path("in memory"), streams=streams)
+
+
+def peak_of(work):
+    """Bytes in use at the most during ``work()`` above those before it."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    result = work()
+    return mx.get_peak_memory() - before, result
+
+
+def held_bytes(caches):
+    return sum(cache.nbytes for cache in caches)
+
+
+def plain_prefill(model, length):
+    """mlx_lm's peak of reading a prompt."""
+
+    def work():
+        caches = make_prompt_cache(model.model)
+        prompt = mx.array(random_prompt(length))
+        steps = generate_step(
+            prompt, model.model, max_tokens=1, prefill_step_size=CHUNK, prompt_cache=caches
+        )
+        next(steps)
+        return caches
+
+    return peak_of(work)
+
+
+def our_prefill(model, length, settings=SETTINGS["deferred"]):
+    """The same of this project, with one step behind it."""
+    cache = PromptCache()
+
+    def work():
+        return next(decode(model, random_prompt(length), settings, CHUNK, prompt_cache=cache))
+
+    peak, _ = peak_of(work)
+    return peak, cache.caches
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_prefill_takes_no_more_than_that_of_mlx_lm(mode):
+    """Beside the rows only one chunk's work, which on the CPU includes its attention scores."""
+    model = long_model(mode)
+    for length in (2000, LENGTH):
+        plain, _ = plain_prefill(model, length)
+        peak, caches = our_prefill(model, length)
+        assert peak < 1.05 * plain
+        assert held_bytes(caches) <= 1.02 * 4 * 2 * (length + KVCache.step) * 256 * 4
+        scores = 4 * CHUNK * length * 4
+        assert peak < 1.3 * held_bytes(caches) + 2.5 * scores
+        del caches
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_steps_take_no_more_than_their_rows(mode, settings):
+    """Two hundred tokens behind 8k: no step copies a layer's keys, and nothing is left behind."""
+    model, cache = long_model(mode), PromptCache()
+    prompt = random_prompt(LENGTH)
+    steps = decode(model, prompt, SETTINGS[settings], CHUNK, prompt_cache=cache)
+    layer_keys = 4 * LENGTH * 64 * 4
+    count, before, held = 0, None, None
+    for number, step in enumerate(steps):
+        count += len(step.tokens)
+        rows = step.tested_nodes * (1 + (mode == "shared" or settings == "beside") * 3)
+        del step
+        if number == 4:
+            mx.eval([layer.state for layer in cache.caches])
+            before, held = mx.get_active_memory(), held_bytes(cache.caches)
+            mx.reset_peak_memory()
+        if before is None or held_bytes(cache.caches) != held:
+            before = held = None  # the buffers grow, which copies them
+        else:
+            scores = 4 * max(rows, 9) * LENGTH * 4
+            allowed = layer_keys / 2 + 2 * scores
+            assert mx.get_peak_memory() - before < allowed
+            assert mx.get_active_memory() - before < 0.3 * layer_keys
+        if count >= 220:
+            break
+    assert cache.caches[0].offset >= LENGTH + 200
+
+
+@pytest.mark.parametrize("settings", ["deferred", "pruned"])
+def test_the_text_is_that_of_mlx_lm(settings):
+    model, prompt = long_model(), random_prompt(LENGTH)
+    steps = generate_step(mx.array(prompt), model.model, max_tokens=60, prefill_step_size=CHUNK)
+    expected = [token for token, _ in steps]
+    assert len(set(expected)) >= 10
+    found = []
+    for step in decode(model, prompt, SETTINGS[settings], CHUNK):
+        found += step.tokens
+        if len(found) >= 60:
+            break
+    assert_lossless(model.model, prompt, found, expected)

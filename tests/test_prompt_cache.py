@@ -1,0 +1,189 @@
+"""Turns of a conversation on one prompt cache write what each would write from scratch."""
+
+from pathlib import Path
+
+import pytest
+from random_models import (
+    BASES,
+    assert_same_rows,
+    plain_caches,
+    plain_tokens,
+    random_prompt,
+    speculative_model,
+)
+from tiny_models import (
+    stream_adapter_directory,
+    tiny_llama,
+    tiny_llama_config,
+    tiny_llama_directory,
+)
+
+from specstream_mlx import PromptCache, UserError, load
+from specstream_mlx.decoding import decode, fill
+from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.prompts import check_prompt
+from specstream_mlx.speculative_model import SpeculativeModel
+
+FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
+SETTINGS = {
+    "tree": DraftSettings(tree_width=2, tree_size=None),
+    "no drafts": DraftSettings(speculation=False),
+}
+
+
+def tokens_of(model, prompt, count, settings=SETTINGS["tree"], cache=None, **options):
+    tokens = []
+    steps = decode(model, prompt, settings, prompt_cache=cache, **options)
+    while len(tokens) < count:
+        tokens += next(steps).tokens
+    steps.close()
+    return tokens
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+def test_three_turns_are_those_from_scratch(base, mode, settings):
+    model, cache, prompt = speculative_model(base, mode=mode), PromptCache(), FIRST
+    held = 0
+    for turn in range(3):
+        found = tokens_of(model, prompt, 20, settings, cache)
+        assert found == tokens_of(model, prompt, 20, settings)[: len(found)]
+        assert cache.reused == (held if turn else 0)
+        rows = [*prompt, *found[:-1]] if mode == "lossless" else prompt[:-1]
+        assert cache.tokens == rows
+        held = len(rows)
+        prompt = [*prompt, *found, *MORE]
+
+
+def test_generated_rows_of_shared_mode_are_other_rows():
+    """Negative control: used again, they would change the second turn's text."""
+    model, cache = speculative_model(mode="shared"), PromptCache()
+    first = tokens_of(model, FIRST, 30, SETTINGS["no drafts"], cache)
+    second = [*FIRST, *first, *MORE]
+    expected = tokens_of(model, second, 40)
+    wrong = PromptCache.of(model, cache.caches, [*FIRST, *first[:-1]])
+    assert tokens_of(model, second, 40, cache=wrong)[:40] != expected[:40]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_common_beginning_alone_is_used(mode):
+    model, cache = speculative_model(mode=mode), PromptCache()
+    tokens_of(model, FIRST, 20, cache=cache)
+    for prompt, reused in (
+        ([*FIRST[:7], *MORE], 7),
+        (FIRST[:4], 3),
+        (MORE, 0),
+        (MORE, 5),
+        ([MORE[0]], 0),
+    ):
+        found = tokens_of(model, prompt, 12, cache=cache)
+        assert cache.reused == reused
+        assert found == tokens_of(model, prompt, 12)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_an_abandoned_generation_leaves_it_consistent(settings, steps):
+    """Its rows are those of a plain forward; left open, it may not go on beside a later one."""
+    model, cache = speculative_model(), PromptCache()
+    abandoned = decode(model, FIRST, settings, prompt_cache=cache)
+    text = list(FIRST)
+    for _ in range(steps):
+        text += next(abandoned).tokens
+    prompt = [*text, *MORE]
+    found = tokens_of(model, prompt, 12, cache=cache)
+    assert cache.reused == (len(text) - 1 if steps else 0)
+    assert found == tokens_of(model, prompt, 12)
+    if steps:
+        with pytest.raises(UserError, match="in use by a later generation"):
+            next(abandoned)
+    fill(cache, model, cache.tokens)
+    assert_same_rows(cache.caches, plain_caches(model.model, cache.tokens))
+
+
+def test_an_interrupted_prefill(monkeypatch):
+    model, cache = speculative_model(), PromptCache()
+    tokens_of(model, FIRST, 1, cache=cache)
+    monkeypatch.setattr("mlx.core.eval", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(decode(model, [*FIRST, *MORE], SETTINGS["tree"], prompt_cache=cache))
+    monkeypatch.undo()
+    found = tokens_of(model, [*FIRST, *MORE], 12, cache=cache)
+    assert found == tokens_of(model, [*FIRST, *MORE], 12)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_filled_and_gone_on_from(base):
+    model, cache = speculative_model(base), PromptCache()
+    fill(cache, model, FIRST, prefill_step_size=5)
+    assert cache.tokens == FIRST
+    expected = tokens_of(model, [*FIRST, *MORE], 20)
+    assert tokens_of(model, [*FIRST, *MORE], 20, cache=cache) == expected
+    assert cache.reused == len(FIRST)
+
+
+def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", seed=3)
+    plain = stream_adapter_directory(tmp_path / "streams", base)
+    others = [
+        stream_adapter_directory(tmp_path / f"lora{n}", base, mode="shared", lora_rank=4, seed=n)
+        for n in (1, 2)
+    ]
+    model, _ = load(base)
+    cache, prompt = PromptCache(), [*FIRST, *MORE]
+    tokens_of(model, FIRST, 12, cache=cache)
+    for adapter, kept in ((plain, True), (others[0], False), (others[1], False), (None, False)):
+        model.swap_adapter(adapter)
+        assert tokens_of(model, prompt, 12, cache=cache) == tokens_of(model, prompt, 12)
+        assert bool(cache.reused) is kept
+        tokens_of(model, FIRST, 1, cache=cache)
+    another, _ = load(base)
+    tokens_of(another, prompt, 12, cache=cache)
+    assert cache.reused == 0
+
+
+def test_rows_without_tokens_cannot_be_replaced(tmp_path):
+    model, other = speculative_model(), speculative_model(seed=1)
+    cache = PromptCache()
+    fill(cache, model, FIRST)
+    unknown = PromptCache.of(model, cache.caches, [], len(FIRST))
+    found = tokens_of(model, MORE, 12, cache=unknown)
+    assert found == tokens_of(model, [*FIRST, *MORE], 12)
+    with pytest.raises(UserError, match="made with another model, expected the same"):
+        tokens_of(other, MORE, 1, cache=unknown)
+    with pytest.raises(UserError, match="the prompt has 18 tokens"):
+        check_prompt(MORE, {**model.config, "max_position_embeddings": 17}, len(FIRST))
+
+
+def test_rows_of_another_quantization_are_dropped():
+    model, cache = quantizable_model(), PromptCache()
+    options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
+    prompt = [*FIRST, *MORE]
+    fill(cache, model, FIRST, **options)
+    assert cache.quantized == (8, 32)
+    tokens_of(model, prompt, 5, cache=cache, **options)
+    assert cache.reused == len(FIRST)
+    tokens_of(model, prompt, 5, cache=cache)
+    assert (cache.reused, cache.quantized) == (0, None)
+    unknown = PromptCache.of(model, cache.caches, [], cache.rows)
+    tokens_of(model, MORE, 5, cache=unknown, **options)
+    with pytest.raises(UserError, match="kv_bits of 8 and a kv_group_size of 32, expected the"):
+        tokens_of(model, MORE, 5, cache=unknown)
+
+
+def quantizable_model():
+    config = tiny_llama_config(num_attention_heads=2)
+    return SpeculativeModel(tiny_llama(config), config, Path("in memory"))
+
+
+def test_mlx_lm_goes_on_from_the_same_rows():
+    model, cache = speculative_model(), PromptCache()
+    found = tokens_of(model, FIRST, 20, cache=cache)
+    fill(cache, model, [*FIRST, *found])
+    expected = plain_tokens(model.model, [*FIRST, *found, *MORE], 12)
+    assert plain_tokens(model.model, MORE, 12, prompt_cache=cache.caches) == expected
