@@ -13,10 +13,12 @@ _HOMES = {
     "Sampling": "sampling",
     "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",
+    "TuningResult": "tuning",
     "UserError": "config",
     "generate": "generation",
     "load": "speculative_model",
     "stream_generate": "generation",
+    "tune": "tuning",
 }
 
 __all__ = list(_HOMES)

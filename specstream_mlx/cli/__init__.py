@@ -17,6 +17,7 @@ from .convert import convert
 from .doctor import doctor
 from .generate import generate
 from .inspect import inspect
+from .tune import tune
 
 
 class _Commands(TyperGroup):
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command(no_args_is_help=False)(generate)
 app.command()(convert)
 app.command()(inspect)
+app.command()(tune)
 app.command()(doctor)
 
 
