@@ -144,7 +144,7 @@ def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str,
         raise UserError(f"settings is {drafting!r}, expected DraftSettings, a drafting or 'auto'")
     if overrides:
         raise UserError(
-            f"settings is a drafting and {next(iter(overrides))} was given too, expected one of them"
+            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
         )
     if verify == "rejection" and not isinstance(drafting, FixedDrafting):
         raise UserError(

@@ -18,8 +18,8 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import device, user_cache
-from .adaptive import AdaptiveDrafting, Arm
 from .adapters import ADAPTER_CONFIG
+from .adaptive import AdaptiveDrafting, Arm
 from .architectures import text_limit
 from .base_model import weight_files
 from .calibration import calibration_prompts
@@ -39,7 +39,7 @@ MAX_TOKENS = 64
 _VERSION = 1
 _COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 5.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
-_FINALISTS = 6
+_SHOWN = 8
 _WORTH = 1.02  # drafts must win more than what timings are off by
 
 
@@ -238,12 +238,11 @@ def measure(
         "kv_group_size": quantization.group_size,
         "quantized_kv_start": quantization.start,
     }
-    finalists = corrected(model, _finalists(expected), recordings, _TRIAL_SECONDS, kv_cache)
-    ranking = sorted(finalists, key=lambda arm: -arm.rate)
+    ranking = corrected(model, expected, recordings, _TRIAL_SECONDS, kv_cache)
     counts = acceptance(recordings)
     return TuningResult(
         arms=choose(ranking),
-        ranking=tuple(ranking),
+        ranking=_shown(ranking),
         costs=costs,
         acceptance=counts and counts.rates(),
         texts=len(recordings),
@@ -283,11 +282,13 @@ def _record(
     return found
 
 
-def _finalists(expected: Sequence[Arm]) -> list[Arm]:
-    """The best of each kind, and the best of all besides, from arms in descending order."""
-    best = _best_of_kinds(expected)
-    others = [arm for arm in expected if arm not in best]
-    return best + others[: max(0, _FINALISTS - len(best))]
+def _shown(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The best of each kind and the best of all besides, but once where they draft the same."""
+    best = _best_of_kinds(ranking)
+    different = {(arm.kind, arm.tokens, arm.seconds - arm.host): arm for arm in reversed(ranking)}
+    others = [arm for arm in ranking if arm in different.values() and arm not in best]
+    shown = best + others[: max(0, _SHOWN - len(best))]
+    return tuple(sorted(shown, key=lambda arm: -arm.rate))
 
 
 def _best_of_kinds(ranking: Sequence[Arm]) -> list[Arm]:

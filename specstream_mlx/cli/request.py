@@ -12,6 +12,7 @@ from ..draft_settings import DraftSettings
 from ..generation import GenerationResponse, stream_generate
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
+from ..tuning import TuningResult
 from ..verify_rules import VerifyName
 
 
@@ -22,6 +23,7 @@ class Request:
     Attributes:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
         sampler: ``None`` takes the arg-max.
+        tuned: drafts instead of ``settings``, and adapts.
         verify: the verify rule.
     """
 
@@ -36,11 +38,14 @@ class Request:
     sampler: Sampling | None
     logits_processors: Sequence[LogitsProcessor]
     verify: VerifyName
+    tuned: TuningResult | None = None
 
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        return self.settings.describe(streams=self.model.streams is not None)
+        settings = self.tuned.settings if self.tuned else self.settings
+        drafts = settings.describe(streams=self.model.streams is not None)
+        return f"{drafts}, as tuned" if self.tuned else drafts
 
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""
@@ -49,7 +54,7 @@ class Request:
             self.tokenizer,
             self.prompt,
             self.max_tokens,
-            settings=self.settings,
+            settings=self.tuned.drafting() if self.tuned else self.settings,
             stop=self.stop,
             prefill_step_size=self.prefill_step_size,
             sampler=self.sampler,

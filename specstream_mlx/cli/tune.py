@@ -129,15 +129,15 @@ def _show(result: "TuningResult", streams: bool) -> None:
 def _show_costs(console: "Console", result: "TuningResult") -> None:
     from rich.table import Table
 
-    table = Table(title="Milliseconds of a step by tree nodes", title_justify="left")
-    table.add_column("streams")
-    counts = sorted({nodes for points in result.costs.table.values() for nodes, _ in points})
-    for nodes in counts:
-        table.add_column(str(nodes), justify="right")
-    for placement, points in result.costs.table.items():
-        found = dict(points)
-        cells = [f"{1e3 * found[n]:.1f}" if n in found else "" for n in counts]
-        table.add_row(placement, *cells)
+    costs = result.costs.table
+    table = Table(title="Milliseconds of a step", title_justify="left")
+    table.add_column("tree nodes", justify="right")
+    for placement in costs:
+        heading = "no streams" if placement == "none" else f"streams {placement}"
+        table.add_column(heading, justify="right")
+    for nodes in sorted({nodes for points in costs.values() for nodes, _ in points}):
+        found = [dict(points).get(nodes) for points in costs.values()]
+        table.add_row(str(nodes), *("" if s is None else f"{1e3 * s:.1f}" for s in found))
     console.print(table)
     console.print(f"A step without drafts takes {1e3 * result.costs.plain:.1f} ms.\n")
 
