@@ -5,10 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specstream_mlx.convert.demo_model import calibration, tasks
 from test_cli import base, run, shared, streams  # noqa: F401  (fixtures)
 
-from specstream_mlx import DraftSettings, UserError, device, load, stream_generate, tuning
-from specstream_mlx.calibration import GENERAL_PROMPTS, calibration_prompts, read_prompts
+from specstream_mlx import DraftSettings, UserError, bundled, device, load, stream_generate, tuning
+from specstream_mlx.calibration import (
+    CALIBRATION_FILE,
+    GENERAL_PROMPTS,
+    calibration_prompts,
+    read_prompts,
+)
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.draft_grid import arms, drafts
 from specstream_mlx.replay import Recording
@@ -258,6 +264,13 @@ def test_prompts_of_an_adapter(base, streams, tmp_path):  # noqa: F811
     lines = tmp_path / "lines.txt"
     lines.write_text("first text\n\nsecond {text}\n")
     assert read_prompts(lines) == ["first text", "second {text}"]
+
+
+def test_bundled_prompts_are_from_the_training_split():
+    for name in bundled.adapter_names():
+        found = read_prompts(bundled.adapter_path(name) / CALIBRATION_FILE)
+        assert found == calibration.prompts(name), "run convert.demo_model.calibration again"
+        assert not set(found) & {item.content for item in tasks.held_out(name, 200)}
 
 
 @pytest.mark.parametrize(
