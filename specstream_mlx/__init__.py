@@ -14,11 +14,13 @@ _HOMES = {
     "Sampling": "sampling",
     "SpeculativeModel": "speculative_model",
     "StreamConfig": "config",
+    "TuningResult": "tuning",
     "UserError": "config",
     "batch_generate": "batch",
     "generate": "generation",
     "load": "speculative_model",
     "stream_generate": "generation",
+    "tune": "tuning",
 }
 
 __all__ = list(_HOMES)

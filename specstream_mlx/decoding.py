@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
@@ -47,6 +47,7 @@ class Step:
         return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
 
 
+@runtime_checkable
 class Drafting(Protocol):
     """What says how to draft, before every step anew."""
 

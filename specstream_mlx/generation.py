@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
@@ -14,13 +14,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from . import device
 from .architectures import text_limit
 from .config import UserError
-from .decoding import Step, decode
+from .decoding import Drafting, FixedDrafting, Step, decode
 from .draft_settings import DraftSettings, draft_settings
 from .kv_quantization import KVQuantization
 from .prompt_cache import PromptCache
 from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
+from .tuning import tune
 from .verify_rules import VerifyName, check_rule, rule_name
 
 
@@ -47,7 +48,7 @@ def stream_generate(
     prompt: str | mx.array | Sequence[int],
     max_tokens: int = 256,
     *,
-    settings: DraftSettings | None = None,
+    settings: DraftSettings | Drafting | Literal["auto"] | None = None,
     stop: Sequence[str] = (),
     prefill_step_size: int = 2048,
     kv_bits: int | None = None,
@@ -68,6 +69,8 @@ def stream_generate(
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
         settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
+            ``auto``: as ``tuning.tune`` measured, now or at some earlier time, adapting to the
+            text; the like of it, ``TuningResult.drafting()``, serves one generation.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
@@ -90,11 +93,6 @@ def stream_generate(
             of range or does not fit the model, its KV cache included, or the verify rule.
     """
     verify = rule_name(verify, sampler)
-    if settings:
-        settings = replace(settings, **overrides)
-    else:
-        settings = draft_settings(drawn=verify == "rejection", **overrides)
-    check_rule(verify, settings)
     if isinstance(sampler, Sampling):
         sampler.check(model.config["vocab_size"])
     if max_tokens == 0 or max_tokens < -1:
@@ -111,8 +109,26 @@ def stream_generate(
     if room is not None:  # the last token of all is not read any more
         longest = room - before - len(ids) + 1
         max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
-    settings.check(model.config["vocab_size"], model.streams and model.streams.config)
     KVQuantization(kv_bits, kv_group_size, quantized_kv_start).check(model.model, model.config)
+    if settings == "auto" and verify == "rejection":  # the tuner's trees depend on their drafts
+        settings = None
+    elif settings == "auto":
+        settings = tune(
+            model,
+            tokenizer,
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
+            quantized_kv_start=quantized_kv_start,
+        ).drafting()
+    if settings is None:
+        now = settings = draft_settings(drawn=verify == "rejection", **overrides)
+    elif isinstance(settings, DraftSettings):
+        now = settings = replace(settings, **overrides)
+    else:
+        _check_drafting(settings, verify, overrides)
+        now = settings.settings()
+    check_rule(verify, now)
+    now.check(model.config["vocab_size"], model.streams and model.streams.config)
     steps = decode(
         model,
         ids,
@@ -127,6 +143,20 @@ def stream_generate(
         prompt_cache=prompt_cache,
     )
     return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache)
+
+
+def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str, Any]) -> None:
+    if not isinstance(drafting, Drafting):
+        raise UserError(f"settings is {drafting!r}, expected DraftSettings, a drafting or 'auto'")
+    if overrides:
+        raise UserError(
+            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
+        )
+    if verify == "rejection" and not isinstance(drafting, FixedDrafting):
+        raise UserError(
+            "verify is 'rejection' and the drafts change from step to step, expected a tree of "
+            "fixed shape"
+        )
 
 
 def _respond(

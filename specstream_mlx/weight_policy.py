@@ -6,8 +6,6 @@ here. Which of the two it is on a machine is measured on one of the model's own 
 in the user's cache.
 """
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
-from . import device
+from . import device, user_cache
 from .config import UserError
 
 Weights = Literal["packed", "expanded"]
@@ -138,39 +136,19 @@ def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Prob
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
     key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
-    known = _read_cache(path)
+    known = user_cache.read(path)
     if not measure_again:
         with suppress(KeyError, TypeError):  # not there, or damaged
             found = known[key]
             return Probe(*(tuple(found[name]) for name in ("shape", "packed_ms", "expanded_ms")))
     probe = run_probe(layer)
-    _write_cache(path, known | {key: asdict(probe)})
+    user_cache.write(path, known | {key: asdict(probe)})
     return probe
 
 
 def cache_file() -> Path:
-    """Where probes are kept: ``$XDG_CACHE_HOME`` or ``~/.cache``, then ``specstream-mlx``."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "specstream-mlx" / "weight-policy.json"
-
-
-def _read_cache(path: Path) -> dict:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _write_cache(path: Path, values: dict) -> None:
-    """A cache that cannot be written is measured again next time."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(values, indent=2) + "\n")
-        os.replace(partial, path)
-    except OSError:
-        return
+    """Where probes are kept."""
+    return user_cache.directory() / "weight-policy.json"
 
 
 def _seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:

@@ -3,7 +3,10 @@
 import pytest
 
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
-from specstream_mlx import weight_policy
+from specstream_mlx import tuning, weight_policy
+from specstream_mlx.adaptive import Arm
+from specstream_mlx.draft_settings import LIKELY_DRAFTS
+from specstream_mlx.step_costs import StepCosts
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,4 +16,14 @@ def expanded_weights(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(weight_policy, "cached_probe", lambda *_: found)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def likely_drafts(expanded_weights):
+    """The command line measures no drafts, but where a test says so."""
+    arm = Arm("streams", LIKELY_DRAFTS, 1.0, 1.0, 1.0, 0.0, (1.0,))
+    result = tuning.TuningResult((arm,), (arm,), StepCosts(1.0, {}), None, 1, 1, 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "tune", lambda *_, **__: result)
         yield

@@ -18,6 +18,7 @@ from .convert import convert
 from .doctor import doctor
 from .generate import generate
 from .inspect import inspect
+from .tune import tune
 
 
 class _Commands(TyperGroup):
@@ -45,6 +46,7 @@ app.command(no_args_is_help=False)(generate)
 app.command()(cache_prompt)
 app.command()(convert)
 app.command()(inspect)
+app.command()(tune)
 app.command()(doctor)
 
 

@@ -72,7 +72,9 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
     drawn = request.sampler is not None
     if request.model.mode == "shared" and not drawn:
         # The main stream sees its streams, so mlx_lm computes another function.
-        one_token_a_step = replace(request, settings=replace(request.settings, speculation=False))
+        one_token_a_step = replace(
+            request, settings=replace(request.settings, speculation=False), tuned=None
+        )
         reference = "the same model decoding one token a step"
         expected = [response.token for response in one_token_a_step.responses()]
     several = min(len(tokens), len(plain_tokens)) > 1

@@ -32,15 +32,18 @@ def examine(model: str | None = None) -> dict[str, Any]:
 
     Returns:
         ``device``, ``packages`` (name to version or ``None``), ``bundled_model``,
-        ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``)
-        and ``missing``, a list of sentences.
+        ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
+        ``tuned`` (why ``generate`` drafts as it does there, a sentence; ``None`` where the tuner
+        has not run) and ``missing``, a list of sentences.
 
     Raises:
         UserError: ``model`` cannot be used.
     """
     from .. import bundled, device
-    from ..base_model import model_directory, read_model
+    from ..base_model import model_directory, read_config, read_model
     from ..blas import OPENBLAS_HINT
+    from ..speculative_model import SpeculativeModel
+    from ..tuning import cached
     from ..weight_policy import hold_weights
 
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
@@ -51,15 +54,21 @@ def examine(model: str | None = None) -> dict[str, Any]:
     except UserError as error:
         bundled_model = None
         missing.append(str(error))
-    held = None
+    held = tuned = None
     if examined := model or bundled_model:
-        held = hold_weights(read_model(model_directory(examined))[0], measure_again=True)[1]
+        path = model_directory(examined)
+        base, held = hold_weights(read_model(path)[0], measure_again=True)
+        speculative = SpeculativeModel(base, read_config(path), path, held=held)
+        if model is None:
+            speculative.swap_adapter(bundled.streams_path())
+        tuned = cached(speculative)
     return {
         "device": device.describe(),
         "packages": packages,
         "bundled_model": bundled_model,
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
+        "tuned": tuned and tuned.reason(),
         "missing": missing,
     }
 
@@ -94,5 +103,6 @@ def doctor(
             f"{'weights':16} {held['form']}, {held['stored_bytes'] / 1e6:.1f} MB as stored, "
             f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
         )
+    print(f"{'drafts':16} {facts['tuned'] or 'not measured yet: specstream-mlx tune'}")
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +29,7 @@ from .sampling_options import (
     XtcThreshold,
     sampler_of,
 )
+from .tune import MEASURING
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
@@ -234,6 +237,15 @@ def generate(
         bool,
         Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
     ] = False,
+    no_tune: Annotated[
+        bool,
+        Option(
+            "--no-tune",
+            help="Do not measure how to draft on this machine, nor use what was measured. Without "
+            "other options about drafts that happens once; see tune.",
+            rich_help_panel=_DRAFTS,
+        ),
+    ] = False,
     verify: Annotated[
         Literal["greedy", "sample", "rejection", "typical"] | None,
         Option(help=VERIFY_HELP, rich_help_panel=_DRAFTS),
@@ -336,6 +348,7 @@ def generate(
     from ..draft_settings import draft_settings
     from ..drafters.static_tree import StaticTree
     from ..speculative_model import load
+    from ..tuning import tune as run_tuner
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
     from .request import Request
@@ -352,6 +365,7 @@ def generate(
         "static_tree": tree and StaticTree.load(tree),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
+    said = fields or tree_width or lookup or no_speculation or verify == "rejection"
     if tree_width is not None:
         fields |= {"tree_width": tree_width, "tree_size": tree_size}
     settings = draft_settings(
@@ -399,9 +413,15 @@ def generate(
         rule_name(verify, sampler),
         cached.cache,
     )
+    responses = request.responses()
+    if not said and not no_tune:  # only now, as the request has been found to be sound
+        note = partial(reporting.note, MEASURING)
+        request = replace(
+            request, tuned=run_tuner(loaded, tokenizer, on_measuring=note, **kv_cache)
+        )
+        settings, responses = request.tuned.settings, request.responses()
     if seed is not None:
         mx.random.seed(seed)
-    responses = request.responses()
     if loaded.streams is None and not settings.drafts_with(None):
         reporting.note(
             f"The adapter {source.adapter_name} has no streams, so nothing is drafted"

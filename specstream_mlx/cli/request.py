@@ -13,6 +13,7 @@ from ..generation import GenerationResponse, stream_generate
 from ..prompt_cache import PromptCache
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
+from ..tuning import TuningResult
 from ..verify_rules import VerifyName
 
 
@@ -23,6 +24,7 @@ class Request:
     Attributes:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
         sampler: ``None`` takes the arg-max.
+        tuned: drafts instead of ``settings``, and adapts.
         verify: the verify rule.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
     """
@@ -39,11 +41,14 @@ class Request:
     logits_processors: Sequence[LogitsProcessor]
     verify: VerifyName
     prompt_cache: PromptCache | None = None
+    tuned: TuningResult | None = None
 
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        return self.settings.describe(streams=self.model.streams is not None)
+        settings = self.tuned.settings if self.tuned else self.settings
+        drafts = settings.describe(streams=self.model.streams is not None)
+        return f"{drafts}, as tuned" if self.tuned else drafts
 
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""
@@ -52,7 +57,7 @@ class Request:
             self.tokenizer,
             self.prompt,
             self.max_tokens,
-            settings=self.settings,
+            settings=self.tuned.drafting() if self.tuned else self.settings,
             stop=self.stop,
             prefill_step_size=self.prefill_step_size,
             sampler=self.sampler,

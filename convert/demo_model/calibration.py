@@ -1,0 +1,42 @@
+"""The calibration texts of the bundled adapters: prompts from the tasks' training split.
+
+python -m specstream_mlx.convert.demo_model.calibration
+"""
+
+import json
+import random
+from pathlib import Path
+
+from specstream_mlx import bundled
+from specstream_mlx.calibration import CALIBRATION_FILE
+
+from . import tasks
+
+_PROMPTS = 8
+_SEED = 44
+
+
+def prompts(task: str | None) -> list[str]:
+    """What users of a task's adapter type; ``None``: of the base, the instruction included."""
+    if task is not None:
+        rng = random.Random(f"{task}-{_SEED}")
+        return [tasks.sample(rng, "train", task).content for _ in range(_PROMPTS)]
+    rng = random.Random(_SEED)
+    return [tasks.instructed(tasks.sample(rng, "train", name)) for name in tasks.TASKS]
+
+
+def write_calibration(directory: Path, task: str | None = None) -> None:
+    """Write the calibration file of an adapter directory."""
+    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(task)]
+    (directory / CALIBRATION_FILE).write_text("".join(lines))
+
+
+def main() -> None:
+    """Write the files of all bundled adapters."""
+    write_calibration(bundled.streams_path())
+    for name in bundled.adapter_names():
+        write_calibration(bundled.adapter_path(name), name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""``specstream-mlx tune``: what rows cost here, what is accepted, and how to draft therefore."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from .. import blas
+from . import numbers, reporting
+from .inputs import choose_source
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..adaptive import Arm
+    from ..tuning import TuningResult
+
+MEASURING = "Measuring how to draft on this machine, once; see specstream-mlx tune"
+
+
+def tune(
+    model: Annotated[
+        str | None,
+        Option(metavar="DIR|REPO", help="A model in MLX format. Default: the bundled one."),
+    ] = None,
+    adapter: Annotated[
+        str | None, Option(metavar="NAME", help="A bundled adapter; doctor lists them.")
+    ] = None,
+    adapter_path: Annotated[
+        Path | None, Option(metavar="DIR", help="An adapter directory.")
+    ] = None,
+    weights: Annotated[
+        Literal["auto", "packed", "expanded"],
+        Option(help="How quantized weights are held; auto: what runs faster here."),
+    ] = "auto",
+    prompts: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help='Texts to measure acceptance on: one a line, or objects {"prompt": ..}. Default: '
+            "the adapter's calibration.jsonl, or general ones.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "--max-tokens",
+            "-m",
+            parser=numbers.at_least(2),
+            metavar="N",
+            help="Tokens to generate from each text, at most. Default: 64.",
+        ),
+    ] = None,
+    kv_bits: Annotated[
+        int | None,
+        Option(
+            parser=numbers.one_of(4, 8),
+            metavar="N",
+            help="As for generate: quantize the KV cache to 4 or 8 bits.",
+        ),
+    ] = None,
+    kv_group_size: Annotated[
+        int,
+        Option(parser=numbers.one_of(32, 64, 128), metavar="N", help="As for generate."),
+    ] = 64,
+    quantized_kv_start: Annotated[
+        int,
+        Option(parser=numbers.at_least(0), metavar="N", help="As for generate."),
+    ] = 5000,
+    again: Annotated[
+        bool, Option("--again", help="Measure even if this was measured before.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Measure what a step costs here and what is accepted, and choose how to draft.
+
+    [bold]generate[/bold] does so by itself when it first meets a model, an adapter or a machine;
+    the result is kept in the user's cache. --prompts and --max-tokens measure again, and what they
+    find is what generate uses from then on.
+
+    [bold]Example:[/bold] specstream-mlx tune --adapter sql
+    """
+    source = choose_source(model, adapter, adapter_path)
+
+    from .. import device
+    from ..calibration import read_prompts
+    from ..speculative_model import load
+    from ..tuning import tune as run
+
+    texts = prompts and read_prompts(prompts)
+    if device.slow_blas():
+        reporting.note(blas.OPENBLAS_HINT)
+    loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
+    result = run(
+        loaded,
+        tokenizer,
+        texts,
+        max_tokens=max_tokens,
+        again=again,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+        on_measuring=lambda: reporting.note("Measuring; nothing else should keep the machine busy"),
+    )
+    if as_json:
+        values = {"model": source.model_name, "adapter": source.adapter_name, "mode": loaded.mode}
+        values |= {"chosen": result.settings.describe(loaded.streams is not None)}
+        values |= {"reason": result.reason()} | result.to_json()
+        print(json.dumps(values, indent=2))
+        return
+    _show(result, loaded.streams is not None)
+
+
+def _show(result: "TuningResult", streams: bool) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    _show_costs(console, result)
+    if result.acceptance is not None:
+        _show_acceptance(console, result.acceptance)
+    _show_ranking(console, result, streams)
+    console.print(f"\nMeasured in {result.seconds:.1f} s on {result.texts} texts, ", end="")
+    console.print(f"{result.tokens} tokens.")
+    console.print(f"Chosen: {result.settings.describe(streams)}")
+    console.print(result.reason())
+
+
+def _show_costs(console: "Console", result: "TuningResult") -> None:
+    from rich.table import Table
+
+    costs = result.costs.table
+    table = Table(title="Milliseconds of a step", title_justify="left")
+    table.add_column("tree nodes", justify="right")
+    for placement in costs:
+        heading = "no streams" if placement == "none" else f"streams {placement}"
+        table.add_column(heading, justify="right")
+    for nodes in sorted({nodes for points in costs.values() for nodes, _ in points}):
+        found = [dict(points).get(nodes) for points in costs.values()]
+        table.add_row(str(nodes), *("" if s is None else f"{1e3 * s:.1f}" for s in found))
+    console.print(table)
+    console.print(f"A step without drafts takes {1e3 * result.costs.plain:.1f} ms.\n")
+
+
+def _show_acceptance(console: "Console", rates: tuple[tuple[float, ...], ...]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        title="Right candidates by depth and rank, where the tokens before were candidates too",
+        title_justify="left",
+    )
+    table.add_column("depth")
+    for rank in range(1, len(rates[0]) + 1):
+        table.add_column(str(rank), justify="right")
+    for depth, row in enumerate(rates, start=1):
+        table.add_row(str(depth), *(f"{rate:.3f}" for rate in row))
+    console.print(table)
+
+
+def _show_ranking(console: "Console", result: "TuningResult", streams: bool) -> None:
+    from rich.table import Table
+
+    table = Table(title="The best of all that was tried", title_justify="left")
+    table.add_column("drafts")
+    table.add_column("how", overflow="fold")
+    for name in ("tokens/s", "call reduction", "nodes"):
+        table.add_column(name, justify="right")
+    for arm in result.ranking:
+        name = f"[bold]{arm.kind}[/bold]" if arm == result.chosen else arm.kind
+        cells = (f"{arm.rate:.1f}", f"{arm.tokens:.2f}", f"{arm.nodes:.1f}")
+        table.add_row(name, _how(arm, streams), *cells)
+    console.print(table)
+
+
+def _how(arm: "Arm", streams: bool) -> str:
+    """The settings, and where the streams run in case one may choose."""
+    text = arm.settings.describe(streams)
+    if arm.kind in ("streams", "hybrid") and not arm.settings.deferred:
+        text += ", streams beside the nodes"
+    return text

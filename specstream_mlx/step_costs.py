@@ -1,0 +1,206 @@
+"""What a step costs on this machine: seconds by tree nodes and by where the streams run."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from . import device
+from .config import StreamConfig
+from .decoder import Decoder, StepResult
+from .draft_settings import StreamPlacement
+from .kv import make_caches
+from .kv_quantization import KVQuantization
+from .speculative_model import SpeculativeModel
+from .tree import DraftTree, root_only
+from .verify_rules import VerifyRule
+
+NODE_COUNTS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24)
+"""Tree nodes, the root included, that are timed; others are interpolated.
+
+Kernels change at 5 and 9 rows on Apple's GPUs.
+"""
+
+CACHE_ROWS = 128
+_FEW_NODE_COUNTS = (1, 3, 8, 16)  # for models whose steps take long
+_LONG = 0.01  # of the time allowed, for one plain step
+_WIDTH = 4
+_ROUNDS = 7
+_PLAIN_TOKENS = 3
+_HOPELESS = 10.0  # times a plain step: no tree makes up for that
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a step.
+
+    Attributes:
+        plain: of a step that drafts nothing.
+        table: for each placement of the streams, ascending (nodes, seconds); seconds do not
+            fall. Where a placement ends early, more nodes cost too much to be of use.
+    """
+
+    plain: float
+    table: dict[StreamPlacement, tuple[tuple[int, float], ...]]
+
+    def most_nodes(self, placement: StreamPlacement) -> int:
+        """Nodes up to which a placement was timed; 0 where it was not."""
+        return max((nodes for nodes, _ in self.table.get(placement, ())), default=0)
+
+    def seconds(self, nodes: int, placement: StreamPlacement) -> float:
+        """Of a step that drafts, interpolated, and beyond the table in proportion to its end."""
+        points = self.table[placement]
+        last_nodes, last = points[-1]
+        if nodes > last_nodes:
+            return last * nodes / last_nodes
+        return float(np.interp(nodes, *zip(*points, strict=True)))
+
+
+def placements(streams: StreamConfig | None) -> tuple[StreamPlacement, ...]:
+    """Where the streams of a model may run; see the shared-mode contract."""
+    if streams is None:
+        return ("none",)
+    return ("beside",) if streams.mode == "shared" else ("none", "deferred", "beside")
+
+
+def measure_step_costs(
+    model: SpeculativeModel,
+    quantization: KVQuantization | None = None,
+    seconds: float = 5.0,
+) -> StepCosts:
+    """Time steps behind ``CACHE_ROWS`` tokens, all kinds in turn, so that all see the same machine.
+
+    Args:
+        model: base and adapter.
+        quantization: of the KV caches; it counts where it begins within the timed rows.
+        seconds: after which no further round of timings begins; there is one in any case.
+    """
+    end = time.perf_counter() + seconds
+    bench = _Bench(model, quantization)
+    config = model.streams and model.streams.config
+    plain: Callable[[], float] = bench.plain
+    if config is not None and config.mode == "shared":  # streams run all the same
+        plain = partial(bench.step, _tree(1), "beside", 0)
+    jobs: dict[tuple[StreamPlacement, int] | None, Callable[[], float]] = {None: plain}
+    plain()  # the first pass of all compiles and allocates
+    least = min(plain() for _ in range(3))
+    counts = NODE_COUNTS if least < _LONG * seconds else _FEW_NODE_COUNTS
+    for placement in placements(config):
+        width = 0 if placement == "none" else min(_WIDTH, model.config["vocab_size"])
+        for nodes in (n for n in counts if n == 1 or n <= bench.room):
+            job = partial(bench.step, _tree(nodes), placement, width)
+            jobs[placement, nodes] = job
+            if job() > _HOPELESS * least and job() > _HOPELESS * least:
+                break
+    times: dict[tuple[StreamPlacement, int] | None, list[float]] = defaultdict(list)
+    for number in range(_ROUNDS):
+        if number and time.perf_counter() > end:
+            break
+        for key, job in jobs.items():
+            times[key].append(job())
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    return StepCosts(medians[None], _table(medians))
+
+
+def _table(
+    medians: dict[tuple[StreamPlacement, int] | None, float],
+) -> dict[StreamPlacement, tuple[tuple[int, float], ...]]:
+    """The timings by placement, in which more nodes never cost less."""
+    points: dict[StreamPlacement, list[tuple[int, float]]] = defaultdict(list)
+    for key, value in medians.items():
+        if key is not None:
+            points[key[0]].append((key[1], value))
+    return {placement: _ascending(found) for placement, found in points.items()}
+
+
+def _ascending(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """The nearest values that do not fall: neighbours that do are replaced by their mean."""
+    pools: list[tuple[float, int]] = []  # (mean, how many)
+    for _, value in points:
+        count = 1
+        while pools and pools[-1][0] > value:
+            mean, others = pools.pop()
+            value = (value * count + mean * others) / (count + others)
+            count += others
+        pools.append((value, count))
+    values = [mean for mean, count in pools for _ in range(count)]
+    return tuple((nodes, value) for (nodes, _), value in zip(points, values, strict=True))
+
+
+class _Bench:
+    """A decoder with some committed rows, to which it returns after every timing.
+
+    Attributes:
+        room: rows that the model's context still has.
+    """
+
+    def __init__(self, model: SpeculativeModel, quantization: KVQuantization | None):
+        context = model.config.get("max_position_embeddings") or 2 * CACHE_ROWS
+        rows = max(1, min(CACHE_ROWS, context // 2))
+        self.room = context - rows
+        self._decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+        self._rule = VerifyRule()
+        tokens = np.random.default_rng(0).integers(0, model.config["vocab_size"], rows)
+        with mx.stream(device.generation_stream):
+            self._decoder.prefill(mx.array(tokens))
+            if quantization is not None:
+                quantization.apply(self._decoder.caches)
+            mx.eval([cache.state for cache in self._decoder.caches])
+
+    def plain(self) -> float:
+        """Seconds of a plain step, each enqueued before the one before it is read."""
+        start = time.perf_counter()
+        result = self._enqueue(mx.array([1]))
+        for _ in range(_PLAIN_TOKENS):
+            following = self._enqueue(result.predictions)
+            result.predictions.item()
+            result = following
+        result.predictions.item()
+        seconds = (time.perf_counter() - start) / (_PLAIN_TOKENS + 1)
+        self._decoder.uncommit(_PLAIN_TOKENS + 1)
+        return seconds
+
+    def _enqueue(self, token: mx.array) -> StepResult:
+        with mx.stream(device.generation_stream):
+            result = self._decoder.next_token(token, self._rule)
+        mx.async_eval(result.predictions)
+        return result
+
+    def step(self, tree: DraftTree, placement: StreamPlacement, width: int) -> float:
+        """Seconds of a step over ``tree`` that accepts its last node's path, read and committed."""
+        start = time.perf_counter()
+        with mx.stream(device.generation_stream):
+            result = self._decoder.step(tree, placement, width, rule=self._rule)
+        mx.eval(*result.arrays())
+        result.accepted(tree)
+        result.prediction()
+        result.guesses()
+        path = tree.path(len(tree) - 1)
+        with mx.stream(device.generation_stream):
+            self._decoder.commit(path, path)
+        seconds = time.perf_counter() - start
+        with mx.stream(device.generation_stream):
+            mx.eval([cache.state for cache in self._decoder.caches])
+            self._decoder.uncommit(len(path))
+        return seconds
+
+
+def _tree(nodes: int) -> DraftTree:
+    """A tree as streams draft them: a trunk with a leaf beside every second of its nodes."""
+    if nodes == 1:
+        return root_only(1)
+    parents, depths, trunk = [-1], [0], 0
+    while len(parents) < nodes:
+        depth = depths[trunk] + 1
+        width = min(1 + depth % 2, nodes - len(parents))
+        children = range(len(parents), len(parents) + width)
+        parents += [trunk] * width
+        depths += [depth] * width
+        trunk = children[0]
+    tokens = np.arange(1, nodes + 1, dtype=np.int32) % 2
+    return DraftTree(tokens, np.array(parents, np.int32), np.array(depths, np.int32))

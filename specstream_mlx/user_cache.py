@@ -1,0 +1,32 @@
+"""What was measured on this machine, kept in the user's cache as JSON files."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def directory() -> Path:
+    """``$XDG_CACHE_HOME`` or ``~/.cache``, then ``specstream-mlx``."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "specstream-mlx"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object in ``path``; empty where there is none, or a damaged one."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def write(path: Path, values: dict[str, Any]) -> None:
+    """Write ``values``, whole or not at all; what cannot be written is measured again next time."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(values, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError:
+        return
