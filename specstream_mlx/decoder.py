@@ -30,11 +30,12 @@ from .msa import (
     value_rotation,
 )
 from .pruning import keep_best, path_scores
+from .rotations import shared_rotations
 from .stand_ins import PositionedRope, Through
 from .streams import Streams
 from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
-from .tree_nodes import TreeNodes, shape_tables, tree_visibility
+from .tree_nodes import TreeNodes, inner_tables, shape_tables, tree_visibility
 from .verify_rules import VerifyRule
 
 _model_lock = threading.RLock()
@@ -136,7 +137,8 @@ class Decoder:
                 )
             if self._architecture.positions == "rope":
                 self._attentions.append(attention_with_rope(number, layer))
-        self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
+        ropes = [attention["rope"] for attention in self._attentions]
+        self._ropes = list(map(PositionedRope, ropes, shared_rotations(ropes)))
         self._uncommitted: list[UncommittedRows] = []
 
     # One pass -----------------------------------------------------------------------------
@@ -216,7 +218,8 @@ class Decoder:
         if config.stream_mlp == "base":
             return layer(hidden, mask, cache=proxy)
         mlp = layer["mlp"]
-        layer["mlp"] = SplitMLP(mlp, main_rows, lambda x: self.streams.stream_mlp(number, mlp, x))
+        adapter = partial(self.streams.stream_adapter, number)
+        layer["mlp"] = SplitMLP(mlp, main_rows, adapter, config.stream_mlp == "base+adapter")
         try:
             return layer(hidden, mask, cache=proxy)
         finally:
@@ -375,10 +378,9 @@ class _MsaPass:
         decoder, nodes = self._decoder, self.nodes
         config = decoder.streams.config
         if self._prunes:
-            logits = decoder.early_exit_logits(hidden)
-            scores = path_scores(
-                logits, nodes.tokens, nodes.parents, nodes.ancestors, self._threshold
-            )
+            inner, parents = inner_tables(self._shape[0])
+            logits = decoder.early_exit_logits(hidden[inner])
+            scores = path_scores(logits, nodes.tokens, parents, nodes.ancestors, self._threshold)
             self.nodes = nodes = nodes.keep(*keep_best(scores, self._keep))
             self._rows = Rows(nodes.positions, nodes.ancestors)
             hidden = hidden[nodes.kept]
