@@ -10,13 +10,15 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from . import device
-from .decoder import Decoder, StepResult
+from .decoder import Decoder
 from .draft_settings import DraftSettings
 from .drafters.lookup import Lookup
 from .kv import make_caches
 from .kv_quantization import KVQuantization
 from .sampling import normalized
 from .speculative_model import SpeculativeModel
+from .step_profile import NO_PROFILE, Profile
+from .step_result import StepResult
 from .tree import DraftTree, root_only
 from .verify_rules import VerifyName, VerifyRule, check_rule, make_rule, rule_name
 
@@ -83,6 +85,7 @@ def decode(
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
+    profile: Profile = NO_PROFILE,
 ) -> Iterator[Step]:
     """Decoding without end, one ``Step`` per target call.
 
@@ -96,7 +99,7 @@ def decode(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements that share a scale there.
         quantized_kv_start: rows from which on the cache is quantized.
-        sampler, logits_processors, verify: see ``generation.stream_generate``.
+        sampler, logits_processors, verify, profile: see ``generation.stream_generate``.
 
     Raises:
         UserError: the KV cache cannot be quantized so, or the verify rule does not go with the
@@ -109,9 +112,11 @@ def decode(
     verify = rule_name(verify, sampler)
     check_rule(verify, drafting.settings())
     rule = make_rule(verify, sampler, logits_processors, prompt)
-    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+    profile.start()
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config), profile)
     with mx.stream(device.generation_stream):
         _prefill(decoder, prompt[:-1], prefill_step_size, quantization)
+    profile.border("prefill")
     loop = _Loop(model, decoder, rule, quantization, drafting, prompt)
     while True:
         yield from loop.plain_steps() if loop.is_plain() else loop.tree_steps()
@@ -180,6 +185,7 @@ class _Loop:
             result = following
 
     def _enqueue_plain(self, token: mx.array) -> StepResult:
+        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             result = self._decoder.next_token(token, self._rule)
             self._quantization.apply(self._decoder.caches)
@@ -207,6 +213,7 @@ class _Loop:
         settings = self._settings
         placement = settings.placement(self._streams and self._streams.config)
         width = settings.tree_width if settings.drafts_with(self._streams) else 0
+        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             result = self._decoder.step(
                 tree, placement, width, settings.max_nodes, settings.prune_threshold, self._rule
@@ -218,11 +225,14 @@ class _Loop:
         """Wait for the call and commit the accepted rows."""
         mx.eval(*result.arrays())
         tested, path, kept_path = result.accepted(tree)
+        profile = self._decoder.profile
+        profile.border("host")
         with mx.stream(device.generation_stream):
             tokens = [*tree.tokens[path[1:]].tolist(), result.prediction()]
             self._decoder.commit(path, kept_path)
             self._rule.commit(tokens)
             self._quantization.apply(self._decoder.caches)
+            profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 
     def _grow(self, result: StepResult) -> DraftTree:

@@ -20,6 +20,7 @@ from .kv_quantization import KVQuantization
 from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
+from .step_profile import NO_PROFILE, Profile
 from .verify_rules import VerifyName, check_rule, rule_name
 
 
@@ -55,6 +56,7 @@ def stream_generate(
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
+    profile: Profile = NO_PROFILE,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -76,6 +78,8 @@ def stream_generate(
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
         verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
             ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
+        profile: a ``Profile`` adds up what each part of the generation takes. It waits at the end
+            of every part, which slows the generation down and changes nothing else.
         **overrides: fields of ``DraftSettings``.
 
     Yields:
@@ -119,8 +123,9 @@ def stream_generate(
         sampler=sampler,
         logits_processors=logits_processors,
         verify=verify,
+        profile=profile,
     )
-    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop)
+    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, profile)
 
 
 def _respond(
@@ -130,6 +135,7 @@ def _respond(
     steps: Iterator[Step],
     max_tokens: int,
     stop: tuple[str, ...],
+    profile: Profile,
 ) -> Iterator[GenerationResponse]:
     detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
@@ -170,6 +176,8 @@ def _respond(
                 response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
                 response.accepted_length = response.generation_tokens / response.target_calls
                 response.peak_memory = mx.get_peak_memory() / 1e9
+                if response.finish_reason:
+                    profile.border("host", log_probs)
                 yield replace(response, text=text)
                 if response.finish_reason:
                     return

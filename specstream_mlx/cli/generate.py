@@ -275,6 +275,14 @@ def generate(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    profile: Annotated[
+        bool,
+        Option(
+            "--profile",
+            help="Then say what each part of the generation took. It runs slower for that.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Generate text.
 
@@ -300,6 +308,8 @@ def generate(
     """
     if as_json and show_drafts:
         raise UserError("--json and --show-drafts were both given, expected at most one")
+    if profile and compare:
+        raise UserError("--profile, which slows a run down, was given with --compare, expected one")
     source = choose_source(model, adapter, adapter_path)
     if model is None:
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
@@ -313,6 +323,7 @@ def generate(
     from ..drafters.static_tree import StaticTree
     from ..prompts import chat_prompt, encode_prompt
     from ..speculative_model import load
+    from ..step_profile import NO_PROFILE, Profile
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
     from .request import Request
@@ -373,6 +384,7 @@ def generate(
         sampler,
         make_logits_processors(logit_bias, repetition_penalty),
         rule_name(verify, sampler),
+        Profile() if profile else NO_PROFILE,
     )
     if seed is not None:
         mx.random.seed(seed)
@@ -395,6 +407,8 @@ def generate(
     if not as_json:
         _print((marks.close() if marks else "") + "\n")
         reporting.statistics(response, request.drafts, request.verify)
+        if profile:
+            reporting.profile(request.profile.report())
     comparison = run_both(request, tokens) if compare else None
     if as_json:
         _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
@@ -435,6 +449,9 @@ def _report(
         "tree": request.drafts,
         "verify": request.verify,
     }
+    parts = request.profile.report()
+    if parts:
+        values["profile"] = parts
     if comparison is not None:
         values |= {
             "generation_tps": comparison.generation_tps,

@@ -12,6 +12,7 @@ from ..draft_settings import DraftSettings
 from ..generation import GenerationResponse, stream_generate
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
+from ..step_profile import NO_PROFILE, Profile
 from ..verify_rules import VerifyName
 
 
@@ -23,6 +24,7 @@ class Request:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
         sampler: ``None`` takes the arg-max.
         verify: the verify rule.
+        profile: told where the parts of our steps end.
     """
 
     model: SpeculativeModel
@@ -36,6 +38,7 @@ class Request:
     sampler: Sampling | None
     logits_processors: Sequence[LogitsProcessor]
     verify: VerifyName
+    profile: Profile = NO_PROFILE
 
     @property
     def drafts(self) -> str:
@@ -55,6 +58,7 @@ class Request:
             sampler=self.sampler,
             logits_processors=self.logits_processors,
             verify=self.verify,
+            profile=self.profile,
             **self.kv_cache,
         )
 
