@@ -21,12 +21,14 @@ from specstream_mlx.tree import DraftTree
 class Parts:
     """Rows of one step: through the layers below the MSA layers, through these, and the head.
 
-    A deferred step has a second pass of ``deferred`` rows through MSA layers and head.
+    The head is passed up to three times, since each pass waits for what the last one decided: by
+    the early exit, by the kept nodes, and by the accepted node's streams. A deferred step has a
+    second pass of ``deferred`` rows through MSA layers and head.
     """
 
     lower: int
     upper: int
-    head: int
+    heads: tuple[int, ...]
     deferred: int = 0
 
 
@@ -36,10 +38,10 @@ def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -
     kept = min(settings.max_nodes or nodes, nodes)
     placement = settings.placement(model.streams.config)
     streams = model.streams.config.num_streams if placement != "none" else 0
-    early_exit = len(set(tree.parents[1:].tolist())) if kept < nodes else 0
+    early_exit = (len(set(tree.parents[1:].tolist())),) if kept < nodes else ()
     if placement == "beside":
-        return Parts(nodes, kept * (1 + streams), kept + streams + early_exit)
-    return Parts(nodes, kept, kept + early_exit, deferred=streams)
+        return Parts(nodes, kept * (1 + streams), (*early_exit, kept, streams))
+    return Parts(nodes, kept, (*early_exit, kept), deferred=streams)
 
 
 class BareForwards:
@@ -66,7 +68,7 @@ class BareForwards:
     ) -> float:
         total = layers(parts.lower, 0, self.first)
         total += layers(parts.upper, self.first, len(self.caches))
-        total += head(parts.head)
+        total += sum(head(rows) for rows in parts.heads)
         if parts.deferred:
             total += layers(parts.deferred, self.first, len(self.caches))
             total += head(parts.deferred)

@@ -153,7 +153,8 @@ def markdown(rows: list[dict[str, Any]], plain: dict[str, Any], facts: dict[str,
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        counts = f"{r['lower']} / {r['upper']} / {r['head']} / {r['deferred']}"
+        heads = " + ".join(map(str, r["heads"]))
+        counts = f"{r['lower']} / {r['upper']} / {heads} / {r['deferred']}"
         lines.append(
             f"| {r['adapter']} | {r['method']} | {counts} | {r['step']:.1f} | {r['bare']:.1f} | "
             f"{r['ratio']:.2f} | {r['overhead']:.0%} | {r['products']:.1f} | {r['build']:.1f} | "
