@@ -2,51 +2,46 @@
 
     python -m benchmarks.step_cost                  # the bundled model
     python -m benchmarks.step_cost --adapter sql --steps 60
+    python -m benchmarks.step_cost --random-llama 8x1024    # random weights, untrained streams
 
 A step over n nodes sends n rows through the lower layers, the kept nodes and their streams through
-the MSA layers and a few rows through the head. The bare forwards send as many rows through the
-same layers (LoRA included) with a causal mask behind as many committed tokens, each part timed by
-itself. Steps and bare forwards alternate, so that both see the same machine. The last columns
-divide a step: building the graph in Python, waiting for the device, and the host's work
-(reading the result, committing rows, growing the next tree).
+the MSA layers and a few rows through the head; see ``bare_forwards`` for what it is divided by.
+Steps and bare forwards alternate, so that both see the same machine. ``overhead`` is the share of
+a step beyond its bare forwards, ``products`` what the model's own products with weights take. The
+last columns divide a step: building the graph in Python, waiting for the device, and the host's
+work (reading the result, committing rows, growing the next tree).
+
+``plain decoding`` compares loops: ``stream_generate`` without drafts, milliseconds a token, against
+mlx_lm's in interleaved pairs.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import typer
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
 from specstream_mlx.decoder import Decoder
+from specstream_mlx.kv import make_caches
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.tree import DraftTree, root_only
+from specstream_mlx.tree import root_only
 
+from .bare_forwards import BareForwards, Parts, rows_of
+from .random_llama import Size, random_llama, with_streams
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .speedup import CHAIN, PRUNED, TREE
+from .timed_runs import run_plain, run_streams
 
-
-@dataclass
-class Parts:
-    """Rows of one step: through the layers below the MSA layers, through these, and the head.
-
-    A deferred step has a second pass of ``deferred`` rows through MSA layers and head.
-    """
-
-    lower: int
-    upper: int
-    head: int
-    deferred: int = 0
+PLAIN_TOKENS = 48
 
 
 @dataclass
@@ -55,67 +50,10 @@ class Times:
 
     step: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
+    products: list[float] = field(default_factory=list)
     build: list[float] = field(default_factory=list)
     wait: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
-
-
-def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -> Parts:
-    """How many rows a step over ``tree`` sends where."""
-    nodes = len(tree)
-    kept = min(settings.max_nodes or nodes, nodes)
-    placement = settings.placement(model.streams.config)
-    streams = model.streams.config.num_streams if placement != "none" else 0
-    early_exit = nodes if kept < nodes else 0
-    if placement == "beside":
-        return Parts(nodes, kept * (1 + streams), kept + streams + early_exit)
-    return Parts(nodes, kept, kept + early_exit, deferred=streams)
-
-
-class BareForwards:
-    """The model's own layers, run on any number of rows behind a given prefix."""
-
-    def __init__(self, model: nn.Module, first_msa_layer: int, prefix: Sequence[int]):
-        self.model, self.first = model, first_msa_layer
-        self.caches = make_prompt_cache(model)
-        mx.eval(model(mx.array(prefix)[None], cache=self.caches))
-
-    def seconds(self, parts: Parts) -> float:
-        """The sum of the parts, each timed by itself."""
-        total = self._layers(parts.lower, 0, self.first)
-        total += self._layers(parts.upper, self.first, len(self.caches))
-        total += self._head(parts.head)
-        if parts.deferred:
-            total += self._layers(parts.deferred, self.first, len(self.caches))
-            total += self._head(parts.deferred)
-        return total
-
-    def _hidden(self, rows: int) -> mx.array:
-        tokens = mx.arange(rows) % 100
-        hidden = self.model.model.embed_tokens(tokens[None])
-        mx.eval(hidden)
-        return hidden
-
-    def _layers(self, rows: int, start: int, end: int) -> float:
-        hidden = self._hidden(rows)
-        caches = self.caches[start:end]
-        began = time.perf_counter()
-        mask = "causal" if rows > 1 else None
-        for layer, cache in zip(self.model.layers[start:end], caches, strict=True):
-            hidden = layer(hidden, mask, cache=cache)
-        mx.eval(hidden)
-        seconds = time.perf_counter() - began
-        trim_prompt_cache(caches, rows)
-        return seconds
-
-    def _head(self, rows: int) -> float:
-        hidden = self._hidden(rows)
-        inner = self.model.model
-        began = time.perf_counter()
-        normed = inner.norm(hidden)
-        tied = self.model.args.tie_word_embeddings
-        mx.eval(inner.embed_tokens.as_linear(normed) if tied else self.model.lm_head(normed))
-        return time.perf_counter() - began
 
 
 def measure(
@@ -126,7 +64,7 @@ def measure(
     parts = None
     for prompt in prompts:
         placement = settings.placement(model.streams.config)
-        caches = make_prompt_cache(model.model)
+        caches = make_caches(model.model, model.config)
         decoder = Decoder(model.model, model.streams, caches)
         decoder.prefill(mx.array(prompt[:-1]))
         mx.eval([cache.state for cache in caches])
@@ -161,6 +99,7 @@ def measure(
             times.wait.append(1e3 * (done - built))
             times.host.append(1e3 * (ended - done))
             times.bare.append(1e3 * bare.seconds(rows))
+            times.products.append(1e3 * bare.products(rows))
     return times, parts
 
 
@@ -175,29 +114,68 @@ def methods(model: SpeculativeModel) -> dict[str, DraftSettings]:
     return chosen
 
 
+def plain_decoding(model: SpeculativeModel, tokenizer, prompts: list[list[int]]) -> dict[str, Any]:
+    """Milliseconds a token of both plain loops, in at least six interleaved pairs."""
+    settings = DraftSettings(num_streams=0)
+    pairs = []
+    for number in range(max(6, len(prompts)) + 1):
+        prompt = prompts[number % len(prompts)]
+        sides = [
+            lambda prompt=prompt: run_streams(model, tokenizer, prompt, PLAIN_TOKENS, settings),
+            lambda prompt=prompt: run_plain(model.model, tokenizer, prompt, PLAIN_TOKENS),
+        ]
+        order = (0, 1) if number % 2 else (1, 0)
+        rates = {side: sides[side]().decode_tps for side in order}
+        pairs.append((rates[0], rates[1]))
+    pairs = pairs[1:]  # the first one warms both up
+    ours, plain = (
+        statistics.median(1e3 / rate for rate in side) for side in zip(*pairs, strict=True)
+    )
+    ratio = statistics.median(rate / other for rate, other in pairs)
+    return {"ours": round(ours, 2), "mlx_lm": round(plain, 2), "rate_ratio": round(ratio, 3)}
+
+
 def row(name: str, adapter: str, times: Times, parts: Parts) -> dict[str, Any]:
     """One line of the table."""
     ratio = statistics.median(s / b for s, b in zip(times.step, times.bare, strict=True))
     medians = {key: round(statistics.median(values), 2) for key, values in vars(times).items()}
-    return {"adapter": adapter, "method": name, **vars(parts), **medians, "ratio": round(ratio, 3)}
+    line = {"adapter": adapter, "method": name, **vars(parts), **medians, "ratio": round(ratio, 3)}
+    return line | {"overhead": round(1 - 1 / ratio, 3)}
 
 
-def markdown(rows: list[dict[str, Any]], facts: dict[str, str]) -> str:
+def markdown(rows: list[dict[str, Any]], plain: dict[str, Any], facts: dict[str, str]) -> str:
     """The result table."""
     lines = [
         f"{measured_on(facts)}. Milliseconds, medians.",
         "",
         "| adapter | method | rows: lower / MSA / head / deferred | step | bare forwards | "
-        "step / bare | of a step: graph | device | host |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "step / bare | overhead | products | of a step: graph | device | host |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        counts = f"{r['lower']} / {r['upper']} / {r['head']} / {r['deferred']}"
+        heads = " + ".join(map(str, r["heads"]))
+        counts = f"{r['lower']} / {r['upper']} / {heads} / {r['deferred']}"
         lines.append(
             f"| {r['adapter']} | {r['method']} | {counts} | {r['step']:.1f} | {r['bare']:.1f} | "
-            f"{r['ratio']:.2f} | {r['build']:.1f} | {r['wait']:.1f} | {r['host']:.1f} |"
+            f"{r['ratio']:.2f} | {r['overhead']:.0%} | {r['products']:.1f} | {r['build']:.1f} | "
+            f"{r['wait']:.1f} | {r['host']:.1f} |"
         )
+    lines += [
+        "",
+        f"Plain decoding, ms a token: {plain['ours']:.2f} here, {plain['mlx_lm']:.2f} by "
+        f"mlx_lm.stream_generate; rate / mlx_lm's {plain['rate_ratio']:.2f}.",
+    ]
     return "\n".join(lines) + "\n"
+
+
+Mounted = Iterator[tuple[str, SpeculativeModel]]
+
+
+def bundled_models(base: SpeculativeModel, lossless: Path, tuned: Path) -> Mounted:
+    """The base with its lossless streams, then with a shared adapter."""
+    for path in (lossless, tuned):
+        base.swap_adapter(path)
+        yield path.name, base
 
 
 def main(
@@ -208,25 +186,42 @@ def main(
     streams: Annotated[
         Path | None, typer.Option(help="Lossless streams of the base; the bundled ones.")
     ] = None,
+    random: Annotated[
+        str | None,
+        typer.Option(
+            "--random-llama",
+            metavar="LAYERSxHIDDEN",
+            help="Instead of these a Llama with random float32 weights, such as 8x1024.",
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int, typer.Option(help="Of the random Llama; at least the bundled one's.", min=4096)
+    ] = 4096,
     items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
     base, tokenizer = load(model_path or bundled.base_path())
-    rows = []
-    lossless = streams or bundled.streams_path()
     tuned = bundled.adapter_path(adapter) if adapter in bundled.adapter_names() else Path(adapter)
     task = adapter if adapter in tasks.TASKS else "sql"
     held_out = tasks.held_out(task, items)
     prompts = [chat_prompt(tokenizer, i.content, tasks.prompt_template(task)) for i in held_out]
-    for path in (lossless, tuned):
-        base.swap_adapter(path)
-        for name, settings in track(methods(base).items(), console=Console(stderr=True)):
-            rows.append(row(name, path.name, *measure(base, prompts, settings, steps)))
+    if random:
+        size = Size.parse(random)
+        models = with_streams(*random_llama(size, vocabulary))
+    else:
+        models = bundled_models(base, streams or bundled.streams_path(), tuned)
+    rows, plain = [], None
+    for name, model in models:
+        if plain is None:  # lossless comes first
+            plain = plain_decoding(model, tokenizer, prompts)
+        for method, settings in track(methods(model).items(), console=Console(stderr=True)):
+            rows.append(row(method, name, *measure(model, prompts, settings, steps)))
     facts = device.describe()
-    summary = {"facts": facts, "rows": rows}
-    write_results(output, f"step-cost-{machine_suffix(facts)}", summary, markdown(rows, facts))
+    summary = {"facts": facts, "rows": rows, "plain_decoding": plain}
+    name = f"step-cost-{f'random-{random}-' if random else ''}{machine_suffix(facts)}"
+    write_results(output, name, summary, markdown(rows, plain, facts))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ another mask. Nothing in the model is changed afterwards. One thread at a time m
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import architecture_of
@@ -22,7 +20,10 @@ from .draft_settings import StreamPlacement
 from .kv import UncommittedRows, commit
 from .msa import Rows, SplitMLP, deferred_rows, value_rotation
 from .msa_pass import MsaPass
+from .rotations import shared_rotations
 from .stand_ins import PositionedRope, Through
+from .step_profile import NO_PROFILE, Profile
+from .step_result import StepResult
 from .streams import Streams
 from .structure import UnsupportedModelError, attention_with_rope, layers_owner
 from .tree import DraftTree
@@ -33,62 +34,6 @@ _model_lock = threading.RLock()
 """Held by the one thread that may see or change a model's list of layers."""
 
 
-@dataclass
-class StepResult:
-    """Device arrays of one step, not yet evaluated.
-
-    Attributes:
-        last: scalar, the last accepted node among the kept ones.
-        kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
-        in_play: (m,) which kept nodes are above the threshold; ``None`` like ``kept``.
-        predictions: (m,) the target's token after each kept node, as the verify rule has it.
-        logits: (m, vocab) of the main stream, after the logits processors.
-        candidates: (gamma, k) the streams' tokens at the accepted node, best first, or in the order
-            in which they were drawn.
-        log_probs: (gamma, k) their log-probabilities in nats.
-        stream_logits: (gamma, vocab) at the accepted node.
-        has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
-            ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
-    """
-
-    last: mx.array
-    kept: mx.array | None
-    in_play: mx.array | None
-    predictions: mx.array
-    logits: mx.array
-    candidates: mx.array | None = None
-    log_probs: mx.array | None = None
-    stream_logits: mx.array | None = None
-    has_streams: mx.array | None = None
-
-    def guesses(self) -> tuple[np.ndarray, np.ndarray]:
-        """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
-        missed = self.has_streams is not None and not self.has_streams.item()
-        if self.candidates is None or missed:
-            return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
-        return np.array(self.candidates), np.array(self.log_probs)
-
-    def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
-        """How many nodes were tested, the accepted path in the tree, and among the kept nodes."""
-        last = self.last.item()
-        if self.kept is None:
-            path = tree.path(last)
-            return len(tree), path, path
-        kept = np.array(self.kept).tolist()
-        path = tree.path(kept[last])
-        return int(np.array(self.in_play).sum()), path, [kept.index(node) for node in path]
-
-    def prediction(self) -> int:
-        """The correction or bonus token."""
-        return int(np.array(self.predictions)[self.last.item()])
-
-    def arrays(self) -> list[mx.array]:
-        """What the host reads, to be evaluated together."""
-        arrays = [self.last, self.predictions]
-        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
-        return arrays + [array for array in optional if array is not None]
-
-
 class Decoder:
     """One model, its streams and its KV caches; the state of one generation.
 
@@ -97,14 +42,22 @@ class Decoder:
         streams: the streams of the mounted adapter, or ``None``.
         caches: one per layer, from ``kv.make_caches``. Between two steps quantized ones may take
             their places in the decoder's own list, ``caches``.
+        profile: told where the parts of a step end.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes
             any positions where positions are not learned, or a cache of another kind.
     """
 
-    def __init__(self, model: nn.Module, streams: Streams | None, caches: Sequence[Any]):
+    def __init__(
+        self,
+        model: nn.Module,
+        streams: Streams | None,
+        caches: Sequence[Any],
+        profile: Profile = NO_PROFILE,
+    ):
         self.model, self.streams, self.caches = model, streams, list(caches)
+        self.profile = profile
         self._architecture = architecture_of(getattr(model, "model_type", None))
         self._windowed = any(hasattr(cache, "window") for cache in caches)
         with _model_lock:
@@ -132,7 +85,8 @@ class Decoder:
                 )
             if self._architecture.positions == "rope":
                 self._attentions.append(attention_with_rope(number, layer))
-        self._ropes = [PositionedRope(attention["rope"]) for attention in self._attentions]
+        ropes = [attention["rope"] for attention in self._attentions]
+        self._ropes = list(map(PositionedRope, ropes, shared_rotations(ropes)))
         self._uncommitted: list[UncommittedRows] = []
 
     # One pass -----------------------------------------------------------------------------
@@ -191,6 +145,15 @@ class Decoder:
         finally:
             self._owner[name] = norm
 
+    def _main_logits(self, tokens: mx.array, rows: Rows) -> mx.array:
+        """(rows, vocab) logits of a pass without streams or pruning."""
+        proxies = self.new_rows(rows)
+        layers = self.lower_layers(len(proxies))
+        layers[-1] = self.profile.after("MHA rows", layers[-1])
+        logits = self.run(tokens, layers, proxies)[0]
+        self.profile.border("head", logits)
+        return logits
+
     def new_rows(self, rows: Rows) -> list[UncommittedRows]:
         """Stand-ins for all layers' caches in a pass over ``rows``, for ``commit`` to commit."""
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
@@ -212,7 +175,8 @@ class Decoder:
         if config.stream_mlp == "base":
             return layer(hidden, mask, cache=proxy)
         mlp = layer["mlp"]
-        layer["mlp"] = SplitMLP(mlp, main_rows, lambda x: self.streams.stream_mlp(number, mlp, x))
+        adapter = partial(self.streams.stream_adapter, number)
+        layer["mlp"] = SplitMLP(mlp, main_rows, adapter, config.stream_mlp == "base+adapter")
         try:
             return layer(hidden, mask, cache=proxy)
         finally:
@@ -259,9 +223,7 @@ class Decoder:
         nodes = TreeNodes(mx.array(tree.tokens), parents, ancestors, offset + depths)
         rows = Rows(offset, None) if tree.is_chain else Rows(nodes.positions, ancestors)
         if placement == "none":
-            proxies = self.new_rows(rows)
-            logits = self.run(nodes.tokens, self.lower_layers(len(proxies)), proxies)[0]
-            return _verified(rule, tree, nodes, logits)
+            return self._verified(rule, tree, nodes, self._main_logits(nodes.tokens, rows))
 
         chosen = None
         if stream_nodes is not None and stream_nodes < len(tree):
@@ -269,7 +231,8 @@ class Decoder:
         beside = placement == "beside"
         run = MsaPass(self, nodes, rows, shape, beside, max_nodes, threshold, chosen)
         logits = run.logits()
-        result = _verified(rule, tree, run.nodes, logits)
+        self.profile.border("head", logits)
+        result = self._verified(rule, tree, run.nodes, logits)
         if not width:
             return result
         if beside:
@@ -278,17 +241,26 @@ class Decoder:
         else:
             result.stream_logits = self._deferred_logits(run, result.last)
         result.candidates, result.log_probs = rule.draft(result.stream_logits, width)
+        self.profile.border("head", result.candidates, result.log_probs)
         return result
+
+    def _verified(
+        self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array
+    ) -> StepResult:
+        verdict = rule.verify(tree, nodes, logits)
+        self.profile.border("verify", verdict.last, verdict.predictions)
+        last, predictions = verdict.last, verdict.predictions
+        return StepResult(last, nodes.kept, nodes.in_play, predictions, verdict.logits)
 
     def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
         """Plain decoding: commit ``token`` (1,), which may be unevaluated, and predict the next.
 
         Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
         """
-        rows = self.new_rows(Rows(self.caches[0].offset, None))
-        logits = self.run(token, self.lower_layers(len(rows)), rows)[0]
-        commit(rows, range(1))
+        logits = self._main_logits(token, Rows(self.caches[0].offset, None))
+        commit(self._uncommitted, range(1))
         predictions, logits = rule.next_token(logits)
+        self.profile.border("verify", predictions)
         return StepResult(mx.array(0), None, None, predictions, logits)
 
     def uncommit(self, count: int) -> None:
@@ -311,6 +283,7 @@ class Decoder:
             Through(self.layers[number], partial(msa, number))
             for number in range(first, config.num_hidden_layers)
         ]
+        stand_ins[-1] = self.profile.after("MSA rows", stand_ins[-1])
         dummy = mx.zeros((config.num_streams,), mx.int32)
         return self.run(dummy, stand_ins, self.caches)[0]
 
@@ -324,8 +297,3 @@ class Decoder:
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
         commit(self._uncommitted[:first], path)
         commit(self._uncommitted[first:], kept_path)
-
-
-def _verified(rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> StepResult:
-    verdict = rule.verify(tree, nodes, logits)
-    return StepResult(verdict.last, nodes.kept, nodes.in_play, verdict.predictions, verdict.logits)

@@ -10,13 +10,15 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from . import device
-from .decoder import Decoder, StepResult
+from .decoder import Decoder
 from .draft_settings import DraftSettings
 from .drafters.lookup import Lookup
 from .kv_quantization import KVQuantization
 from .prompt_cache import PromptCache
 from .sampling import normalized
 from .speculative_model import SpeculativeModel
+from .step_profile import NO_PROFILE, Profile
+from .step_result import StepResult
 from .tree import DraftTree, root_only
 from .verify_rules import VerifyName, VerifyRule, check_rule, make_rule, rule_name
 
@@ -85,6 +87,7 @@ def decode(
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
     prompt_cache: PromptCache | None = None,
+    profile: Profile = NO_PROFILE,
 ) -> Iterator[Step]:
     """Decoding without end, one ``Step`` per target call.
 
@@ -98,7 +101,8 @@ def decode(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements that share a scale there.
         quantized_kv_start: rows from which on the cache is quantized.
-        sampler, logits_processors, verify, prompt_cache: see ``generation.stream_generate``.
+        sampler, logits_processors, verify, prompt_cache, profile: see
+            ``generation.stream_generate``.
 
     Raises:
         UserError: the KV cache cannot be quantized so, the verify rule does not go with the
@@ -111,13 +115,15 @@ def decode(
     verify = rule_name(verify, sampler)
     check_rule(verify, drafting.settings())
     rule = make_rule(verify, sampler, logits_processors, prompt)
+    profile.start()
     prompt_cache = prompt_cache or PromptCache()
     generation = prompt_cache.begin(model, prompt, quantization)
-    decoder = Decoder(model.model, model.streams, prompt_cache.caches)
+    decoder = Decoder(model.model, model.streams, prompt_cache.caches, profile)
     prompt_cache.caches = decoder.caches
     unread = prompt[prompt_cache.reused : -1]
     _prefill(decoder, unread, prefill_step_size, quantization)
     prompt_cache.extend(generation, unread)
+    profile.border("prefill")
     reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
     for step in _Loop(model, decoder, rule, quantization, drafting, prompt).steps():
         if reusable:
@@ -226,6 +232,7 @@ class _Loop:
             result = following
 
     def _enqueue_plain(self, token: mx.array) -> StepResult:
+        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             result = self._decoder.next_token(token, self._rule)
             self._quantization.apply(self._decoder.caches)
@@ -253,6 +260,7 @@ class _Loop:
         settings = self._settings
         placement = settings.placement(self._streams and self._streams.config)
         width = settings.tree_width if settings.drafts_with(self._streams) else 0
+        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             result = self._decoder.step(
                 tree,
@@ -270,11 +278,14 @@ class _Loop:
         """Wait for the call and commit the accepted rows."""
         mx.eval(*result.arrays())
         tested, path, kept_path = result.accepted(tree)
+        profile = self._decoder.profile
+        profile.border("host")
         with mx.stream(device.generation_stream):
             tokens = [*tree.tokens[path[1:]].tolist(), result.prediction()]
             self._decoder.commit(path, kept_path)
             self._rule.commit(tokens)
             self._quantization.apply(self._decoder.caches)
+            profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 
     def _grow(self, result: StepResult) -> DraftTree:

@@ -21,6 +21,7 @@ from .prompt_cache import PromptCache
 from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
+from .step_profile import NO_PROFILE, Profile
 from .tuning import tune
 from .verify_rules import VerifyName, check_rule, rule_name
 
@@ -58,6 +59,7 @@ def stream_generate(
     logits_processors: Sequence[LogitsProcessor] | None = None,
     verify: VerifyName | None = None,
     prompt_cache: PromptCache | None = None,
+    profile: Profile = NO_PROFILE,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -83,6 +85,8 @@ def stream_generate(
             ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
         prompt_cache: rows of earlier turns. What of ``prompt`` they begin with is not read again;
             afterwards they hold the prompt, and in lossless mode the text.
+        profile: a ``Profile`` adds up what each part of the generation takes. It waits at the end
+            of every part, which slows the generation down and changes nothing else.
         **overrides: fields of ``DraftSettings``.
 
     Yields:
@@ -141,8 +145,9 @@ def stream_generate(
         logits_processors=logits_processors,
         verify=verify,
         prompt_cache=prompt_cache,
+        profile=profile,
     )
-    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache)
+    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache, profile)
 
 
 def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str, Any]) -> None:
@@ -167,6 +172,7 @@ def _respond(
     max_tokens: int,
     stop: tuple[str, ...],
     prompt_cache: PromptCache | None,
+    profile: Profile,
 ) -> Iterator[GenerationResponse]:
     detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
@@ -208,6 +214,8 @@ def _respond(
                 response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
                 response.accepted_length = response.generation_tokens / response.target_calls
                 response.peak_memory = mx.get_peak_memory() / 1e9
+                if response.finish_reason:
+                    profile.border("host", log_probs)
                 yield replace(response, text=text)
                 if response.finish_reason:
                     return

@@ -165,25 +165,37 @@ def deferred_rows(
 
 
 class SplitMLP(nn.Module):
-    """An MSA layer's MLP with the stream rows taken along their own path.
+    """An MSA layer's MLP with the stream rows taken through their adapter, or through both.
 
     Args:
         mlp: the layer's MLP.
         main_rows: how many of the rows, from the first on, are main rows.
-        stream_path: (1, rows, h) -> (1, rows, h) for the stream rows.
+        adapter: (1, rows, h) -> (1, rows, h) for the stream rows.
+        beside: the adapter is added to the MLP; else it takes the MLP's place.
     """
 
-    def __init__(self, mlp: nn.Module, main_rows: int, stream_path: Callable[[mx.array], mx.array]):
+    def __init__(
+        self,
+        mlp: nn.Module,
+        main_rows: int,
+        adapter: Callable[[mx.array], mx.array],
+        beside: bool,
+    ):
         super().__init__()
-        self._mlp, self._main_rows, self._stream_path = mlp, main_rows, stream_path
+        self._mlp, self._main_rows = mlp, main_rows
+        self._adapter, self._beside = adapter, beside
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._main_rows == 0:
-            return self._stream_path(x)
-        if x.shape[1] == self._main_rows:
+        count = self._main_rows
+        if x.shape[1] == count:
             return self._mlp(x)
-        main, streams = mx.split(x, [self._main_rows], axis=1)
-        return mx.concatenate([self._mlp(main), self._stream_path(streams)], axis=1)
+        streams = self._adapter(x[:, count:])
+        if self._beside:  # one product over all rows: its weights are read once
+            through = self._mlp(x)
+            main, streams = through[:, :count], through[:, count:] + streams
+        elif count:
+            main = self._mlp(x[:, :count])
+        return mx.concatenate([main, streams], axis=1) if count else streams
 
 
 def value_rotation(main_rows: int, num_streams: int, epsilon: float) -> Callable:

@@ -9,7 +9,7 @@ import mlx.core as mx
 from .msa import Rows, rows_with_streams, stream_visibility
 from .pruning import keep_best, path_scores
 from .stand_ins import Through
-from .tree_nodes import TreeNodes, tree_visibility
+from .tree_nodes import TreeNodes, inner_tables, tree_visibility
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -53,6 +53,7 @@ class MsaPass:
         stand_ins = decoder.lower_layers(config.first_msa_layer)
         for number in range(config.first_msa_layer, config.num_hidden_layers):
             stand_ins.append(Through(decoder.layers[number], partial(self._msa, number)))
+        stand_ins[-1] = decoder.profile.after("MSA rows", stand_ins[-1])
         return decoder.run(self.nodes.tokens, stand_ins, proxies)[0]
 
     def streams_of(self, last: mx.array) -> tuple[mx.array, mx.array | None]:
@@ -73,6 +74,7 @@ class MsaPass:
     def _msa(self, number: int, hidden: mx.array) -> mx.array:
         config = self._decoder.streams.config
         if number == config.first_msa_layer:
+            self._decoder.profile.border("MHA rows", hidden)
             hidden = self._enter(hidden[0])[None]
         hidden = self._decoder.msa_layer(number, hidden, self._rows, self._keep)
         if number == config.num_hidden_layers - 1 and self._beside:
@@ -86,13 +88,13 @@ class MsaPass:
         decoder, nodes = self._decoder, self.nodes
         config = decoder.streams.config
         if self._prunes:
-            logits = decoder.early_exit_logits(hidden)
-            scores = path_scores(
-                logits, nodes.tokens, nodes.parents, nodes.ancestors, self._threshold
-            )
+            inner, parents = inner_tables(self._shape[0])
+            logits = decoder.early_exit_logits(hidden[inner])
+            scores = path_scores(logits, nodes.tokens, parents, nodes.ancestors, self._threshold)
             self.nodes = nodes = nodes.keep(*keep_best(scores, self._keep))
             self._rows = Rows(nodes.positions, nodes.ancestors)
             hidden = hidden[nodes.kept]
+            decoder.profile.border("pruning", hidden, nodes.ancestors, nodes.positions)
         self.entry = hidden
         if not self._beside:
             return hidden

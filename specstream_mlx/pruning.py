@@ -18,9 +18,9 @@ def path_scores(
     """Sum over the edges of each root-to-node path of ``log softmax(logits of parent)[child]``.
 
     Args:
-        logits: (n, vocab) early-exit logits.
+        logits: (rows, vocab) early-exit logits, of all nodes or of those with children.
         tokens: (n,) node tokens.
-        parents: (n,) parents' indices; the root's entry is not used.
+        parents: (n,) the parents' rows of ``logits``; the root's entry is not used.
         ancestors: (n, n) bool, ancestors-or-self.
         threshold: a probability; an edge below it puts its whole subtree at -inf.
 

@@ -6,25 +6,28 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from .rotations import Rotations, rope_at
+
 
 class PositionedRope(nn.Module):
     """A layer's rotary embedding that also takes one absolute position per row: (rows,), or
-    (sequences, rows)."""
+    (sequences, rows).
 
-    def __init__(self, rope: nn.Module):
+    Args:
+        rope: the layer's.
+        rotations: what it shares with other layers, if anything.
+    """
+
+    def __init__(self, rope: nn.Module, rotations: Rotations | None):
         super().__init__()
-        self._rope = rope
+        self._rope, self._rotations = rope, rotations
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        if isinstance(offset, int):
-            return self._rope(x, offset=offset)
-        # mlx takes one offset per batch row: make every row a batch of its own.
-        if offset.ndim == 2:
-            sequences, heads, rows, size = x.shape
-            single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
-            rotated = self._rope(single, offset=offset.reshape(-1))
-            return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
-        return self._rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
+        one_sequence = isinstance(offset, int) or offset.ndim == 1
+        whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
+        if self._rotations and one_sequence and whole:
+            return self._rotations.rotate(x, offset)
+        return rope_at(self._rope, x, offset)
 
 
 class Through:

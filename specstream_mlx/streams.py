@@ -67,15 +67,11 @@ class Streams(nn.Module):
             hidden, (hidden.shape[0], self._config.num_streams, hidden.shape[-1])
         )
 
-    def stream_mlp(self, layer: int, mlp: nn.Module, x: mx.array) -> mx.array:
-        """What a stream passes through where the main stream has its MLP.
+    def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
+        """The streams' own path where the main stream has its MLP; see ``msa.SplitMLP``.
 
         Args:
             layer: absolute index of the MSA layer.
-            mlp: the layer's own MLP.
             x: (1, rows, h) normalised input.
         """
-        if self._config.stream_mlp == "base":
-            return mlp(x)
-        adapted = self.streams["adapters"][layer](x)
-        return adapted if self._config.stream_mlp == "adapter" else mlp(x) + adapted
+        return self.streams["adapters"][layer](x)

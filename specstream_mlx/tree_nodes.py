@@ -48,6 +48,16 @@ def shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, .
 
 
 @lru_cache(maxsize=256)
+def inner_tables(parents: bytes) -> tuple[mx.array, mx.array]:
+    """Nodes with children (p,), and for each node (n,) its parent's place among these.
+
+    Leaves score no transitions, so the early exit's head, a row of which is dear, goes without.
+    """
+    inner, place = np.unique(np.frombuffer(parents, np.int32)[1:], return_inverse=True)
+    return mx.array(inner), mx.array(np.append(0, place).astype(np.int32))
+
+
+@lru_cache(maxsize=256)
 def tree_visibility(
     parents: bytes,
     depths: bytes,

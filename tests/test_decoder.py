@@ -48,7 +48,7 @@ def test_the_model_is_as_before_after_a_step(placement, pruner_form):
     assert modules_of(model.model) == before
 
 
-@pytest.mark.parametrize("method", ["seed", "stream_mlp"])
+@pytest.mark.parametrize("method", ["seed", "stream_adapter"])
 def test_the_model_is_as_before_after_an_exception(method, monkeypatch):
     """Within the first MSA layer; the step can then be taken again."""
     model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4)

@@ -8,6 +8,7 @@ import pytest
 from random_models import random_tree
 
 from specstream_mlx.pruning import keep_best, path_scores
+from specstream_mlx.tree_nodes import inner_tables
 
 VOCAB = 6
 
@@ -49,6 +50,19 @@ def test_path_scores(threshold):
         cut += inner.sum()
         assert all(not finite[n] for n in range(1, len(tree)) if not finite[tree.parents[n]])
     assert (cut > 0) == (threshold is not None and threshold > 0), "an inner edge was cut"
+
+
+def test_logits_of_inner_nodes_are_enough():
+    for seed in range(20):
+        tree, logits = random_case(seed)
+        if len(tree) == 1:
+            continue
+        tokens, _, ancestors = device_arrays(tree)
+        inner, parents = inner_tables(tree.parents.tobytes())
+        assert set(inner.tolist()) == set(tree.parents[1:].tolist())
+        found = path_scores(mx.array(logits)[inner], tokens, parents, ancestors, 0.05)
+        expected = path_scores(mx.array(logits), *device_arrays(tree), 0.05)
+        assert mx.array_equal(found, expected)
 
 
 def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():

@@ -307,6 +307,14 @@ def generate(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    profile: Annotated[
+        bool,
+        Option(
+            "--profile",
+            help="Then say what each part of the generation took. It runs slower for that.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Generate text.
 
@@ -336,6 +344,8 @@ def generate(
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
     cached = CachedPrompt(prompt_cache_file)
     model = cached.model_name(model)
+    if profile and compare:
+        raise UserError("--profile, which slows a run down, was given with --compare, expected one")
     source = choose_source(model, adapter, adapter_path)
     if model is None:
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
@@ -348,6 +358,7 @@ def generate(
     from ..draft_settings import draft_settings
     from ..drafters.static_tree import StaticTree
     from ..speculative_model import load
+    from ..step_profile import NO_PROFILE, Profile
     from ..tuning import tune as run_tuner
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
@@ -412,6 +423,7 @@ def generate(
         make_logits_processors(logit_bias, repetition_penalty),
         rule_name(verify, sampler),
         cached.cache,
+        profile=Profile() if profile else NO_PROFILE,
     )
     responses = request.responses()
     if not said and not no_tune:  # only now, as the request has been found to be sound
@@ -440,6 +452,8 @@ def generate(
     if not as_json:
         _print((marks.close() if marks else "") + "\n")
         reporting.statistics(response, request.drafts, request.verify)
+        if profile:
+            reporting.profile(request.profile.report())
     comparison = run_both(request, tokens) if compare else None
     if as_json:
         _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
@@ -480,6 +494,9 @@ def _report(
         "tree": request.drafts,
         "verify": request.verify,
     }
+    parts = request.profile.report()
+    if parts:
+        values["profile"] = parts
     if comparison is not None:
         values |= {
             "generation_tps": comparison.generation_tps,

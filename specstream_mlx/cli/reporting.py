@@ -66,6 +66,16 @@ def statistics(last: "GenerationResponse", drafts: str, verify: str) -> None:
     )
 
 
+def profile(parts: dict[str, dict[str, float]]) -> None:
+    """A table of what the parts of a generation took, from ``Profile.report``."""
+    note("=" * 10)
+    note("Profile: each part is waited for, which other runs do not do, so this one took longer")
+    note(f"{'part':<12}{'ms':>10}{'share':>8}{'calls':>8}")
+    for name, part in parts.items():
+        milliseconds, share = 1e3 * part["seconds"], f"{part['share']:.1%}"
+        note(f"{name:<12}{milliseconds:>10.1f}{share:>8}{part['calls']:>8}")
+
+
 def comparison(result: "Comparison") -> None:
     """Both rates, their ratio, and whether the outputs are the same."""
     note("=" * 10)

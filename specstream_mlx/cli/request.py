@@ -13,6 +13,7 @@ from ..generation import GenerationResponse, stream_generate
 from ..prompt_cache import PromptCache
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
+from ..step_profile import NO_PROFILE, Profile
 from ..tuning import TuningResult
 from ..verify_rules import VerifyName
 
@@ -27,6 +28,7 @@ class Request:
         tuned: drafts instead of ``settings``, and adapts.
         verify: the verify rule.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
+        profile: told where the parts of our steps end.
     """
 
     model: SpeculativeModel
@@ -42,6 +44,7 @@ class Request:
     verify: VerifyName
     prompt_cache: PromptCache | None = None
     tuned: TuningResult | None = None
+    profile: Profile = NO_PROFILE
 
     @property
     def drafts(self) -> str:
@@ -64,6 +67,7 @@ class Request:
             logits_processors=self.logits_processors,
             verify=self.verify,
             prompt_cache=self.prompt_cache,
+            profile=self.profile,
             **self.kv_cache,
         )
 

@@ -1,0 +1,74 @@
+"""A random Llama with untrained streams: what a step costs does not depend on what it says."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.models.llama import Model, ModelArgs
+
+from specstream_mlx import SpeculativeModel, UserError
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.streams import Streams
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers and hidden size, as in ``8x1024``."""
+
+    layers: int
+    hidden: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Size":
+        """Read ``LAYERSxHIDDEN``.
+
+        Raises:
+            UserError: it is not of that form, or the hidden size is no multiple of 64.
+        """
+        layers, _, hidden = text.partition("x")
+        fits = layers.isdecimal() and hidden.isdecimal() and int(layers) > 1 and int(hidden) > 0
+        if not fits or int(hidden) % 64:
+            raise UserError(
+                f"the random Llama is {text!r}, expected at least 2 layers and a hidden size that "
+                "is a multiple of 64, such as 8x1024"
+            )
+        return cls(int(layers), int(hidden))
+
+
+def random_llama(size: Size, vocabulary: int) -> tuple[Model, dict]:
+    """A model in float32 and its configuration: MLP of 2.75 hidden sizes, heads of 64, tied."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": size.hidden * 11 // 4,
+        "num_attention_heads": size.hidden // 64,
+        "num_key_value_heads": size.hidden // 64,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    }
+    mx.random.seed(0)
+    model = Model(ModelArgs.from_dict(config))
+    mx.eval(model.parameters())
+    return model, config
+
+
+def with_streams(model: Model, config: dict) -> Iterator[tuple[str, SpeculativeModel]]:
+    """The model with four untrained streams in the top quarter of its layers, in each mode."""
+    for mode in ("lossless", "shared"):
+        adapters = {"stream_mlp": "base+adapter", "stream_adapter_rank": 8}
+        stream_config = StreamConfig(
+            mode=mode,
+            num_streams=4,
+            num_msa_layers=max(1, config["num_hidden_layers"] // 4),
+            hidden_size=config["hidden_size"],
+            num_hidden_layers=config["num_hidden_layers"],
+            pruner_rank=8,
+            **(adapters if mode == "lossless" else {}),
+        )
+        streams = Streams(stream_config)
+        mx.eval(streams.parameters())
+        yield f"untrained, {mode}", SpeculativeModel(model, config, Path("random"), streams=streams)

@@ -1,0 +1,105 @@
+"""Where the time of a generation goes, part by part.
+
+MLX computes when it is asked to, so a part can only be timed by waiting for it. A profiled run
+waits at the border of every part, which other runs do not: its shares are meaningful, its total
+is more than they take.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+PARTS = ("prefill", "MHA rows", "pruning", "MSA rows", "head", "verify", "compaction", "host")
+"""What a generation consists of. ``head`` has the streams' rows and their best tokens too, and
+``host`` is reading the result, growing the next tree, and whatever is done with the tokens."""
+
+
+@dataclass
+class PartTime:
+    """What one part took.
+
+    Attributes:
+        seconds: in all, building its graph included.
+        calls: how often it was run.
+    """
+
+    seconds: float = 0.0
+    calls: int = 0
+
+
+class Profile:
+    """Seconds of each of ``PARTS`` of one generation, or of several one after the other."""
+
+    def __init__(self) -> None:
+        self.parts = {name: PartTime() for name in PARTS}
+        self._last: float | None = None
+
+    def start(self) -> None:
+        """The generation begins: time before this is nobody's."""
+        self._last = time.perf_counter()
+
+    def border(self, part: str, *arrays: Any) -> None:
+        """``part`` ends here: wait for its ``arrays`` and give it the time since the last border.
+
+        Args:
+            part: one of ``PARTS``.
+            *arrays: what it computes; trees of arrays, ``None`` among them is left out.
+        """
+        mx.eval([array for array in arrays if array is not None])
+        now = time.perf_counter()
+        self.parts[part].seconds += now - self._last
+        self.parts[part].calls += 1
+        self._last = now
+
+    def after(self, part: str, layer: Callable) -> Callable:
+        """``layer``, with the border of ``part`` behind it."""
+        return _Bordered(self, part, layer)
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return sum(part.seconds for part in self.parts.values())
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """For each part that was run: ``seconds``, ``share`` of all parts, ``calls``."""
+        total = self.seconds
+        return {
+            name: {**vars(part), "share": part.seconds / total}
+            for name, part in self.parts.items()
+            if part.calls
+        }
+
+
+class NoProfile(Profile):
+    """Waits for nothing and keeps nothing."""
+
+    def start(self) -> None:
+        """Nothing begins."""
+
+    def border(self, part: str, *arrays: Any) -> None:
+        """Nothing ends."""
+
+    def after(self, part: str, layer: Callable) -> Callable:
+        """``layer`` itself."""
+        return layer
+
+
+NO_PROFILE = NoProfile()
+
+
+class _Bordered:
+    """A layer that ends a part; its attributes are the layer's."""
+
+    def __init__(self, profile: Profile, part: str, layer: Callable):
+        self._profile, self._part, self._layer = profile, part, layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        hidden = self._layer(*args, **kwargs)
+        self._profile.border(self._part, hidden)
+        return hidden
