@@ -14,7 +14,9 @@ UNLISTED = 0.03
 COINCIDENCE = 0.05
 """How often lookup, when it is wrong, names just the token that the streams have in mind."""
 
-_LEAST_LEFT = 1e-3
+DOUBT = 0.05
+"""Share of the streams' probability that is taken from them where lookup speaks too: they are
+often surer than they are right, which else no match could outweigh."""
 
 Guesses = list[tuple[int, float]]
 """(token, log-probability) of guesses for one place; tokens differ."""
@@ -75,8 +77,8 @@ def pooled(streams: Guesses, found: Guesses) -> Guesses:
     """
     if not found:
         return streams
-    shares = {token: math.exp(score) for token, score in streams}
-    left = max(1 - sum(shares.values()), _LEAST_LEFT)
+    shares = {token: (1 - DOUBT) * math.exp(score) for token, score in streams}
+    left = 1 - sum(shares.values())
     wrong = 1 - sum(math.exp(score) for _, score in found)
     weights = {token: share * wrong for token, share in shares.items()}
     for token, score in found:
