@@ -15,7 +15,7 @@ tests; speed = median over items of (decode-only tokens/s) / (mlx_lm's on the sa
 """
 
 import statistics
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +28,11 @@ from specstream_mlx import DraftSettings, UserError, bundled, device
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
+from .paired_runs import Method, paired
 from .plain_baseline import Bundled
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .task_names import chosen_tasks
-from .timed_runs import TimedRun, call_reduction, nodes_per_call, run_plain, run_streams
+from .timed_runs import run_plain, run_streams
 
 BUDGETS = {"8 nodes": DraftSettings(), "likely": LIKELY_DRAFTS}
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -58,15 +59,6 @@ class Cell:
     items: int
 
 
-@dataclass
-class Runs:
-    """What becomes a cell."""
-
-    runs: list[TimedRun] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-    same: int = 0
-
-
 def measure(
     demo: Bundled, task: str, adapter: Path, items: int, max_tokens: int, progress: Progress
 ) -> list[Cell]:
@@ -77,44 +69,30 @@ def measure(
     prompts = [
         chat_prompt(demo.tokenizer, item.content, template) for item in tasks.held_out(task, items)
     ]
+
+    def drafting(settings: DraftSettings) -> Method:
+        return lambda ids: run_streams(demo.model, demo.tokenizer, ids, max_tokens, settings)
+
     methods = {
-        (budget, drafter): replace(settings, **fields)
+        (budget, drafter): drafting(replace(settings, **fields))
         for budget, settings in BUDGETS.items()
         for drafter, fields in DRAFTERS.items()
     }
-    found = {name: Runs() for name in methods}
-
-    def ours(ids: list[int], settings: DraftSettings) -> TimedRun:
-        return run_streams(demo.model, demo.tokenizer, ids, max_tokens, settings)
-
     bar = progress.add_task(f"{task} ({mode})", total=len(prompts))
-    for settings in methods.values():
-        ours(prompts[0], settings)
-    run_plain(plain, demo.tokenizer, prompts[0], max_tokens)
-    for ids in prompts:
-        baseline = expected = run_plain(plain, demo.tokenizer, ids, max_tokens)
-        if mode == "shared":  # its text depends on the streams, which mlx_lm does not run
-            expected = ours(ids, DraftSettings(speculation=False))
-        for name, settings in methods.items():
-            run = ours(ids, settings)
-            found[name].runs.append(run)
-            found[name].ratios.append(run.decode_tps / baseline.decode_tps)
-            found[name].same += run.tokens == expected.tokens
-        progress.advance(bar)
-    return [
-        Cell(
-            task,
-            mode,
-            budget,
-            drafter,
-            round(call_reduction(one.runs), 3),
-            round(nodes_per_call(one.runs), 2),
-            round(statistics.median(one.ratios), 3),
-            one.same,
-            len(prompts),
-        )
-        for (budget, drafter), one in found.items()
-    ]
+    expected, found = paired(
+        prompts,
+        lambda ids: run_plain(plain, demo.tokenizer, ids, max_tokens),
+        methods,
+        lambda: progress.advance(bar),
+    )
+    if mode == "shared":  # its text depends on the streams, which mlx_lm does not run
+        expected = [drafting(DraftSettings(speculation=False))(ids) for ids in prompts]
+    cells = []
+    for (budget, drafter), one in found.items():
+        same = sum(a.tokens == b.tokens for a, b in zip(one.runs, expected, strict=True))
+        values = one.call_reduction, one.nodes, one.speedup, same, len(prompts)
+        cells.append(Cell(task, mode, budget, drafter, *values))
+    return cells
 
 
 def hybrid_over_best(cells: list[Cell]) -> float:
