@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import mlx.nn as nn
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
+from mlx_lm.sample_utils import Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx.draft_settings import DraftSettings
 from specstream_mlx.generation import stream_generate
 from specstream_mlx.speculative_model import SpeculativeModel
+from specstream_mlx.verify_rules import VerifyName
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class TimedRun:
         target_calls: forward passes of the target that committed tokens.
         decode_tps: tokens after the first, per second after the first.
         total_seconds: prompt and decoding.
+        drafted_nodes: drafted tokens that the target tested.
     """
 
     tokens: list[int]
@@ -31,6 +34,7 @@ class TimedRun:
     target_calls: int
     decode_tps: float
     total_seconds: float
+    drafted_nodes: int = 0
 
 
 def call_reduction(runs: Sequence[TimedRun]) -> float:
@@ -38,11 +42,16 @@ def call_reduction(runs: Sequence[TimedRun]) -> float:
     return sum(len(run.tokens) for run in runs) / sum(run.target_calls for run in runs)
 
 
+def nodes_per_call(runs: Sequence[TimedRun]) -> float:
+    """Drafted tokens that an average target call of ``runs`` tests."""
+    return sum(run.drafted_nodes for run in runs) / sum(run.target_calls for run in runs)
+
+
 def _timed(responses: Iterator[PlainResponse]) -> TimedRun:
     tokens: list[int] = []
     text = ""
     start = first = time.perf_counter()
-    calls = None
+    calls, nodes = None, 0
     for response in responses:
         if not tokens:
             first = time.perf_counter()
@@ -50,16 +59,23 @@ def _timed(responses: Iterator[PlainResponse]) -> TimedRun:
             tokens.append(response.token)
         text += response.text
         calls = getattr(response, "target_calls", None)
+        nodes = getattr(response, "drafted_tokens", 0)
     end = time.perf_counter()
     rate = (len(tokens) - 1) / (end - first) if len(tokens) > 1 else 0.0
-    return TimedRun(tokens, text, calls or len(tokens), rate, end - start)
+    return TimedRun(tokens, text, calls or len(tokens), rate, end - start, nodes)
 
 
 def run_plain(
-    model: nn.Module, tokenizer: TokenizerWrapper, prompt: Sequence[int], max_tokens: int
+    model: nn.Module,
+    tokenizer: TokenizerWrapper,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampler: Sampler | None = None,
 ) -> TimedRun:
-    """``mlx_lm.stream_generate``, greedy."""
-    return _timed(plain_stream_generate(model, tokenizer, list(prompt), max_tokens))
+    """``mlx_lm.stream_generate``, greedy without a sampler."""
+    return _timed(
+        plain_stream_generate(model, tokenizer, list(prompt), max_tokens, sampler=sampler)
+    )
 
 
 def run_streams(
@@ -68,6 +84,11 @@ def run_streams(
     prompt: Sequence[int],
     max_tokens: int,
     settings: DraftSettings,
+    sampler: Sampler | None = None,
+    verify: VerifyName | None = None,
 ) -> TimedRun:
-    """``specstream_mlx.stream_generate``, greedy."""
-    return _timed(stream_generate(model, tokenizer, prompt, max_tokens, settings=settings))
+    """``specstream_mlx.stream_generate``, greedy without a sampler."""
+    responses = stream_generate(
+        model, tokenizer, prompt, max_tokens, settings=settings, sampler=sampler, verify=verify
+    )
+    return _timed(responses)

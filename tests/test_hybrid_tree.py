@@ -22,7 +22,7 @@ from test_shared import empty_tree
 from test_tree import arrays, assert_well_formed, random_candidates
 
 from specstream_mlx.draft_settings import LIKELY_DRAFTS, DraftSettings, draft_settings
-from specstream_mlx.drafters.hybrid_tree import hybrid_tree
+from specstream_mlx.drafters.hybrid_tree import hybrid_tree, pooled
 from specstream_mlx.drafters.lookup import Lookup
 from specstream_mlx.tree import best_first_tree
 
@@ -45,17 +45,73 @@ def every_path(candidates, log_probs, lookup, lookup_size):
     for depth in range(max(len(candidates), lookup_size)):
         below = {}
         for path, score in level.items():
-            guesses = []
+            known = lookup.children(path) if depth < lookup_size else []
             if depth < len(candidates):
-                guesses += zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
-            if depth < lookup_size:
-                guesses += lookup.children(path)
-            for token, log_prob in guesses:
-                child = (*path, token)
-                below[child] = max(below.get(child, -math.inf), score + log_prob)
+                row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
+                known = pooled(list(row), known)
+            below |= {(*path, token): score + log_prob for token, log_prob in known}
         found |= below
         level = below
     return found
+
+
+def probabilities(guesses):
+    return {token: math.exp(score) for token, score in guesses}
+
+
+def guesses(values):
+    return [(token, math.log(value)) for token, value in values.items()]
+
+
+def test_pooled_probabilities_sum_to_at_most_one():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        streams = dict(zip(range(4), rng.dirichlet(np.full(5, 0.3))[:4] + 1e-9, strict=True))
+        first, second, _ = rng.dirichlet([1, 1, 1])
+        token = int(rng.integers(0, 7))
+        found = {token: first, token + 1: second}
+        for known in (found, {}):
+            together = probabilities(pooled(guesses(streams), guesses(known)))
+            assert set(together) == {*streams, *known}
+            assert sum(together.values()) <= 1 + 1e-6
+            assert all(value >= 0 for value in together.values())
+
+
+def test_streams_alone_are_unchanged():
+    streams = guesses({3: 0.5, 4: 0.2})
+    assert pooled(streams, []) == streams
+
+
+def test_agreement_is_surer_than_either():
+    together = probabilities(pooled(guesses({3: 0.6, 4: 0.2}), guesses({3: 0.7})))
+    assert together[3] > 0.9
+    assert together[4] < 0.2
+
+
+def test_the_surer_one_prevails_where_they_differ():
+    sure, unsure, long, short = {3: 0.98}, {3: 0.3, 4: 0.1}, {9: 0.8}, {9: 0.2}
+    streams_prevail = probabilities(pooled(guesses(sure), guesses(short)))
+    assert streams_prevail[3] > 0.9
+    assert streams_prevail[9] < 0.05
+    lookup_prevails = probabilities(pooled(guesses(unsure), guesses(long)))
+    assert lookup_prevails[9] > 2 * lookup_prevails[3]
+    doubted = probabilities(pooled(guesses(sure), guesses(long)))
+    assert doubted[3] > doubted[9]
+
+
+def test_lookup_decides_among_the_candidates_of_the_streams():
+    together = probabilities(pooled(guesses({3: 0.5, 4: 0.3}), guesses({4: 0.6})))
+    assert together[4] > 3 * together[3]
+    # By hand, of 0.95 * 0.3 * 0.6 / 0.05 and 0.95 * 0.5 * 0.4 and 0.24 * 0.4 for all other tokens.
+    assert together[4] == pytest.approx(3.42 / (3.42 + 0.19 + 0.096))
+    assert together[3] == pytest.approx(0.19 / (3.42 + 0.19 + 0.096))
+
+
+def test_lookup_may_name_a_token_where_the_streams_leave_none():
+    """As calibrated tables may: they sum to 1, and give no chance to some candidates."""
+    streams = [(3, 0.0), (4, -math.inf)]
+    assert set(dict(pooled(streams, guesses({4: 0.5})))) == {3, 4}
+    assert set(dict(pooled(streams, guesses({5: 0.5})))) == {3, 5}
 
 
 @pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 3), (2, 2), (3, 1)])

@@ -105,6 +105,14 @@ def test_rates_are_the_shares_of_right_guesses():
     assert sum(map(math.exp, guesses.values())) == pytest.approx(1, abs=0.3)
 
 
+def test_continuations_of_one_match_sum_to_less_than_one():
+    lookup = Lookup([1, 2, 1, 3, 1], 1)
+    lookup._rates[1] = [0.9, 0.8]
+    guesses = lookup.children(())
+    assert len(guesses) == ALTERNATIVES
+    assert 0.9 < sum(math.exp(score) for _, score in guesses) < 1
+
+
 def test_a_guess_that_is_always_wrong_stays_a_number():
     lookup = Lookup([1, 2], 1)
     lookup._rates[1][0] = 0.0

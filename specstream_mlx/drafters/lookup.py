@@ -15,6 +15,7 @@ _PRIORS = ((0.0, 0.0), (0.4, 0.07), (0.65, 0.03), (0.75, 0.01), (0.8, 0.005))
 _PRIOR_WEIGHT = 4
 _LONGEST_MEMORY = 64
 _LEAST_RATE = 1e-9
+_MOST_TOGETHER = 0.99
 
 
 class Lookup:
@@ -48,12 +49,16 @@ class Lookup:
             self._index.extend((token,))
 
     def children(self, path: Path) -> list[tuple[int, float]]:
-        """(token, log-probability) of what the n-grams expect after the text and ``path``."""
+        """(token, log-probability) of what the n-grams expect after the text and ``path``.
+
+        The probabilities sum to less than 1.
+        """
         length, guesses = self._index.following(path)
-        rates = self._rates[length]
         # A rate that is always wrong underflows in the end.
-        scores = [math.log(max(rate, _LEAST_RATE)) for rate in rates]
-        return list(zip(guesses, scores, strict=False))
+        rates = [max(rate, _LEAST_RATE) for rate in self._rates[length][: len(guesses)]]
+        # At most one is right, but the averages of the ranks are taken over different tokens.
+        scale = min(1.0, _MOST_TOGETHER / sum(rates)) if rates else 1.0
+        return [(token, math.log(rate * scale)) for token, rate in zip(guesses, rates, strict=True)]
 
 
 def _to(longest: int) -> range:

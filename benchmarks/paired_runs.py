@@ -1,0 +1,64 @@
+"""Ways to decode the same prompts, each run within seconds of the baseline's on the same prompt."""
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from .timed_runs import TimedRun, call_reduction, nodes_per_call
+
+Method = Callable[[Sequence[int]], TimedRun]
+"""``prompt -> run``."""
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass
+class Paired:
+    """The runs of one method, and the ratio of each one's decode rate to the baseline's."""
+
+    runs: list[TimedRun] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def call_reduction(self) -> float:
+        """Tokens, each a call of plain decoding, per target call."""
+        return round(call_reduction(self.runs), 3)
+
+    @property
+    def nodes(self) -> float:
+        """Drafted tokens that an average target call tests."""
+        return round(nodes_per_call(self.runs), 2)
+
+    @property
+    def speedup(self) -> float:
+        """The median ratio."""
+        return round(statistics.median(self.ratios), 3)
+
+
+def paired(
+    prompts: Sequence[Sequence[int]],
+    baseline: Method,
+    methods: Mapping[Name, Method],
+    advance: Callable[[], object],
+) -> tuple[list[TimedRun], dict[Name, Paired]]:
+    """The baseline's runs, and each method's, after a warm-up of all on the first prompt.
+
+    Args:
+        prompts: token ids.
+        baseline: what the others are compared with.
+        methods: the others.
+        advance: is called after each prompt.
+    """
+    for method in (baseline, *methods.values()):
+        method(prompts[0])
+    plain: list[TimedRun] = []
+    found = {name: Paired() for name in methods}
+    for prompt in prompts:
+        plain.append(baseline(prompt))
+        for name, method in methods.items():
+            run = method(prompt)
+            found[name].runs.append(run)
+            found[name].ratios.append(run.decode_tps / plain[-1].decode_tps)
+        advance()
+    return plain, found
