@@ -7,7 +7,7 @@ from .adaptive import Arm, Kind
 from .config import StreamConfig
 from .draft_settings import DraftSettings
 from .replay import Recording, Replayed, replay
-from .step_costs import StepCosts
+from .step_costs import STREAM_NODES, StepCosts, place_of
 
 WIDTH = 6
 """Candidates of each stream that are recorded, and ranks in the acceptance table."""
@@ -92,18 +92,25 @@ def arms(
         return found
     for kind, settings in drafts(streams, vocab_size):
         steps: Replayed | None = None
-        for deferred in (True, False):
-            settings = replace(settings, deferred=deferred)
-            placement = settings.placement(streams)
-            if not deferred and (placement != "beside" or streams.mode == "shared"):
-                continue  # the same as before
-            most = settings.most_nodes(streams.num_streams if streams else 0) + 1
-            if most > costs.most_nodes(placement):
+        for moved in _placed(settings, streams):
+            place = place_of(moved, streams)
+            most = moved.most_nodes(streams.num_streams if streams else 0) + 1
+            if most > costs.most_nodes(place):
                 continue  # too many nodes to be of use here
-            steps = steps or replay(recordings, settings)
-            by_nodes = tuple(costs.seconds(n, placement) for n in range(1, most + 1))
-            found.append(_arm(kind, settings, steps, by_nodes))
+            if steps is None or moved.stream_nodes is not None:
+                steps = replay(recordings, moved)
+            by_nodes = tuple(costs.seconds(n, place) for n in range(1, most + 1))
+            found.append(_arm(kind, moved, steps, by_nodes))
     return sorted(found, key=lambda arm: -arm.rate)
+
+
+def _placed(settings: DraftSettings, streams: StreamConfig | None) -> Iterator[DraftSettings]:
+    """The same drafts with the streams wherever they may run."""
+    yield settings
+    if settings.placement(streams) == "deferred":
+        yield replace(settings, deferred=False)
+        for count in STREAM_NODES:
+            yield replace(settings, stream_nodes=count)
 
 
 def _arm(kind: Kind, settings: DraftSettings, steps: Replayed, by_nodes: tuple[float, ...]) -> Arm:

@@ -123,6 +123,7 @@ def _replay_one(
     start = time.perf_counter()
     lookup = settings.new_lookup(text.prompt)
     seen, at, seconds = 0, 0, time.perf_counter() - start
+    few, guessed = settings.stream_nodes, True
     while at < len(text.tokens) - 1:
         start = time.perf_counter()
         tree = root_only(text.tokens[at])
@@ -130,9 +131,13 @@ def _replay_one(
             if lookup is not None:
                 lookup.accept(text.tokens[seen : at + 1])
                 seen = at + 1
-            tree = settings.grow(text.tokens[at], text.candidates[at], text.log_probs[at], lookup)
+            depth = None if guessed else 0
+            guesses = text.candidates[at, :depth], text.log_probs[at, :depth]
+            tree = settings.grow(text.tokens[at], *guesses, lookup)
         seconds += time.perf_counter() - start
-        committed = 1 + accepted_depth(tree, text.tokens[at + 1 :])
+        last = accepted_node(tree, text.tokens[at + 1 :])
+        guessed = few is None or few >= len(tree) or last in tree.likeliest_last(few)
+        committed = 1 + int(tree.depths[last])
         committed = min(committed, len(text.tokens) - 1 - at)
         accepted.append(committed)
         nodes.append(len(tree))
@@ -140,20 +145,20 @@ def _replay_one(
     return seconds
 
 
-def accepted_depth(tree: DraftTree, following: Sequence[int]) -> int:
-    """Depth of the deepest node whose path is how ``following`` begins."""
+def accepted_node(tree: DraftTree, following: Sequence[int]) -> int:
+    """The deepest node whose path is how ``following`` begins."""
     node = 0
     children: dict[tuple[int, int], int] = {}
     for child, (parent, token) in enumerate(
         zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     ):
         children.setdefault((parent, token), child)
-    for depth, token in enumerate(following):
+    for token in following:
         below = children.get((node, token))
         if below is None:
-            return depth
+            break
         node = below
-    return len(following)
+    return node
 
 
 def acceptance(recordings: Sequence[Recording]) -> AcceptanceCounts | None:

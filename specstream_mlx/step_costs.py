@@ -1,4 +1,7 @@
-"""What a step costs on this machine: seconds by tree nodes and by where the streams run."""
+"""What a step costs on this machine: seconds by tree nodes and by where the streams run.
+
+A place is a ``StreamPlacement``, or ``beside 2``: beside the two nodes most probably accepted last.
+"""
 
 import statistics
 import time
@@ -13,7 +16,7 @@ import numpy as np
 from . import device
 from .config import StreamConfig
 from .decoder import Decoder, StepResult
-from .draft_settings import StreamPlacement
+from .draft_settings import DraftSettings, StreamPlacement
 from .kv import make_caches
 from .kv_quantization import KVQuantization
 from .speculative_model import SpeculativeModel
@@ -27,6 +30,9 @@ Kernels change at 5 and 9 rows on Apple's GPUs.
 """
 
 CACHE_ROWS = 128
+STREAM_NODES = (1, 2)
+"""Nodes beside which streams are timed, besides all of them."""
+
 _FEW_NODE_COUNTS = (1, 3, 8, 16)  # for models whose steps take long
 _LONG = 0.01  # of the time allowed, for one plain step
 _WIDTH = 4
@@ -41,31 +47,43 @@ class StepCosts:
 
     Attributes:
         plain: of a step that drafts nothing.
-        table: for each placement of the streams, ascending (nodes, seconds); seconds do not
-            fall. Where a placement ends early, more nodes cost too much to be of use.
+        table: for each place of the streams, ascending (nodes, seconds); seconds do not fall.
+            Where a place ends early, more nodes cost too much to be of use.
     """
 
     plain: float
-    table: dict[StreamPlacement, tuple[tuple[int, float], ...]]
+    table: dict[str, tuple[tuple[int, float], ...]]
 
-    def most_nodes(self, placement: StreamPlacement) -> int:
-        """Nodes up to which a placement was timed; 0 where it was not."""
-        return max((nodes for nodes, _ in self.table.get(placement, ())), default=0)
+    def most_nodes(self, place: str) -> int:
+        """Nodes up to which a place was timed; 0 where it was not."""
+        return max((nodes for nodes, _ in self.table.get(place, ())), default=0)
 
-    def seconds(self, nodes: int, placement: StreamPlacement) -> float:
+    def seconds(self, nodes: int, place: str) -> float:
         """Of a step that drafts, interpolated, and beyond the table in proportion to its end."""
-        points = self.table[placement]
+        points = self.table[place]
         last_nodes, last = points[-1]
         if nodes > last_nodes:
             return last * nodes / last_nodes
         return float(np.interp(nodes, *zip(*points, strict=True)))
 
 
-def placements(streams: StreamConfig | None) -> tuple[StreamPlacement, ...]:
-    """Where the streams of a model may run; see the shared-mode contract."""
+def place_of(settings: DraftSettings, streams: StreamConfig | None) -> str:
+    """The place that some settings run the streams at."""
+    placement = settings.placement(streams)
+    few = placement == "beside" and settings.stream_nodes is not None
+    return f"beside {settings.stream_nodes}" if few else placement
+
+
+def places(streams: StreamConfig | None) -> dict[str, tuple[StreamPlacement, int | None]]:
+    """Where the streams of a model may run (see the shared-mode contract), and beside how many."""
     if streams is None:
-        return ("none",)
-    return ("beside",) if streams.mode == "shared" else ("none", "deferred", "beside")
+        return {"none": ("none", None)}
+    if streams.mode == "shared":
+        return {"beside": ("beside", None)}
+    every: dict[str, tuple[StreamPlacement, int | None]] = {
+        placement: (placement, None) for placement in ("none", "deferred", "beside")
+    }
+    return every | {f"beside {count}": ("beside", count) for count in STREAM_NODES}
 
 
 def measure_step_costs(
@@ -85,19 +103,19 @@ def measure_step_costs(
     config = model.streams and model.streams.config
     plain: Callable[[], float] = bench.plain
     if config is not None and config.mode == "shared":  # streams run all the same
-        plain = partial(bench.step, _tree(1), "beside", 0)
-    jobs: dict[tuple[StreamPlacement, int] | None, Callable[[], float]] = {None: plain}
+        plain = partial(bench.step, _tree(1), "beside", None, 0)
+    jobs: dict[tuple[str, int] | None, Callable[[], float]] = {None: plain}
     plain()  # the first pass of all compiles and allocates
     least = min(plain() for _ in range(3))
     counts = NODE_COUNTS if least < _LONG * seconds else _FEW_NODE_COUNTS
-    for placement in placements(config):
+    for place, (placement, few) in places(config).items():
         width = 0 if placement == "none" else min(_WIDTH, model.config["vocab_size"])
         for nodes in (n for n in counts if n == 1 or n <= bench.room):
-            job = partial(bench.step, _tree(nodes), placement, width)
-            jobs[placement, nodes] = job
+            job = partial(bench.step, _tree(nodes), placement, few, width)
+            jobs[place, nodes] = job
             if job() > _HOPELESS * least and job() > _HOPELESS * least:
                 break
-    times: dict[tuple[StreamPlacement, int] | None, list[float]] = defaultdict(list)
+    times: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
     for number in range(_ROUNDS):
         if number and time.perf_counter() > end:
             break
@@ -108,14 +126,14 @@ def measure_step_costs(
 
 
 def _table(
-    medians: dict[tuple[StreamPlacement, int] | None, float],
-) -> dict[StreamPlacement, tuple[tuple[int, float], ...]]:
-    """The timings by placement, in which more nodes never cost less."""
-    points: dict[StreamPlacement, list[tuple[int, float]]] = defaultdict(list)
+    medians: dict[tuple[str, int] | None, float],
+) -> dict[str, tuple[tuple[int, float], ...]]:
+    """The timings by place, in which more nodes never cost less."""
+    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for key, value in medians.items():
         if key is not None:
             points[key[0]].append((key[1], value))
-    return {placement: _ascending(found) for placement, found in points.items()}
+    return {place: _ascending(found) for place, found in points.items()}
 
 
 def _ascending(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -171,11 +189,15 @@ class _Bench:
         mx.async_eval(result.predictions)
         return result
 
-    def step(self, tree: DraftTree, placement: StreamPlacement, width: int) -> float:
+    def step(
+        self, tree: DraftTree, placement: StreamPlacement, stream_nodes: int | None, width: int
+    ) -> float:
         """Seconds of a step over ``tree`` that accepts its last node's path, read and committed."""
         start = time.perf_counter()
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(tree, placement, width, rule=self._rule)
+            result = self._decoder.step(
+                tree, placement, width, rule=self._rule, stream_nodes=stream_nodes
+            )
         mx.eval(*result.arrays())
         result.accepted(tree)
         result.prediction()
@@ -203,4 +225,5 @@ def _tree(nodes: int) -> DraftTree:
         depths += [depth] * width
         trunk = children[0]
     tokens = np.arange(1, nodes + 1, dtype=np.int32) % 2
-    return DraftTree(tokens, np.array(parents, np.int32), np.array(depths, np.int32))
+    depth = np.array(depths, np.int32)
+    return DraftTree(tokens, np.array(parents, np.int32), depth, log_probs=-1.0 * depth)

@@ -64,7 +64,8 @@ def corrected(
 
 
 def _group(arm: Arm) -> Hashable:
-    return arm.kind, arm.settings.deferred, arm.settings.tree_width == 1
+    settings = arm.settings
+    return arm.kind, settings.deferred, settings.stream_nodes, settings.tree_width == 1
 
 
 def _ratio(

@@ -23,6 +23,7 @@ from specstream_mlx.config import UserError
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.decoding import decode
 from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.drafters.hybrid_tree import pooled
 from specstream_mlx.drafters.lookup import Lookup
 from specstream_mlx.drafters.static_tree import StaticTree
 from specstream_mlx.tree import DraftTree, root_only
@@ -65,18 +66,14 @@ def joint(tree, node, name, seed, ngrams):
     candidates, log_probs = guesses(seed)
     tokens, total = tree.tokens[tree.path(node)].tolist(), 0.0
     for depth, token in enumerate(tokens[1:]):
-        said = []
-        if depth < len(candidates) and token in candidates[depth].tolist():
-            rank = candidates[depth].tolist().index(token)
-            static = name == "static"
-            said.append(
-                math.log(TABLE.acceptance[depth][rank]) if static else log_probs[depth, rank]
-            )
+        scores = {}
+        if depth < len(candidates):
+            rates = TABLE.acceptance[depth] if name == "static" else np.exp(log_probs[depth])
+            scores = dict(zip(candidates[depth].tolist(), np.log(rates).tolist(), strict=False))
         if name == "lookup":
-            said += [
-                score for other, score in ngrams.children(tokens[1 : depth + 1]) if other == token
-            ]
-        total += max(said)
+            found = ngrams.children(tokens[1 : depth + 1])
+            scores = dict(pooled(list(scores.items()), found) if scores else found)
+        total += scores[token]
     return total
 
 

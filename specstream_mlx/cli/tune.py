@@ -130,10 +130,10 @@ def _show_costs(console: "Console", result: "TuningResult") -> None:
     from rich.table import Table
 
     costs = result.costs.table
-    table = Table(title="Milliseconds of a step", title_justify="left")
+    table = Table(title="Milliseconds of a step, by where the streams run", title_justify="left")
     table.add_column("tree nodes", justify="right")
-    for placement in costs:
-        heading = "no streams" if placement == "none" else f"streams {placement}"
+    for place in costs:
+        heading = {"none": "nowhere", "beside": "beside all"}.get(place, place)
         table.add_column(heading, justify="right")
     for nodes in sorted({nodes for points in costs.values() for nodes, _ in points}):
         found = [dict(points).get(nodes) for points in costs.values()]
@@ -175,6 +175,7 @@ def _show_ranking(console: "Console", result: "TuningResult", streams: bool) -> 
 def _how(arm: "Arm", streams: bool) -> str:
     """The settings, and where the streams run in case one may choose."""
     text = arm.settings.describe(streams)
-    if arm.kind in ("streams", "hybrid") and not arm.settings.deferred:
+    every = not arm.settings.deferred and arm.settings.stream_nodes is None
+    if arm.kind in ("streams", "hybrid") and every:
         text += ", streams beside the nodes"
     return text
