@@ -92,7 +92,7 @@ def arms(
         return found
     for kind, settings in drafts(streams, vocab_size):
         steps: Replayed | None = None
-        for moved in _placed(settings, streams):
+        for moved in placed(settings, streams):
             place = place_of(moved, streams)
             most = moved.most_nodes(streams.num_streams if streams else 0) + 1
             if most > costs.most_nodes(place):
@@ -104,7 +104,7 @@ def arms(
     return sorted(found, key=lambda arm: -arm.rate)
 
 
-def _placed(settings: DraftSettings, streams: StreamConfig | None) -> Iterator[DraftSettings]:
+def placed(settings: DraftSettings, streams: StreamConfig | None) -> Iterator[DraftSettings]:
     """The same drafts with the streams wherever they may run."""
     yield settings
     if settings.placement(streams) == "deferred":

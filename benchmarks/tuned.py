@@ -1,0 +1,313 @@
+"""Tuned drafting against an exhaustive sweep, the paper's fixed trees, and mlx_lm.
+
+    python -m benchmarks.tuned                                  # all tasks, both modes
+    python -m benchmarks.tuned --no-sweep --bits 4 --weights packed
+    python -m benchmarks.tuned --no-sweep --random-streams
+
+For each task and mode the tuner measures on training texts. The sweep then decodes a held-out text
+with everything that the tuner may choose, and two more with the best of that; the best few, the
+paper's trees, the tuner's choice and ``mlx_lm`` decode other held-out texts, interleaved: what was
+best in the sweep was so by luck too, so only this last part is reported. ``--no-sweep`` compares
+with ``mlx_lm`` and the paper's trees alone. With MLX's reference BLAS:
+
+    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.tuned', run_name='__main__')" \\
+        --no-sweep --name reference-blas
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import typer
+from mlx.utils import tree_map
+from mlx_lm.utils import dequantize_model
+from rich.console import Console
+from rich.progress import track
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import UserError, bundled, device, load, tune
+from specstream_mlx.draft_grid import drafts, placed
+from specstream_mlx.draft_settings import LIKELY_DRAFTS, DraftSettings
+from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.speculative_model import SpeculativeModel
+from specstream_mlx.tuning import TuningResult
+
+from .paired_runs import Method, Paired, paired
+from .result_files import RESULTS, machine_suffix, measured_on, write_results
+from .speedup import CHAIN, LIKELY_CHAIN, TREE
+from .task_names import chosen_tasks
+from .timed_runs import TimedRun, run_plain, run_streams
+
+PAPER = {
+    "chain": CHAIN,
+    "tree": TREE,
+    "likely chain": LIKELY_CHAIN,
+    "likely tree": LIKELY_DRAFTS,
+}
+"""The rows of ``benchmarks.speedup``, streams deferred where they may be."""
+
+FINALISTS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task in one mode.
+
+    Attributes:
+        task, mode: which.
+        tuned: what the tuner chose.
+        plain_tps: tokens/s of mlx_lm.
+        speedups: of each method over mlx_lm; ``tuned``, those of ``PAPER`` and ``sweep: ..``.
+        call_reductions: the same methods'.
+        identical: texts of the tuned runs that equal mlx_lm's, in lossless mode all.
+        texts: of each method.
+    """
+
+    task: str
+    mode: str
+    tuned: TuningResult
+    plain_tps: float
+    speedups: dict[str, float]
+    call_reductions: dict[str, float]
+    identical: int
+    texts: int
+
+    def best(self, prefix: str = "") -> str | None:
+        """The fastest method whose name begins so, the tuned one apart."""
+        names = [n for n in self.speedups if n != "tuned" and n.startswith(prefix)]
+        return max(names, key=self.speedups.__getitem__, default=None)
+
+    @property
+    def over_sweep(self) -> float | None:
+        """Tuned speed over the best of everything else that ran, plain decoding included."""
+        best = self.best("sweep")
+        if best is None:
+            return None
+        return self.speedups["tuned"] / max(1.0, self.speedups[self.best()])
+
+    @property
+    def over_paper(self) -> float:
+        """Tuned speed over the best of ``PAPER``."""
+        return self.speedups["tuned"] / max(self.speedups[name] for name in PAPER)
+
+    def values(self) -> dict[str, Any]:
+        """The row of the JSON file."""
+        return {
+            "task": self.task,
+            "mode": self.mode,
+            "chosen": self.tuned.chosen.kind,
+            "settings": self.tuned.settings.describe(),
+            "stream_nodes": self.tuned.settings.stream_nodes,
+            "deferred": self.tuned.settings.deferred,
+            "predicted_speedup": round(self.tuned.chosen.rate / self.tuned.plain.rate, 3),
+            "plain_tps": round(self.plain_tps, 1),
+            "speedups": self.speedups,
+            "call_reductions": self.call_reductions,
+            "tuned_over_best_of_sweep": self.over_sweep and round(self.over_sweep, 3),
+            "tuned_over_best_of_paper": round(self.over_paper, 3),
+            "same_text_as_plain": self.identical,
+            "texts": self.texts,
+        }
+
+
+def rate(runs: Sequence[TimedRun]) -> float:
+    """Tokens per second over all runs, each without its first token."""
+    tokens = [len(run.tokens) - 1 for run in runs]
+    return sum(tokens) / sum(n / run.decode_tps for n, run in zip(tokens, runs, strict=True) if n)
+
+
+def grid(model: SpeculativeModel) -> dict[str, DraftSettings]:
+    """Everything that the tuner may choose among, and the paper's trees."""
+    streams = model.streams.config
+    found = {"sweep: plain": DraftSettings(speculation=False)}
+    for kind, settings in drafts(streams, model.config["vocab_size"]):
+        for moved in placed(settings, streams):
+            where = f"beside {moved.stream_nodes}" if moved.stream_nodes else ""
+            where = where or ("deferred" if moved.deferred else "beside")
+            found[f"sweep: {kind}, {moved.describe()}, {where}"] = moved
+    return found
+
+
+def swept(
+    model: SpeculativeModel,
+    prompts: Sequence[list[int]],
+    plain: Method,
+    method: Any,
+) -> dict[str, DraftSettings]:
+    """The fastest few of the grid: first on one text, then a sixth of it on the others."""
+    candidates = grid(model)
+    for texts, kept in ((prompts[:1], len(candidates) // 6), (prompts[1:], FINALISTS)):
+        _, found = paired(texts, plain, {name: method(s) for name, s in candidates.items()})
+        rates = {name: rate(one.runs) for name, one in found.items()}
+        best = sorted(rates, key=lambda name: -rates[name])[:kept]
+        candidates = {name: candidates[name] for name in best}
+    return candidates
+
+
+def measure(
+    model: SpeculativeModel, tokenizer: Any, task: str, items: int, max_tokens: int, sweep: bool
+) -> Row:
+    """Tune for one task, and compare."""
+    shared = model.mode == "shared"
+    held_out = tasks.held_out(task, items + 3)
+    contents = [item.content if shared else tasks.instructed(item) for item in held_out]
+    prompts = [chat_prompt(tokenizer, text, model.prompt_template) for text in contents]
+    prompts, sweep_prompts = prompts[:items], prompts[items:]
+    tuned = tune(model, tokenizer, None if shared else training_texts(task), again=True)
+
+    def plain(ids: Sequence[int]) -> TimedRun:
+        return run_plain(model.model, tokenizer, ids, max_tokens)
+
+    def method(settings: DraftSettings | None) -> Method:
+        """``None``: tuned."""
+        return lambda ids: run_streams(
+            model, tokenizer, ids, max_tokens, settings or tuned.drafting()
+        )
+
+    methods = {"tuned": method(None)} | {name: method(s) for name, s in PAPER.items()}
+    if sweep:
+        best = swept(model, sweep_prompts, plain, method)
+        methods |= {name: method(settings) for name, settings in best.items()}
+    baseline, found = paired(prompts, plain, methods)
+    plain_rate = rate(baseline)
+    return Row(
+        task,
+        model.mode,
+        tuned,
+        plain_rate,
+        {name: round(rate(one.runs) / plain_rate, 3) for name, one in found.items()},
+        {name: one.call_reduction for name, one in found.items()},
+        same_texts(found["tuned"], baseline),
+        len(prompts),
+    )
+
+
+def training_texts(task: str, count: int = 8) -> list[str]:
+    """What the base's streams are tuned on for a task: instructed items of the training split."""
+
+    rng = random.Random(f"tuned-{task}")
+    return [tasks.instructed(tasks.sample(rng, "train", task)) for _ in range(count)]
+
+
+def same_texts(found: Paired, baseline: Sequence[TimedRun]) -> int:
+    """How many texts equal the baseline's."""
+    pairs = zip(found.runs, baseline, strict=True)
+    return sum(run.tokens == plain.tokens for run, plain in pairs)
+
+
+def quantize(model: SpeculativeModel, bits: int) -> None:
+    """The same model in other bits, packed, in float32 scales."""
+    model.model = dequantize_model(model.model)
+    nn.quantize(model.model, 64, bits)
+    model.config = model.config | {"quantization": {"group_size": 64, "bits": bits}}
+    mx.eval(model.model.parameters())
+
+
+def randomize(model: SpeculativeModel) -> None:
+    """Streams as if nobody had trained them."""
+    mx.random.seed(0)
+    values = tree_map(
+        lambda x: 0.02 * mx.random.normal(x.shape, x.dtype), model.streams.parameters()
+    )
+    model.streams.update(values)
+    mx.eval(model.streams.parameters())
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """The table."""
+    lines = [
+        f"{measured_on(facts)}; weights {facts['weights']}, streams {facts['streams']}; "
+        f"{facts['items']} held-out texts a task, greedy. Speedups over mlx_lm on the same model.",
+        "",
+        "| task | mode | tuned to | tuned | CR | best of the sweep | its speed | tuned / best | "
+        "best fixed tree of the paper's | its speed | tuned / fixed | mlx_lm, tokens/s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        best, paper = row.best("sweep"), max(PAPER, key=row.speedups.__getitem__)
+        swept_cells = "| | |"
+        if best:
+            name = row.best()
+            swept_cells = (
+                f"{name.removeprefix('sweep: ')} | {row.speedups[name]:.2f}x | {row.over_sweep:.2f}"
+            )
+        lines.append(
+            f"| {row.task} | {row.mode} | {row.tuned.chosen.kind}, "
+            f"{row.tuned.settings.describe()} | {row.speedups['tuned']:.2f}x | "
+            f"{row.call_reductions['tuned']:.2f} | {swept_cells} | {paper} | "
+            f"{row.speedups[paper]:.2f}x | {row.over_paper:.2f} | {row.plain_tps:.0f} |"
+        )
+    for mode in dict.fromkeys(row.mode for row in rows):
+        tuned = [row.speedups["tuned"] for row in rows if row.mode == mode]
+        fixed = geometric_mean([row.over_paper for row in rows if row.mode == mode])
+        lines += [
+            "",
+            f"Geometric means, {mode}: tuned {geometric_mean(tuned):.2f}x, tuned / best fixed tree "
+            f"{fixed:.2f}; the least tuned / plain {min(tuned):.2f}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    items: Annotated[int, typer.Option(help="Held-out texts of each task.", min=2)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.", min=2)] = 96,
+    only: Annotated[
+        str, typer.Option("--tasks", help="Comma-separated tasks; all by default.")
+    ] = "",
+    modes: Annotated[str, typer.Option(help="lossless, shared, or both.")] = "lossless,shared",
+    sweep: Annotated[
+        bool, typer.Option("--sweep/--no-sweep", help="Run the whole grid too.")
+    ] = True,
+    weights: Annotated[str, typer.Option(help="auto, packed or expanded.")] = "auto",
+    bits: Annotated[int, typer.Option(help="Quantize the base again, packed.")] = 8,
+    random_streams: Annotated[
+        bool, typer.Option("--random-streams", help="Untrained streams.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="Of the result files: tuned-NAME-MACHINE.")] = "",
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Compare tuned drafting with a sweep, with fixed trees and with mlx_lm."""
+    console = Console(stderr=True)
+    try:
+        names = chosen_tasks(only)
+        wanted = [mode.strip() for mode in modes.split(",")]
+        for mode in wanted:
+            if mode not in ("lossless", "shared"):
+                raise UserError(f"--modes has {mode!r}, expected lossless, shared, or both")
+        model, tokenizer = load(bundled.base_path(), weights=weights)
+        if bits != 8:
+            quantize(model, bits)
+        rows = []
+        for mode, task in track([(m, t) for m in wanted for t in names], console=console):
+            path = bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
+            model.swap_adapter(path)
+            if random_streams:
+                randomize(model)
+            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep))
+            console.print(f"{task}, {mode}: {rows[-1].values()}")
+    except UserError as error:
+        console.print(f"error: {error}")
+        raise typer.Exit(2) from None
+    held = "packed" if bits != 8 else model.held.form
+    facts = device.describe() | {
+        "items": items,
+        "weights": f"{bits} bits, {held}",
+        "streams": "random" if random_streams else "trained",
+    }
+    values = {**facts, "rows": [row.values() for row in rows]}
+    file = "-".join(filter(None, ("tuned", name, machine_suffix(facts))))
+    write_results(output, file, values, markdown(rows, facts))
+
+
+if __name__ == "__main__":
+    typer.run(main)
