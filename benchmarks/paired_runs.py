@@ -40,7 +40,7 @@ def paired(
     prompts: Sequence[Sequence[int]],
     baseline: Method,
     methods: Mapping[Name, Method],
-    advance: Callable[[], object],
+    advance: Callable[[], object] = lambda: None,
 ) -> tuple[list[TimedRun], dict[Name, Paired]]:
     """The baseline's runs, and each method's, after a warm-up of all on the first prompt.
 
