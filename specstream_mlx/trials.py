@@ -13,7 +13,7 @@ from .speculative_model import SpeculativeModel
 
 _TOKENS = 32
 _LEAST_STEPS = 4
-_ROUNDS = 6
+_ROUNDS = 12
 _DOUBT = 2  # rounds' worth of belief that no group is off more than another
 _PROMISING = 0.75  # of the best arm's rate
 
@@ -54,13 +54,31 @@ def corrected(
             break
         for group, arm in tried.items():
             found[group].append(_ratio(model, arm, texts[number % len(texts)], kv_cache or {}))
-    ratios = {group: statistics.median(values) for group, values in found.items() if values}
-    usual = statistics.median(ratios.values()) if ratios else 1.0
-    for group, ratio in ratios.items():
-        rounds = len(found[group])
-        ratios[group] = usual * (ratio / usual) ** (rounds / (rounds + _DOUBT))
+    usual, ratios = relative(found)
     result = [scaled(arm, ratios.get(_group(arm), usual)) for arm in arms]
     return sorted(result, key=lambda arm: -arm.rate)
+
+
+def relative(found: Mapping[Hashable, Sequence[float]]) -> tuple[float, dict[Hashable, float]]:
+    """What all groups are off by, and each, from rounds in which all had their turn.
+
+    A round's own mean is taken out first: a machine's speed drifts from one to the next.
+
+    Args:
+        found: for each group, for each round, seconds over what they should be.
+
+    Returns:
+        1 and nothing where there was no round.
+    """
+    rounds = [statistics.geometric_mean(values) for values in zip(*found.values(), strict=True)]
+    if not rounds:
+        return 1.0, {}
+    usual, belief = statistics.median(rounds), len(rounds) / (len(rounds) + _DOUBT)
+    ratios = {}
+    for group, values in found.items():
+        off = statistics.median(v / mean for v, mean in zip(values, rounds, strict=True))
+        ratios[group] = usual * off**belief
+    return usual, ratios
 
 
 def _group(arm: Arm) -> Hashable:

@@ -37,10 +37,11 @@ MAX_TOKENS = 64
 """Tokens that are generated from each calibration prompt, at most."""
 
 _VERSION = 1
-_COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 5.0
+_COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 9.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
 _SHOWN = 8
 _WORTH = 1.02  # drafts must win more than what timings are off by
+_TIE = 0.985  # of the best rate: as good, and then fewer nodes are the safer choice
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,8 @@ def choose(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
         ranking: arms in descending order of tokens per second, plain decoding among them, which
             is chosen where nothing is clearly faster.
     """
-    best = _best_of_kinds(ranking)
+    equal = [arm for arm in ranking if arm.rate >= _TIE * ranking[0].rate]
+    best = _best_of_kinds([min(equal, key=lambda arm: arm.nodes), *ranking])
     plain = next(arm for arm in best if arm.kind == "plain")
     if best[0].rate < _WORTH * plain.rate:
         best.remove(plain)

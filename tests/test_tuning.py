@@ -19,6 +19,7 @@ from specstream_mlx.config import StreamConfig
 from specstream_mlx.draft_grid import arms, drafts
 from specstream_mlx.replay import Recording
 from specstream_mlx.step_costs import StepCosts, _ascending, _tree, measure_step_costs
+from specstream_mlx.trials import relative
 from specstream_mlx.tuning import TuningResult, choose, tune
 
 REAL_TUNE = tune  # the fixture of all tests puts another in its place
@@ -141,6 +142,24 @@ def test_plain_is_preferred_to_what_is_hardly_better():
     for gain, kind in ((1.01, "plain"), (1.05, "lookup")):
         other = replace(plain, kind="lookup", tokens=gain)
         assert choose([other, plain])[0].kind == kind
+
+
+def test_of_equal_arms_the_one_with_fewest_nodes_is_chosen():
+    table = costs(0.07)
+    found = arms([text(lambda place, depth: 0)], table, STREAMS, 5000)
+    best = next(arm for arm in found if arm.kind == "streams")
+    smaller = replace(best, nodes=best.nodes - 2, seconds=1.01 * best.seconds)
+    slower = replace(best, nodes=best.nodes - 3, seconds=1.03 * best.seconds)
+    assert choose([best, smaller, slower, found[-1], *found])[0] == smaller
+
+
+def test_trials_take_the_drift_of_the_machine_out():
+    """One group is off by a tenth, and every round is slower than the last."""
+    rounds = [1.0, 1.3, 2.0, 1.1, 1.7]
+    usual, ratios = relative({"a": rounds, "b": [1.1 * value for value in rounds]})
+    assert usual == pytest.approx(1.3 * 1.1**0.5)
+    assert ratios["b"] / ratios["a"] == pytest.approx(1.1 ** (5 / 7))
+    assert relative({"a": [], "b": []}) == (1.0, {})
 
 
 def test_nodes_that_were_not_timed_are_not_drafted():
