@@ -12,11 +12,27 @@ from typer import Option
 from .. import blas
 from ..config import UserError
 from . import numbers, reporting
+from .cache_options import KVBits, KVGroupSize, PromptCacheFile, QuantizedKVStart
 from .cached_prompt import CachedPrompt
+from .draft_options import (
+    DraftThreshold,
+    Lookup,
+    LookupNgram,
+    LookupSize,
+    MaxNodes,
+    NoSpeculation,
+    NoTune,
+    NumStreams,
+    PruneThreshold,
+    StreamNodes,
+    Tree,
+    TreeSize,
+    TreeWidth,
+    Verify,
+)
 from .drafts import DraftMarks
 from .inputs import Source, choose_source, read_prompt
 from .sampling_options import (
-    VERIFY_HELP,
     LogitBias,
     MinP,
     MinTokensToKeep,
@@ -36,7 +52,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .request import Request
 
-_MODEL, _TEXT, _DRAFTS, _CACHE, _OUTPUT = "Model", "Text", "Drafts", "KV cache", "Output"
+_MODEL, _TEXT, _OUTPUT = "Model", "Text", "Output"
 
 
 def generate(
@@ -131,161 +147,24 @@ def generate(
     repetition_penalty: RepetitionPenalty = None,
     logit_bias: LogitBias = None,
     seed: Seed = None,
-    num_streams: Annotated[
-        int | None,
-        Option(
-            parser=numbers.at_least(0),
-            metavar="N",
-            help="Tokens to draft ahead. Default: all that the adapter was trained for; 0: none.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    tree_width: Annotated[
-        int | None,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Candidates per stream. Without --tree-size: children of every node in a full "
-            "tree, 1 makes a chain.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    tree_size: Annotated[
-        int | None,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Nodes to draft, most probable first. Default: 8, without --tree-width.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    draft_threshold: Annotated[
-        float | None,
-        Option(
-            parser=numbers.probability,
-            metavar="P",
-            help="Draft no node whose joint probability, by the streams, is below this. "
-            "Default: 0.2, none with --tree-width or --tree-size.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    tree: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="A tree file (acceptance by depth and rank): draft the same tree of ranks in "
-            "every step, the one with the greatest expected accepted length.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    lookup: Annotated[
-        bool,
-        Option(
-            "--lookup",
-            help="Prompt lookup: draft also what followed the newest n-gram in the prompt and the "
-            "text so far, in one tree with the streams' drafts. Works without streams.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = False,
-    lookup_size: Annotated[
-        int,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="With --lookup: the most tokens to look up ahead; it may exceed --num-streams.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = 10,
-    lookup_ngram: Annotated[
-        int,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="With --lookup: tokens of the longest n-gram to match.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = 4,
-    max_nodes: Annotated[
-        int | None,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Nodes to keep after early-exit pruning, the root included. Default: all.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    prune_threshold: Annotated[
-        float | None,
-        Option(
-            parser=numbers.probability,
-            metavar="P",
-            help="Prune transitions less probable than this, and all behind them.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    stream_nodes: Annotated[
-        int | None,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Lossless: run the streams in the same pass beside the N nodes that are most "
-            "probably accepted last. Default: a second pass for the accepted node.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = None,
-    no_speculation: Annotated[
-        bool,
-        Option("--no-speculation", help="One token a step.", rich_help_panel=_DRAFTS),
-    ] = False,
-    no_tune: Annotated[
-        bool,
-        Option(
-            "--no-tune",
-            help="Do not measure how to draft on this machine, nor use what was measured. Without "
-            "other options about drafts that happens once; see tune.",
-            rich_help_panel=_DRAFTS,
-        ),
-    ] = False,
-    verify: Annotated[
-        Literal["greedy", "sample", "rejection", "typical"] | None,
-        Option(help=VERIFY_HELP, rich_help_panel=_DRAFTS),
-    ] = None,
-    kv_bits: Annotated[
-        int | None,
-        Option(
-            parser=numbers.one_of(4, 8),
-            metavar="N",
-            help="Quantize the KV cache to 4 or 8 bits. Default: not at all.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    kv_group_size: Annotated[
-        int,
-        Option(
-            parser=numbers.one_of(32, 64, 128),
-            metavar="N",
-            help="With --kv-bits: elements that share a scale; 32, 64 or 128.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = 64,
-    quantized_kv_start: Annotated[
-        int,
-        Option(
-            parser=numbers.at_least(0),
-            metavar="N",
-            help="With --kv-bits: tokens from which on the cache is quantized; 0: all of them.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = 5000,
-    prompt_cache_file: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. "
-            "Default of --model: the model that made it.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
+    num_streams: NumStreams = None,
+    tree_width: TreeWidth = None,
+    tree_size: TreeSize = None,
+    draft_threshold: DraftThreshold = None,
+    tree: Tree = None,
+    lookup: Lookup = False,
+    lookup_size: LookupSize = 10,
+    lookup_ngram: LookupNgram = 4,
+    max_nodes: MaxNodes = None,
+    prune_threshold: PruneThreshold = None,
+    stream_nodes: StreamNodes = None,
+    no_speculation: NoSpeculation = False,
+    no_tune: NoTune = False,
+    verify: Verify = None,
+    kv_bits: KVBits = None,
+    kv_group_size: KVGroupSize = 64,
+    quantized_kv_start: QuantizedKVStart = 5000,
+    prompt_cache_file: PromptCacheFile = None,
     as_json: Annotated[
         bool,
         Option(
