@@ -14,7 +14,7 @@ from .speculative_model import SpeculativeModel
 _TOKENS = 32
 _LEAST_STEPS = 4
 _ROUNDS = 12
-_DOUBT = 2  # rounds' worth of belief that no group is off more than another
+_DOUBT = 6  # rounds' worth of belief that no group is off more than another
 _PROMISING = 0.75  # of the best arm's rate
 
 
