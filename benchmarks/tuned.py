@@ -15,7 +15,9 @@ with ``mlx_lm`` and the paper's trees alone. With MLX's reference BLAS:
 """
 
 import math
+import os
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +191,6 @@ def measure(
 
 def training_texts(task: str, count: int = 8) -> list[str]:
     """What the base's streams are tuned on for a task: instructed items of the training split."""
-
     rng = random.Random(f"tuned-{task}")
     return [tasks.instructed(tasks.sample(rng, "train", task)) for _ in range(count)]
 
@@ -235,7 +236,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     ]
     for row in rows:
         best, paper = row.best("sweep"), max(PAPER, key=row.speedups.__getitem__)
-        swept_cells = "| | |"
+        swept_cells = "| |"
         if best:
             name = row.best()
             swept_cells = (
@@ -278,6 +279,8 @@ def main(
 ) -> None:
     """Compare tuned drafting with a sweep, with fixed trees and with mlx_lm."""
     console = Console(stderr=True)
+    # What is tuned here, to one task after another, is nobody else's to use.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     try:
         names = chosen_tasks(only)
         wanted = [mode.strip() for mode in modes.split(",")]

@@ -226,6 +226,8 @@ class Decoder:
             return self._verified(rule, tree, nodes, self._main_logits(nodes.tokens, rows))
 
         chosen = None
+        if self.streams.config.mode == "shared":
+            stream_nodes = None  # which would be another function: DESIGN's shared-mode contract
         if stream_nodes is not None and stream_nodes < len(tree):
             chosen = tree.likeliest_last(stream_nodes).tolist()
         beside = placement == "beside"

@@ -10,6 +10,7 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from . import device
+from .config import UserError
 from .decoder import Decoder
 from .draft_settings import DraftSettings
 from .drafters.lookup import Lookup
@@ -106,7 +107,8 @@ def decode(
 
     Raises:
         UserError: the KV cache cannot be quantized so, the verify rule does not go with the
-            sampler or the tree, or another generation has taken ``prompt_cache``.
+            sampler or the tree, another generation has taken ``prompt_cache``, or the adapter was
+            swapped.
     """
     quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     quantization.check(model.model, model.config)
@@ -125,12 +127,15 @@ def decode(
     prompt_cache.extend(generation, unread)
     profile.border("prefill")
     reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
+    adapter, streams = model.adapter, model.streams
     for step in _Loop(model, decoder, rule, quantization, drafting, prompt).steps():
         if reusable:
             prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
             newest = step.tokens[-1]
         yield step
         prompt_cache.check_current(generation)  # before the next step writes
+        if model.adapter is not adapter or model.streams is not streams:
+            raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
 def fill(
@@ -196,6 +201,7 @@ class _Loop:
         prompt: Sequence[int],
     ):
         self._streams, self._decoder, self._rule = model.streams, decoder, rule
+        self._vocab_size = model.config["vocab_size"]
         self._quantization, self._drafting = quantization, drafting
         self._settings = drafting.settings()
         self._text, self._root = list(prompt), prompt[-1]
@@ -228,14 +234,15 @@ class _Loop:
             yield step
             if not self.is_plain():
                 self._decoder.uncommit(1)  # the call ahead
+                self._quantization.apply(self._decoder.caches)
                 return
             result = following
 
     def _enqueue_plain(self, token: mx.array) -> StepResult:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.next_token(token, self._rule)
             self._quantization.apply(self._decoder.caches)
+            result = self._decoder.next_token(token, self._rule)
         mx.async_eval(result.predictions)
         return result
 
@@ -304,7 +311,10 @@ class _Loop:
         if self._lookup is not None:
             self._lookup.accept(step.tokens)
         self._drafting.observe(step)
-        self._settings = self._drafting.settings()
+        settings = self._drafting.settings()
+        if settings is not self._settings:
+            settings.check(self._vocab_size, self._streams and self._streams.config)
+            self._settings = settings
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()

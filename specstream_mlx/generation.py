@@ -117,6 +117,7 @@ def stream_generate(
     if settings == "auto" and verify == "rejection":  # the tuner's trees depend on their drafts
         settings = None
     elif settings == "auto":
+        _check_no_overrides(overrides)
         settings = tune(
             model,
             tokenizer,
@@ -153,14 +154,18 @@ def stream_generate(
 def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str, Any]) -> None:
     if not isinstance(drafting, Drafting):
         raise UserError(f"settings is {drafting!r}, expected DraftSettings, a drafting or 'auto'")
-    if overrides:
-        raise UserError(
-            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
-        )
+    _check_no_overrides(overrides)
     if verify == "rejection" and not isinstance(drafting, FixedDrafting):
         raise UserError(
             "verify is 'rejection' and the drafts change from step to step, expected a tree of "
             "fixed shape"
+        )
+
+
+def _check_no_overrides(overrides: dict[str, Any]) -> None:
+    if overrides:
+        raise UserError(
+            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
         )
 
 

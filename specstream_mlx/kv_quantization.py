@@ -88,7 +88,7 @@ class KVQuantization:
             )
 
     def apply(self, caches: list[Any]) -> None:
-        """Replace the caches by quantized ones, where it is time to; to be called after a pass."""
+        """Replace the caches by quantized ones where it is time to; to be called between passes."""
         maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
 
     def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:

@@ -80,7 +80,10 @@ class PromptCache:
         other = self._other(model, quantization)
         if other and self.unknown_rows:
             raise UserError(f"the prompt cache was made with {other}, expected the same")
-        self.tokens = self.tokens[: 0 if other else self._common(prompt)]
+        common = 0 if other else self._common(prompt)
+        if common and self._too_early(common, quantization):
+            common = 0
+        self.tokens = self.tokens[:common]
         self.reused = len(self.tokens)
         if self.rows:
             for cache in self.caches:
@@ -104,6 +107,10 @@ class PromptCache:
             bits, group_size = self.quantized
             return f"kv_bits of {bits} and a kv_group_size of {group_size}"
         return None
+
+    def _too_early(self, common: int, quantization: KVQuantization) -> bool:
+        """Whether rows are quantized that reading the prompt anew would leave as they are."""
+        return self.quantized is not None and self.unknown_rows + common < quantization.start
 
     def _common(self, prompt: Sequence[int]) -> int:
         """How many of the rows are those of ``prompt``, its last token's row not counted."""

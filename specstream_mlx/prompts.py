@@ -23,7 +23,7 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     Raises:
         UserError: the chat template refuses the turn.
     """
-    content = text if template is None else template.replace("{text}", text)
+    content = text if template is None else template.replace(_TEXT, text)
     if not tokenizer.has_chat_template:
         return tokenizer.encode(content)
     return tokenizer.encode(_turn(tokenizer, content), add_special_tokens=False)

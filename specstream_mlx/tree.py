@@ -7,7 +7,6 @@ guesses too, are in ``drafters``.
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,10 +76,6 @@ class DraftTree:
         further = np.bincount(self.parents[1:], paths[1:], minlength=len(self))
         best = np.argsort(further - paths, kind="stable")[:count]
         return np.sort(best)
-
-
-TreeBuilder = Callable[[int, np.ndarray, np.ndarray], DraftTree]
-"""``(root, candidates, log_probs) -> tree``; the arrays are (gamma, k), best candidate first."""
 
 
 def root_only(root: int) -> DraftTree:

@@ -87,11 +87,12 @@ class TuningResult:
 
     def reason(self) -> str:
         """Why the chosen one won, in a sentence."""
-        plain, best = self.plain, self.ranking[0]
+        plain, best = self.plain, self.chosen
         if self.chosen is plain:
-            if len(self.arms) == 1:
+            drafts = [arm for arm in self.ranking if arm.kind != "plain"]
+            if not drafts:
                 return "Plain decoding: no text was long enough to draft in."
-            best = max((arm for arm in self.ranking if arm is not plain), key=lambda arm: arm.rate)
+            best = max(drafts, key=lambda arm: arm.rate)
             return (
                 f"Plain decoding wins: the best drafts ({best.kind}) commit {best.tokens:.2f} "
                 f"tokens a step, which takes {best.seconds / plain.seconds:.2f} times as long as a "
@@ -229,6 +230,17 @@ def measure(
         end_tokens: a text ends with the first of these.
         quantization: of the KV caches.
     """
+    with device.wired_limit(model.model, [device.generation_stream]):
+        return _measure(model, prompts, max_tokens, end_tokens, quantization)
+
+
+def _measure(
+    model: SpeculativeModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    end_tokens: Sequence[int],
+    quantization: KVQuantization,
+) -> TuningResult:
     start = time.perf_counter()
     costs = measure_step_costs(model, quantization, _COST_SECONDS)
     recordings = _record(model, prompts, max_tokens, end_tokens)
@@ -307,7 +319,9 @@ def choose(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
             is chosen where nothing is clearly faster.
     """
     equal = [arm for arm in ranking if arm.rate >= _TIE * ranking[0].rate]
-    best = _best_of_kinds([min(equal, key=lambda arm: arm.nodes), *ranking])
+    best = _best_of_kinds(
+        [min(equal, key=lambda arm: (round(arm.nodes, 2), len(arm.costs))), *ranking]
+    )
     plain = next(arm for arm in best if arm.kind == "plain")
     if best[0].rate < _WORTH * plain.rate:
         best.remove(plain)

@@ -192,15 +192,17 @@ def check_rule(name: VerifyName, settings: DraftSettings) -> None:
         )
     if not settings.speculates:
         return
-    fields = ("max_nodes", "prune_threshold")
-    if settings.static_tree is None:  # its ranks are those of the drawing, not of probabilities
-        fields += ("tree_size", "draft_threshold")
-    for field in fields:
+    if settings.static_tree is not None:
+        raise UserError(
+            "verify is 'rejection' and the tree is static, whose ranks are those of sorted drafts, "
+            "expected a full tree, given by tree_width alone"
+        )
+    for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
         value = getattr(settings, field)
         if value is not None:
             raise UserError(
                 f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens decide "
-                "what is kept, expected a full tree, given by tree_width alone, or a static one"
+                "what is kept, expected a full tree, given by tree_width alone"
             )
 
 

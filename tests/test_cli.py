@@ -11,7 +11,7 @@ import pytest
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from typer.testing import CliRunner
 
-from specstream_mlx import bundled
+from specstream_mlx import UserError, bundled, tuning
 from specstream_mlx.cli import app
 from specstream_mlx.cli.drafts import DraftMarks
 
@@ -285,5 +285,28 @@ def test_typical_is_labelled_and_wrong_rules_are_refused(base, streams):
         ("--temp", 1, "--verify", "rejection", "--tree-size", 4),
         ("--temp", -1),
         ("--logit-bias", "five"),
+        ("--logit-bias", '{"999999": 1}'),
+        ("--logit-bias", '{"-1": 1}'),
+        ("--repetition-penalty", -1),
+        ("--seed", -1),
+        ("--lookup-size", 4),
     ):
         assert generate(base, *flags, *wrong).exit_code == 2
+
+
+def test_a_seed_repeats_a_run_that_was_tuned(base, streams, monkeypatch):
+    """What adapts follows the clock, so with a seed nothing adapts."""
+    results = [generate(base, "--adapter-path", streams, "--seed", 3, "--temp", 1) for _ in "ab"]
+    assert results[0].stdout == results[1].stdout
+    assert "as tuned" in generate(base, "--adapter-path", streams, "--temp", 1).stderr
+    assert "as tuned" not in results[0].stderr
+
+
+def test_a_calibration_text_that_cannot_be_used_stops_nothing(base, streams, monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("calibration.jsonl is no good")
+
+    monkeypatch.setattr(tuning, "tune", refuse)
+    result = generate(base, "--adapter-path", streams)
+    assert result.exit_code == 0
+    assert "Not tuned: calibration.jsonl is no good" in result.stderr

@@ -1,12 +1,13 @@
 """Settings that change from step to step change no token."""
 
+import itertools
 import random
 
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
 
-from specstream_mlx import decoding
+from specstream_mlx import UserError, decoding
 from specstream_mlx.decoding import decode
 from specstream_mlx.draft_settings import DraftSettings
 
@@ -18,36 +19,34 @@ KINDS = [
     DraftSettings(tree_width=3, tree_size=9, max_nodes=4),
     DraftSettings(lookup=True, tree_size=6),
 ]
+FEW = DraftSettings(tree_width=3, tree_size=6, stream_nodes=1)
 PROCESSORS = {"repetition_penalty": 1.4, "logit_bias": {0: 0.5, 2: -0.5}}
 
 
 class AnyDrafting:
     """Another of ``KINDS`` after every one to three steps."""
 
-    def __init__(self, seed):
-        self._rng = random.Random(seed)
-        self._left, self._now, self.seen = 0, KINDS[0], []
+    def __init__(self, seed, kinds):
+        self._rng, self._kinds = random.Random(seed), kinds
+        self._left, self._now, self.seen = 0, kinds[0], []
 
     def settings(self):
         return self._now
 
     def observe(self, step):
-        self.seen.append(KINDS.index(self._now))
+        self.seen.append(self._kinds.index(self._now))
         if not self._left:
-            self._left, self._now = self._rng.randint(1, 3), self._rng.choice(KINDS)
+            self._left, self._now = self._rng.randint(1, 3), self._rng.choice(self._kinds)
         self._left -= 1
 
 
-def switching(model, prompt, count, seed, **options):
-    drafting, tokens = AnyDrafting(seed), []
+def switching(model, prompt, count, seed, kinds=KINDS, **options):
+    drafting, tokens = AnyDrafting(seed, kinds), []
     for step in decode(model, prompt, drafting, **options):
         tokens += step.tokens
         assert step.seconds > 0
         if len(tokens) >= count:
-            assert set(drafting.seen) == set(range(len(KINDS)))
-            pairs = set(zip(drafting.seen, drafting.seen[1:], strict=False))
-            assert len(pairs) > 12, "plain steps were entered and left in many ways"
-            return tokens[:count]
+            return tokens[:count], drafting.seen
 
 
 @pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
@@ -57,7 +56,12 @@ def test_lossless_is_plain_decoding(base, seed):
     expected = tokens_of(model, prompt, 90, speculation=False)[:90]
     if base == "grouped heads, tied":
         assert expected == plain_tokens(model.model, prompt, 90)
-    assert switching(model, prompt, 90, seed) == expected
+    kinds = [*KINDS, FEW]
+    found, seen = switching(model, prompt, 90, seed, kinds)
+    assert found == expected
+    assert set(seen) == set(range(len(kinds)))
+    pairs = set(itertools.pairwise(seen))
+    assert len(pairs) > 12, "plain steps were entered and left in many ways"
 
 
 def test_lossless_with_processors():
@@ -66,13 +70,28 @@ def test_lossless_with_processors():
     processors = make_logits_processors(**PROCESSORS)
     expected = plain_tokens(model.model, prompt, 90, logits_processors=processors)
     assert expected != plain_tokens(model.model, prompt, 90)
-    assert switching(model, prompt, 90, 3, logits_processors=processors) == expected
+    assert switching(model, prompt, 90, 3, logits_processors=processors)[0] == expected
 
 
 def test_shared_is_one_token_a_step():
     model, prompt = speculative_model(mode="shared"), random_prompt(9)
     expected = tokens_of(model, prompt, 90, speculation=False)
-    assert switching(model, prompt, 90, 4) == expected
+    assert switching(model, prompt, 90, 4)[0] == expected
+
+
+def test_few_streams_are_refused_in_shared_mode():
+    model, prompt = speculative_model(mode="shared"), random_prompt(9)
+    with pytest.raises(UserError, match="stream_nodes"):
+        switching(model, prompt, 90, 4, kinds=[*KINDS[:2], DraftSettings(stream_nodes=1)])
+
+
+def test_an_adapter_that_is_swapped_ends_a_generation():
+    model, prompt = speculative_model(), random_prompt(9)
+    steps = decode(model, prompt, DraftSettings())
+    next(steps)
+    model.swap_adapter(None)
+    with pytest.raises(UserError, match="the adapter was swapped during a generation"):
+        next(steps)
 
 
 def test_plain_steps_are_one_call_ahead(monkeypatch):

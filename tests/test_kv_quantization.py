@@ -28,6 +28,7 @@ from random_models import (
     relative_error,
     tokens_of,
 )
+from test_decoding import switching
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import UserError, generate, stream_generate
@@ -224,6 +225,17 @@ def test_lossless_text_of_every_tree(settings, deferred):
     model = pair(case).model
     found = tokens_of(model, prompt_of(case), 24, kv_cache=kv_cache, deferred=deferred, **settings)
     assert_same_tokens(found, expected, log_probs.__getitem__)
+
+
+@pytest.mark.parametrize("start", range(14, 34, 2))
+def test_lossless_text_of_settings_that_change(start):
+    """A call ahead that is taken back must not have been the one that rows are quantized at."""
+    case = "Llama 3.1"
+    expected, log_probs, _ = plain(case, 8, start)
+    options = arguments(case, 8, start)
+    for seed in range(2):
+        found, _ = switching(pair(case).model, prompt_of(case), 32, seed, **options)
+        assert_same_tokens(found, expected, log_probs.__getitem__)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,18 @@ def quantizable_model():
     return SpeculativeModel(tiny_llama(config), config, Path("in memory"))
 
 
+def test_rows_that_are_quantized_too_early_are_dropped():
+    """The first turn passed the row where quantizing begins; the second shares less than that."""
+    model, cache = quantizable_model(), PromptCache()
+    options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 16}
+    tokens_of(model, FIRST, 20, cache=cache, **options)
+    assert cache.quantized == (8, 32)
+    second = [*FIRST, *MORE]
+    found = tokens_of(model, second, 20, cache=cache, **options)
+    assert cache.reused == 0
+    assert found == tokens_of(model, second, 20, **options)
+
+
 def test_mlx_lm_goes_on_from_the_same_rows():
     model, cache = speculative_model(), PromptCache()
     found = tokens_of(model, FIRST, 20, cache=cache)

@@ -56,7 +56,6 @@ RULES = {
     "sample, pruned": ("sample", PRUNED),
     "sample, hybrid": ("sample", BEST_FIRST | {"lookup": True}),
     "rejection": ("rejection", BINARY),
-    "rejection, static": ("rejection", STATIC),
 }
 
 
@@ -81,7 +80,7 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
         assert sampler.log_probs(expected)[0, token].item() > -np.inf
 
 
-FAST = ("sample, hybrid", "lossless"), ("rejection, static", "lossless"), ("rejection", "shared")
+FAST = ("sample, hybrid", "lossless"), ("rejection", "shared")
 
 
 @pytest.mark.usefixtures("three_tokens")
@@ -202,12 +201,11 @@ def test_rejection_refuses_trees_that_drawn_tokens_shape(fields):
         )
 
 
-def test_rejection_refuses_lookup_and_takes_a_static_tree():
+def test_rejection_refuses_lookup_and_static_trees():
     with pytest.raises(UserError, match="lookup is on, whose drafts are not drawn"):
         check_rule("rejection", DraftSettings(tree_size=None, lookup=True))
-    with pytest.raises(UserError, match="max_nodes is 2"):
-        check_rule("rejection", DraftSettings(**STATIC, max_nodes=2))
-    check_rule("rejection", DraftSettings(**STATIC))
+    with pytest.raises(UserError, match="the tree is static"):
+        check_rule("rejection", DraftSettings(**STATIC))
 
 
 @pytest.mark.parametrize(

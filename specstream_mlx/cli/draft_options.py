@@ -67,20 +67,21 @@ Lookup = Annotated[
     ),
 ]
 LookupSize = Annotated[
-    int,
+    int | None,
     Option(
         parser=numbers.at_least(1),
         metavar="N",
-        help="With --lookup: the most tokens to look up ahead; it may exceed --num-streams.",
+        help="With --lookup: the most tokens to look up ahead; it may exceed --num-streams. "
+        "Default: 10.",
         rich_help_panel=_DRAFTS,
     ),
 ]
 LookupNgram = Annotated[
-    int,
+    int | None,
     Option(
         parser=numbers.at_least(1),
         metavar="N",
-        help="With --lookup: tokens of the longest n-gram to match.",
+        help="With --lookup: tokens of the longest n-gram to match. Default: 4.",
         rich_help_panel=_DRAFTS,
     ),
 ]

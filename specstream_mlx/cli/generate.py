@@ -43,6 +43,7 @@ from .sampling_options import (
     TopP,
     XtcProbability,
     XtcThreshold,
+    checked_bias,
     sampler_of,
 )
 from .tune import MEASURING
@@ -153,8 +154,8 @@ def generate(
     draft_threshold: DraftThreshold = None,
     tree: Tree = None,
     lookup: Lookup = False,
-    lookup_size: LookupSize = 10,
-    lookup_ngram: LookupNgram = 4,
+    lookup_size: LookupSize = None,
+    lookup_ngram: LookupNgram = None,
     max_nodes: MaxNodes = None,
     prune_threshold: PruneThreshold = None,
     stream_nodes: StreamNodes = None,
@@ -219,6 +220,8 @@ def generate(
     """
     if as_json and show_drafts:
         raise UserError("--json and --show-drafts were both given, expected at most one")
+    if not lookup and (lookup_size is not None or lookup_ngram is not None):
+        raise UserError("--lookup-size or --lookup-ngram was given, expected with --lookup")
     if prompt_cache_file is not None and compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
     cached = CachedPrompt(prompt_cache_file)
@@ -238,7 +241,6 @@ def generate(
     from ..drafters.static_tree import StaticTree
     from ..speculative_model import load
     from ..step_profile import NO_PROFILE, Profile
-    from ..tuning import tune as run_tuner
     from ..verify_rules import rule_name
     from .comparison import compare as run_both
     from .request import Request
@@ -252,6 +254,8 @@ def generate(
         "max_nodes": max_nodes,
         "prune_threshold": prune_threshold,
         "stream_nodes": stream_nodes,
+        "lookup_size": lookup_size,
+        "lookup_ngram": lookup_ngram,
         "static_tree": tree and StaticTree.load(tree),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -262,8 +266,6 @@ def generate(
         verify == "rejection",
         **fields,
         lookup=lookup,
-        lookup_size=lookup_size,
-        lookup_ngram=lookup_ngram,
         speculation=not no_speculation,
     )
     loaded, tokenizer = load(
@@ -299,18 +301,17 @@ def generate(
         prefill_step_size,
         kv_cache,
         sampler,
-        make_logits_processors(logit_bias, repetition_penalty),
+        make_logits_processors(
+            checked_bias(logit_bias, loaded.config["vocab_size"]), repetition_penalty
+        ),
         rule_name(verify, sampler),
         cached.cache,
         profile=Profile() if profile else NO_PROFILE,
     )
     responses = request.responses()
     if not said and not no_tune:  # only now, as the request has been found to be sound
-        note = partial(reporting.note, MEASURING)
-        request = replace(
-            request, tuned=run_tuner(loaded, tokenizer, on_measuring=note, **kv_cache)
-        )
-        settings, responses = request.tuned.settings, request.responses()
+        request = _tuned(request, adapts=seed is None)
+        settings, responses = request.settings, request.responses()
     if seed is not None:
         mx.random.seed(seed)
     if loaded.streams is None and not settings.drafts_with(None):
@@ -338,6 +339,19 @@ def generate(
         _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
     elif comparison:
         reporting.comparison(comparison)
+
+
+def _tuned(request: "Request", adapts: bool) -> "Request":
+    """The request with drafts as tuned; what adapts follows the clock, which no seed repeats."""
+    from ..tuning import tune
+
+    note = partial(reporting.note, MEASURING)
+    try:
+        tuned = tune(request.model, request.tokenizer, on_measuring=note, **request.kv_cache)
+    except UserError as error:  # of a calibration text, not of this request
+        reporting.note(f"Not tuned: {error}")
+        return request
+    return replace(request, settings=tuned.settings, tuned=tuned if adapts else None)
 
 
 def _print(text: str) -> None:

@@ -21,6 +21,17 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def positive(text: str) -> float:
+    """A parser of finite numbers above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise BadParameter(f"found {text}, expected a number above 0")
+    return number
+
+
 def one_of(*choices: int) -> Callable[[str], int]:
     """A parser of the integers ``choices``."""
     expected = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"

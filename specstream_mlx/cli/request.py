@@ -25,7 +25,7 @@ class Request:
     Attributes:
         kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
         sampler: ``None`` takes the arg-max.
-        tuned: drafts instead of ``settings``, and adapts.
+        tuned: where it came from, if drafts are to go on adapting.
         verify: the verify rule.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
         profile: told where the parts of our steps end.
@@ -49,8 +49,7 @@ class Request:
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        settings = self.tuned.settings if self.tuned else self.settings
-        drafts = settings.describe(streams=self.model.streams is not None)
+        drafts = self.settings.describe(streams=self.model.streams is not None)
         return f"{drafts}, as tuned" if self.tuned else drafts
 
     def responses(self) -> Iterator[GenerationResponse]:

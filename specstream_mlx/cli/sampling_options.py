@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import BadParameter, Option
 
+from ..config import UserError
+from . import numbers
+
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -66,6 +69,7 @@ XtcThreshold = Annotated[
 Seed = Annotated[
     int | None,
     Option(
+        parser=numbers.at_least(0),
         metavar="N",
         help="Repeats an own run with the same options; mlx_lm draws otherwise.",
         rich_help_panel=_SAMPLING,
@@ -74,6 +78,7 @@ Seed = Annotated[
 RepetitionPenalty = Annotated[
     float | None,
     Option(
+        parser=numbers.positive,
         metavar="X",
         help="Divides the logits of the last 20 tokens by this; above 1 repeats less.",
         rich_help_panel=_SAMPLING,
@@ -93,6 +98,20 @@ VERIFY_HELP = (
     "the drafts too (full trees only); all three are exact. typical is LOSSY: it takes what is "
     "plausible, so the text is not distributed as the model's. Default: greedy, with --temp sample."
 )
+
+
+def checked_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """``--logit-bias`` if all of its tokens exist; mlx would write outside of the logits.
+
+    Raises:
+        UserError: one does not.
+    """
+    for token in bias or ():
+        if not 0 <= token < vocab_size:
+            raise UserError(
+                f"--logit-bias has token {token}, expected one of 0 to {vocab_size - 1}"
+            )
+    return bias
 
 
 def sampler_of(tokenizer: "TokenizerWrapper", **fields: float) -> "Sampling | None":
