@@ -30,7 +30,9 @@ class Bundled:
             bundled.base_path(), weights="expanded" if on_cpu else "packed"
         )
         self._ratio = (
-            packed_over_expanded(self.model.model, self.tokenizer, max_tokens) if on_cpu else 1.0
+            packed_over_expanded(bundled.base_path(), self.model.model, self.tokenizer, max_tokens)
+            if on_cpu
+            else 1.0
         )
         self._reload = on_cpu and self._ratio > 1
 
@@ -39,7 +41,8 @@ class Bundled:
         self.model.swap_adapter(adapter)
         if not self._reload:
             return self.model.model
-        return packed_model(adapter if self.model.mode == "shared" else None)
+        shared = self.model.mode == "shared"
+        return packed_model(bundled.base_path(), adapter if shared else None)
 
     def facts(self) -> dict[str, Any]:
         """Where and on what is measured."""
