@@ -198,7 +198,7 @@ def find_adapters(directory: Path | None) -> dict[int, Path]:
         loop = (
             f"for n in {' '.join(map(str, MSA_LAYERS))}; do python -m "
             "specstream_mlx.convert.demo_model.train_adapters --base runs/base/model --work "
-            f"{shlex.quote(str(where))}/ns$n --shared-msa-layers $n --minutes 8 base sql; done"
+            f"{shlex.quote(str(where))}/ns$n --shared-msa-layers $n --iters 400 base sql; done"
         )
         raise UserError(
             f"msa-layers found no adapters ns1, ns2, .. in --adapters {where}, train them with: "

@@ -1,0 +1,66 @@
+"""The figures: points are measured once, and drawn."""
+
+import pytest
+
+from benchmarks.figure_measuring import find_adapters
+from benchmarks.figure_plot import draw
+from benchmarks.figure_points import Point, PointFile
+from benchmarks.paired_runs import Paired, paired
+from benchmarks.paper_figures import FIGURES, Sizes, figures
+from benchmarks.timed_runs import TimedRun
+from specstream_mlx import UserError
+
+SIZES = Sizes(("sql",), 1, 1, 8, 4)
+
+
+def points(series, values):
+    return [Point("sql", series, str(x), y, y / 2, 3.0, 0.5) for x, y in enumerate(values)]
+
+
+def test_a_group_is_measured_once_for_the_same_settings(tmp_path):
+    path, calls = tmp_path / "figure.json", []
+
+    def measure():
+        calls.append(1)
+        return points("chain", [1.5, 2.0])
+
+    for settings, measured in (({"items": 1}, 1), ({"items": 1}, 1), ({"items": 2}, 2)):
+        file = PointFile(path, settings)
+        file.add("chain", measure, {"machine": "here"})
+        assert len(calls) == measured
+        assert file.points() == points("chain", [1.5, 2.0])
+        assert PointFile(path, settings).facts == {"machine": "here"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_a_small_png(name, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    path = tmp_path / f"{name}.png"
+    shown = points("shared, chain", [1, 2, 3]) + points("shared, tree", [2, 2, 1])
+    draw(shown, path, "title", FIGURES[name].x_label, FIGURES[name].measures)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    assert 5_000 < path.stat().st_size < 100_000
+
+
+def test_what_cannot_be_drawn_is_said_before_measuring(tmp_path):
+    with pytest.raises(UserError, match="unknown figure 'nothing', expected some of temperature"):
+        figures(["nothing"], None, SIZES, tmp_path)
+    with pytest.raises(UserError, match="train them with: for n in 1 2 4 6 8"):
+        find_adapters(tmp_path)
+    for number in (4, 10, 2):
+        (tmp_path / f"ns{number}" / "sql" / "adapter").mkdir(parents=True)
+        (tmp_path / f"ns{number}" / "sql" / "adapter" / "adapter_config.json").touch()
+    assert list(find_adapters(tmp_path)) == [2, 4, 10]
+
+
+def test_runs_are_paired_with_the_baseline_of_the_same_prompt():
+    """The machine is twice as slow on the second prompt."""
+
+    def method(factor):
+        return lambda prompt: TimedRun([1] * 9, "", 3, factor * 100 / prompt[0], 1.0, 6)
+
+    plain, found = paired([[1], [2]], method(1.0), {"fast": method(1.5)})
+    assert [run.decode_tps for run in plain] == [100, 50]
+    assert isinstance(found["fast"], Paired)
+    assert found["fast"].ratios == [1.5, 1.5]
+    assert (found["fast"].speedup, found["fast"].call_reduction, found["fast"].nodes) == (1.5, 3, 2)
