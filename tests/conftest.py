@@ -1,6 +1,11 @@
 """Imported before every test module."""
 
+import os
+
 import pytest
+
+# Threads of several test processes would wait for each other; OpenBLAS reads this when loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
 from specstream_mlx import tuning, weight_policy
