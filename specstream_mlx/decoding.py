@@ -1,7 +1,7 @@
 """The decoding loop: one ``Step`` per target call."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -89,8 +89,10 @@ def decode(
     verify: VerifyName | None = None,
     prompt_cache: PromptCache | None = None,
     profile: Profile = NO_PROFILE,
+    max_tokens: int | None = None,
+    end_tokens: Collection[int] = (),
 ) -> Iterator[Step]:
-    """Decoding without end, one ``Step`` per target call.
+    """Decoding, one ``Step`` per target call.
 
     The next call is under way on the device when a ``Step`` is handed out.
 
@@ -104,6 +106,8 @@ def decode(
         quantized_kv_start: rows from which on the cache is quantized.
         sampler, logits_processors, verify, prompt_cache, profile: see
             ``generation.stream_generate``.
+        max_tokens, end_tokens: the step with so many tokens, or with one of these, is the last one,
+            and no call is enqueued behind it; without them decoding has no end.
 
     Raises:
         UserError: the KV cache cannot be quantized so, the verify rule does not go with the
@@ -128,7 +132,8 @@ def decode(
     profile.border("prefill")
     reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
     adapter, streams = model.adapter, model.streams
-    for step in _Loop(model, decoder, rule, quantization, drafting, prompt).steps():
+    loop = _Loop(model, decoder, rule, quantization, drafting, prompt, max_tokens, end_tokens)
+    for step in loop.steps():
         if reusable:
             prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
             newest = step.tokens[-1]
@@ -189,6 +194,7 @@ class _Loop:
         quantization: of the caches.
         drafting: asked before every step.
         prompt: token ids.
+        max_tokens, end_tokens: see ``decode``.
     """
 
     def __init__(
@@ -199,6 +205,8 @@ class _Loop:
         quantization: KVQuantization,
         drafting: Drafting,
         prompt: Sequence[int],
+        max_tokens: int | None,
+        end_tokens: Collection[int],
     ):
         self._streams, self._decoder, self._rule = model.streams, decoder, rule
         self._vocab_size = model.config["vocab_size"]
@@ -206,11 +214,12 @@ class _Loop:
         self._settings = drafting.settings()
         self._text, self._root = list(prompt), prompt[-1]
         self._lookup: Lookup | None = None
+        self._left, self._end_tokens, self._ended = max_tokens, end_tokens, False
         self._count = 0
 
     def steps(self) -> Iterator[Step]:
         """All steps, of either kind."""
-        while True:
+        while not self._ended:
             yield from self.plain_steps() if self.is_plain() else self.tree_steps()
 
     def is_plain(self) -> bool:
@@ -225,14 +234,17 @@ class _Loop:
         result = self._enqueue_plain(mx.array([self._root]))
         while True:
             self._rule.commit(result.predictions)
-            following = self._enqueue_plain(result.predictions)
+            last = self._left == 1
+            following = None if last else self._enqueue_plain(result.predictions)
             token = result.predictions.item()
             now = time.perf_counter()
             step = Step([token], root_only(self._root), 1, now - start, result, [0])
             start = now
             self._note(step)
             yield step
-            if not self.is_plain():
+            if following is None:
+                return
+            if self._ended or not self.is_plain():
                 self._decoder.uncommit(1)  # the call ahead
                 self._quantization.apply(self._decoder.caches)
                 return
@@ -257,7 +269,7 @@ class _Loop:
                 yield pending
             step = self._read(tree, result, start)
             self._note(step)
-            if self.is_plain():
+            if self._ended or self.is_plain():
                 yield step
                 return
             tree = self._grow(result)
@@ -308,6 +320,10 @@ class _Loop:
         """Make the step's last token the root, and ask how to draft behind it."""
         self._root = step.tokens[-1]
         self._text += step.tokens
+        if self._left is not None:
+            self._left -= len(step.tokens)
+        over = self._left is not None and self._left <= 0
+        self._ended = over or any(token in self._end_tokens for token in step.tokens)
         if self._lookup is not None:
             self._lookup.accept(step.tokens)
         self._drafting.observe(step)

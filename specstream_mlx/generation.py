@@ -147,6 +147,8 @@ def stream_generate(
         verify=verify,
         prompt_cache=prompt_cache,
         profile=profile,
+        max_tokens=None if max_tokens < 0 else max_tokens,
+        end_tokens=tokenizer.eos_token_ids,
     )
     return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache, profile)
 

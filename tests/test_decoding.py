@@ -94,6 +94,32 @@ def test_an_adapter_that_is_swapped_ends_a_generation():
         next(steps)
 
 
+@pytest.mark.parametrize("settings", [KINDS[0], KINDS[1], KINDS[2], KINDS[5]])
+@pytest.mark.parametrize("by", ["max_tokens", "end_tokens"])
+def test_no_call_is_made_behind_the_end(settings, by, monkeypatch):
+    """But for the one that plain steps are ahead of an end token, which nobody can know of."""
+    model, prompt = speculative_model(), random_prompt(9)
+    expected, calls = plain_tokens(model.model, prompt, 30), []
+
+    class Watched(decoding.Decoder):
+        def next_token(self, token, rule):
+            calls.append(1)
+            return super().next_token(token, rule)
+
+        def step(self, *args):
+            calls.append(1)
+            return super().step(*args)
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    end = next(i for i, token in enumerate(expected) if i > 10 and token not in expected[:i])
+    limit = {"max_tokens": end + 1} if by == "max_tokens" else {"end_tokens": [expected[end]]}
+    steps = list(decode(model, prompt, settings, **limit))
+    tokens = [token for step in steps for token in step.tokens]
+    assert tokens[: end + 1] == expected[: end + 1]
+    assert len(tokens) - len(steps[-1].tokens) <= end
+    assert len(calls) - len(steps) == (settings is KINDS[0] and by == "end_tokens")
+
+
 def test_plain_steps_are_one_call_ahead(monkeypatch):
     """The next call is enqueued before the last one's token is read."""
     model, prompt = speculative_model(), random_prompt(9)
