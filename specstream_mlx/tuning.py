@@ -252,10 +252,10 @@ def _measure(
         "quantized_kv_start": quantization.start,
     }
     ranking = corrected(model, expected, recordings, _TRIAL_SECONDS, kv_cache)
-    counts = acceptance(recordings)
+    chosen, counts = choose(ranking), acceptance(recordings)
     return TuningResult(
-        arms=choose(ranking),
-        ranking=_shown(ranking),
+        arms=chosen,
+        ranking=_shown(ranking, chosen),
         costs=costs,
         acceptance=counts and counts.rates(),
         texts=len(recordings),
@@ -295,9 +295,9 @@ def _record(
     return found
 
 
-def _shown(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The best of each kind and the best of all besides, but once where they draft the same."""
-    best = _best_of_kinds(ranking)
+def _shown(ranking: Sequence[Arm], chosen: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The chosen arms and the best of all besides, but once where they draft the same."""
+    best = list(chosen)
     different = {(arm.kind, arm.tokens, arm.seconds - arm.host): arm for arm in reversed(ranking)}
     others = [arm for arm in ranking if arm in different.values() and arm not in best]
     shown = best + others[: max(0, _SHOWN - len(best))]
@@ -311,6 +311,11 @@ def _best_of_kinds(ranking: Sequence[Arm]) -> list[Arm]:
     return list(found.values())
 
 
+def _size(arm: Arm) -> tuple[float, int, int]:
+    """How much an arm drafts: on these texts, at most, and beside each other."""
+    return round(arm.nodes, 2), len(arm.costs), arm.settings.tree_width
+
+
 def choose(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
     """The best arm and, behind it, the best of each other kind.
 
@@ -319,9 +324,7 @@ def choose(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
             is chosen where nothing is clearly faster.
     """
     equal = [arm for arm in ranking if arm.rate >= _TIE * ranking[0].rate]
-    best = _best_of_kinds(
-        [min(equal, key=lambda arm: (round(arm.nodes, 2), len(arm.costs))), *ranking]
-    )
+    best = _best_of_kinds([min(equal, key=_size), *ranking])
     plain = next(arm for arm in best if arm.kind == "plain")
     if best[0].rate < _WORTH * plain.rate:
         best.remove(plain)

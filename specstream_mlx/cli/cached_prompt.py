@@ -70,7 +70,8 @@ class CachedPrompt:
                     f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected "
                     f"{bits} and {group_size}, as {self._path} has them"
                 )
-        return {**kv_cache, "kv_bits": bits, "kv_group_size": group_size}
+        start = min(kv_cache["quantized_kv_start"], self.cache.rows)  # what is quantized stays so
+        return {"kv_bits": bits, "kv_group_size": group_size, "quantized_kv_start": start}
 
     def prompt(
         self, tokenizer: "TokenizerWrapper", text: str, model: "SpeculativeModel", raw: bool
