@@ -15,6 +15,8 @@ from specstream_mlx.generation import stream_generate
 from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.verify_rules import VerifyName
 
+from .stock_modules import stock_modules
+
 
 @dataclass(frozen=True)
 class TimedRun:
@@ -72,10 +74,11 @@ def run_plain(
     max_tokens: int,
     sampler: Sampler | None = None,
 ) -> TimedRun:
-    """``mlx_lm.stream_generate``, greedy without a sampler."""
-    return _timed(
-        plain_stream_generate(model, tokenizer, list(prompt), max_tokens, sampler=sampler)
-    )
+    """``mlx_lm.stream_generate`` on its own modules, greedy without a sampler."""
+    with stock_modules(model):
+        return _timed(
+            plain_stream_generate(model, tokenizer, list(prompt), max_tokens, sampler=sampler)
+        )
 
 
 def run_streams(

@@ -14,12 +14,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.tuner.utils import linear_to_lora_layers
 from safetensors import SafetensorError, safe_open
 
 from .config import ConfigError, StreamConfig, UserError
 from .fingerprint import fingerprint
-from .lora_layers import adapter_shapes, selected_modules, unmount
+from .lora_layers import adapter_shapes, put_on, selected_modules, unmount
 from .streams import Streams
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -251,9 +250,9 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     if not _same_layout(previous, adapter):
         unmount(model)
         if adapter.lora:
-            parameters = {"dropout": 0.0, **adapter.config["lora_parameters"]}
             dora = adapter.config.get("fine_tune_type") == "dora"
-            linear_to_lora_layers(model, adapter.config["num_layers"], parameters, dora)
+            parameters = adapter.config["lora_parameters"]
+            put_on(model, adapter.config["num_layers"], parameters, dora)
     if adapter.lora:
         # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
         pairs = [

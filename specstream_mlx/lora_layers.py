@@ -1,23 +1,36 @@
-"""Which modules of a model mlx-lm's LoRA and DoRA take, what tensors that calls for, taking it off.
+"""mlx-lm's LoRA and DoRA on a model: which modules take it, with what tensors; on and off.
 
 An adapter's ``keys`` are module names within a layer, looked up in the last ``num_layers`` layers,
 or full names within the model, looked up anywhere; without ``keys`` every linear, expert and
 embedding module of those layers is taken. That is what ``mlx_lm.tuner`` does.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 _AROUND_LINEAR = (LoRALinear, LoRASwitchLinear, DoRALinear)
 _AROUND_EMBEDDING = (LoRAEmbedding, DoRAEmbedding)
+
+
+class AddedLoRALinear(LoRALinear):
+    """mlx-lm's LoRA layer with two operations fewer: the second product scales and adds.
+
+    Without the dropout of training, which mlx-lm's own layer is for.
+    """
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.addmm(self.linear(x), x @ self.lora_a, self.lora_b, alpha=self.scale)
 
 
 def _mounted(model: nn.Module) -> dict[str, tuple[str, nn.Module]]:
@@ -92,6 +105,21 @@ def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[
         return {"lora_a": (rows, rank), "lora_b": (rank, columns)}
     experts = module.weight.shape[0]
     return {"lora_a": (experts, rank, columns), "lora_b": (experts, rows, rank)}
+
+
+def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dora: bool) -> None:
+    """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place.
+
+    Args:
+        model: an mlx-lm model without.
+        num_layers: see ``selected_modules``.
+        parameters: mlx-lm's ``lora_parameters``.
+        dora: DoRA.
+    """
+    linear_to_lora_layers(model, num_layers, {"dropout": 0.0, **parameters}, dora)
+    for module in model.modules():
+        if type(module) is LoRALinear:
+            module.__class__ = AddedLoRALinear  # the same tensors, multiplied otherwise
 
 
 def unmount(model: nn.Module) -> None:

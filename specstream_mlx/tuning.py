@@ -353,7 +353,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "base": model.base_fingerprint,
         "weights": _base_files(model),
         "quantization": model.config.get("quantization"),
-        "held": model.held and model.held.form,
+        "held": model.held and [model.held.form, model.held.row_blocks],
         "adapter": _adapter(model),
         "kv_cache": kv_cache,
         "device": {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")},

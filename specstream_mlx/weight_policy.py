@@ -6,8 +6,6 @@ here. Which of the two it is on a machine is measured on one of the model's own 
 in the user's cache.
 """
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +18,13 @@ from mlx_lm.utils import dequantize_model
 
 from . import device, user_cache
 from .config import UserError
+from .row_blocks import blocks_pay, product_seconds, use_blocks
 
 Weights = Literal["packed", "expanded"]
 CHOICES = ("auto", "packed", "expanded")
 
 PROBED_ROWS = (1, 9)  # plain decoding, and a draft of the default size
-_ROUNDS, _REPEATS = 5, 8
+_ROUNDS = 5
 _WORTH = 0.9  # expanded weights must save a tenth of the time for their memory
 _MEMORY_SHARE = 0.5  # of the machine's memory, for expanded weights at most
 
@@ -59,12 +58,14 @@ class HeldWeights:
         reason: why, as a part of a sentence.
         stored_bytes: before.
         held_bytes: after.
+        row_blocks: whether products fill up their rows, see ``row_blocks``.
     """
 
     form: Weights
     reason: str
     stored_bytes: int
     held_bytes: int
+    row_blocks: bool = False
 
 
 def hold_weights(
@@ -99,9 +100,13 @@ def hold_weights(
         probe = cached_probe(layer, measure_again)
         form, reason = probe.faster, _sentence(probe)
     _cast(model)  # before expanding, which rounds to the dtype of the scales
+    blocks = False
     if form == "expanded":
         model = dequantize_model(model)
-    return model, HeldWeights(form, reason, stored, _bytes(model))
+        blocks = blocks_pay(model, measure_again)
+        if blocks:
+            use_blocks(model)
+    return model, HeldWeights(form, reason, stored, _bytes(model), blocks)
 
 
 def run_probe(layer: nn.QuantizedLinear) -> Probe:
@@ -122,7 +127,8 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
         rows = mx.random.normal((count, dense.shape[1])).astype(dense.dtype)
         mx.eval(rows)
         times = [
-            (_seconds(packed_product, rows), _seconds(dense_product, rows)) for _ in range(_ROUNDS)
+            (product_seconds(packed_product, rows), product_seconds(dense_product, rows))
+            for _ in range(_ROUNDS)
         ]
         packed_ms.append(1e3 * min(packed for packed, _ in times))
         expanded_ms.append(1e3 * min(expanded for _, expanded in times))
@@ -149,15 +155,6 @@ def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Prob
 def cache_file() -> Path:
     """Where probes are kept."""
     return user_cache.directory() / "weight-policy.json"
-
-
-def _seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:
-    """Of one product, mean of some that run one behind the other; the first is not counted."""
-    mx.eval(product(rows))
-    start = time.perf_counter()
-    for _ in range(_REPEATS):
-        mx.eval(product(rows))
-    return (time.perf_counter() - start) / _REPEATS
 
 
 def _sentence(probe: Probe) -> str:

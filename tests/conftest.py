@@ -21,6 +21,7 @@ def expanded_weights(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(weight_policy, "cached_probe", lambda *_: found)
+        patch.setattr(weight_policy, "blocks_pay", lambda *_: True)
         yield
 
 

@@ -3,12 +3,15 @@
 import json
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import mixtral
+from mlx_lm.tuner.lora import LoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from random_models import relative_error
 from specstream_mlx.convert.adapter_to_mlx import convert_adapter
 from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
 from tiny_peft import edit, mlx_logits
@@ -17,7 +20,7 @@ from typer.testing import CliRunner
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters import mount, read_adapter
 from specstream_mlx.cli import app
-from specstream_mlx.lora_layers import unmount
+from specstream_mlx.lora_layers import AddedLoRALinear, unmount
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +138,29 @@ def test_full_fine_tuning_is_refused(base, tmp_path):
     edit(directory / "adapter_config.json", fine_tune_type="full", lora_parameters=None)
     with pytest.raises(UserError, match="fine_tune_type is 'full', expected 'lora' or 'dora'"):
         load(base, adapter_path=directory)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_our_lora_layer_computes_what_mlx_lm_s_does(bits, dtype):
+    mx.random.seed(0)
+    linear = nn.Linear(64, 96, bias=bits is None)
+    layer = LoRALinear.from_base(linear if bits is None else linear.to_quantized(64, bits), 4)
+    layer.scale, layer.lora_b = 3.3, mx.random.normal((4, 96))
+    layer.set_dtype(dtype)
+    x = mx.random.normal((1, 5, 64)).astype(dtype)
+    expected = layer(x)
+    layer.__class__ = AddedLoRALinear
+    found = layer(x)
+    assert found.dtype == expected.dtype == dtype
+    tolerance = 1e-6 if dtype == mx.float32 else 2e-3
+    assert relative_error(found.astype(mx.float32), expected.astype(mx.float32)) < tolerance
+
+
+def test_mounted_lora_is_ours_and_comes_off(base, tmp_path):
+    adapter = mlx_lm_directory(base, tmp_path / "lora", "lora", ["self_attn.q_proj"], 2)
+    model, _ = load(base, adapter_path=adapter)
+    kinds = {type(module) for module in model.model.modules() if isinstance(module, LoRALinear)}
+    assert kinds == {AddedLoRALinear}
+    unmount(model.model)
+    assert not any(isinstance(module, LoRALinear) for module in model.model.modules())

@@ -89,6 +89,8 @@ def doctor(
 
     [bold]Example:[/bold] specstream-mlx doctor --json
     """
+    from ..row_blocks import BLOCK
+
     facts = examine(model)
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -103,6 +105,8 @@ def doctor(
             f"{'weights':16} {held['form']}, {held['stored_bytes'] / 1e6:.1f} MB as stored, "
             f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
         )
+        if held["row_blocks"]:
+            print(f"{'':16} rows filled up to {BLOCK}s, which this BLAS is faster at")
     print(f"{'drafts':16} {facts['tuned'] or 'not measured yet: specstream-mlx tune'}")
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

@@ -1,0 +1,116 @@
+"""Products of a few rows on a CPU, filled up with rows of zeros where full blocks are faster.
+
+OpenBLAS's AVX-512 kernels compute 16 rows at a time and take longer for 12 of them than for 16.
+Trees have any number of rows. Whether a machine is like that is measured on one of the model's own
+products, and kept in the user's cache.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from . import device, user_cache
+
+BLOCK = 16
+"""Rows of a block."""
+
+_PROBED_ROWS = 12
+_WORTH = 0.85  # of the time of ``_PROBED_ROWS`` rows, for a full block
+_FEW = 3  # rows in an unfinished block that cost less than a full one
+_ROUNDS, _REPEATS = 5, 8
+
+
+class BlockedLinear(nn.Linear):
+    """A linear layer whose rows are filled up to full blocks."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return in_blocks(super().__call__, x)
+
+
+class BlockedEmbedding(nn.Embedding):
+    """Token embeddings that do so as a tied LM head."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return in_blocks(super().as_linear, x)
+
+
+_BLOCKED = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
+
+
+def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+    """``product`` of (.., in), through a number of rows that is a multiple of ``BLOCK``.
+
+    Args:
+        product: (rows, in) to (rows, out), each row by itself.
+        x: rows to multiply; a few behind full blocks, up to three, are cheaper as they are.
+    """
+    rows = x.size // x.shape[-1]
+    if rows % BLOCK <= _FEW:
+        return product(x)
+    filling = mx.zeros((-rows % BLOCK, x.shape[-1]), x.dtype)
+    filled = mx.concatenate([x.reshape(rows, -1), filling])
+    return product(filled)[:rows].reshape(*x.shape[:-1], -1)
+
+
+def use_blocks(model: nn.Module) -> None:
+    """Let all products with ``model``'s dense weights fill up their rows; changed in place."""
+    for module in model.modules():
+        if type(module) in _BLOCKED:
+            module.__class__ = _BLOCKED[type(module)]  # the same weights, multiplied otherwise
+
+
+def blocks_pay(model: nn.Module, measure_again: bool = False) -> bool:
+    """Whether full blocks are faster for ``model`` here; ``False`` where it is not on a CPU.
+
+    Args:
+        model: with dense weights.
+        measure_again: what is in the cache does not count.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if device.backend() != "cpu" or not layers:
+        return False
+    weight = max((layer.weight for layer in layers), key=lambda weight: weight.size)
+    facts = device.describe()
+    shape = "x".join(map(str, weight.shape))
+    key = ", ".join([facts["cpu"], facts["mlx"], facts["blas"], str(weight.dtype), shape])
+    known = user_cache.read(cache_file())
+    if not measure_again:
+        with suppress(KeyError, TypeError, ValueError):  # not there, or damaged
+            some, block = map(float, known[key])
+            return block < _WORTH * some
+    some, block = probe(weight)
+    user_cache.write(cache_file(), known | {key: [some, block]})
+    return block < _WORTH * some
+
+
+def cache_file() -> Path:
+    """Where measurements are kept."""
+    return user_cache.directory() / "row-blocks.json"
+
+
+def probe(weight: mx.array) -> tuple[float, float]:
+    """Seconds of a product of some rows, fewer than a block, and of a whole one.
+
+    Args:
+        weight: (out, in).
+    """
+    inputs = [
+        mx.random.normal((rows, weight.shape[1])).astype(weight.dtype)
+        for rows in (_PROBED_ROWS, BLOCK)
+    ]
+    mx.eval(weight, inputs)
+    times = [[product_seconds(lambda x: x @ weight.T, x) for x in inputs] for _ in range(_ROUNDS)]
+    return tuple(map(min, zip(*times, strict=True)))
+
+
+def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:
+    """Of one product, mean of some that run one behind the other; the first is not counted."""
+    mx.eval(product(rows))
+    start = time.perf_counter()
+    for _ in range(_REPEATS):
+        mx.eval(product(rows))
+    return (time.perf_counter() - start) / _REPEATS
