@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .msa import Rows, rows_with_streams, stream_visibility
+from .msa import Rows, rows_with_streams
 from .pruning import keep_best, path_scores
 from .stand_ins import Through
 from .tree_nodes import TreeNodes, inner_tables, tree_visibility
@@ -100,10 +100,11 @@ class MsaPass:
             return hidden
         gamma, shared = config.num_streams, config.mode == "shared"
         beside = None if self._chosen is None else mx.array(self._chosen)
+        sees = tree_visibility(*self._shape, gamma, shared, self._chosen)
         if self._prunes:
-            sees = stream_visibility(nodes.ancestors, gamma, shared)
-        else:
-            sees = tree_visibility(*self._shape, gamma, shared, self._chosen)
+            streams = self._shape[2] + nodes.kept[:, None] * gamma + mx.arange(gamma)
+            left = mx.concatenate([nodes.kept, streams.reshape(-1)])
+            sees = sees[left][:, left]
         self._rows = rows_with_streams(nodes.positions, sees, gamma, beside)
         seeds = decoder.streams.seed(hidden if beside is None else hidden[beside])
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])
