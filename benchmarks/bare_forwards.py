@@ -50,7 +50,11 @@ class BareForwards:
     def __init__(self, model: nn.Module, first_msa_layer: int, prefix: Sequence[int]):
         self.model, self.first = model, first_msa_layer
         self.caches = make_prompt_cache(model)
-        mx.eval(model(mx.array(prefix)[None], cache=self.caches))
+        self.extend(prefix)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Put ``tokens`` behind the prefix."""
+        mx.eval(self.model(mx.array(tokens)[None], cache=self.caches))
 
     def seconds(self, parts: Parts) -> float:
         """The sum of the parts, each timed by itself."""

@@ -6,10 +6,10 @@
 
 A step over n nodes sends n rows through the lower layers, the kept nodes and their streams through
 the MSA layers and a few rows through the head; see ``bare_forwards`` for what it is divided by.
-Steps and bare forwards alternate, so that both see the same machine. ``overhead`` is the share of
-a step beyond its bare forwards, ``products`` what the model's own products with weights take. The
-last columns divide a step: building the graph in Python, waiting for the device, and the host's
-work (reading the result, committing rows, growing the next tree).
+Steps and bare forwards alternate behind the same text, so that both see the same machine.
+``overhead`` is the share of a step beyond its bare forwards, ``products`` what the model's own
+products with weights take. The last columns divide a step: building the graph in Python, waiting
+for the device, and the host's work (reading the result, committing rows, growing the next tree).
 
 ``plain decoding`` compares loops: ``stream_generate`` without drafts, milliseconds a token, against
 mlx_lm's in interleaved pairs.
@@ -69,7 +69,7 @@ def measure(
         decoder.prefill(mx.array(prompt[:-1]))
         mx.eval([cache.state for cache in caches])
         first = model.streams.config.first_msa_layer
-        bare = BareForwards(model.model, first, prompt)
+        bare = BareForwards(model.model, first, prompt[:-1])
         tree = root_only(prompt[-1])
         for number in range(steps):
             rows = rows_of(model, tree, settings)
@@ -85,21 +85,22 @@ def measure(
             kept = list(range(len(tree))) if result.kept is None else result.kept.tolist()
             path = tree.path(kept[last])
             decoder.commit(path, [kept.index(node) for node in path])
+            committed = tree.tokens[path]
             token = int(np.array(result.predictions)[last])
             if result.candidates is None:
                 tree = root_only(token)
             else:
                 tree = settings.grow(token, np.array(result.candidates), np.array(result.log_probs))
             ended = time.perf_counter()
-            if number < 2:
-                continue  # the first trees of a text are smaller, and shapes are new
-            parts = rows
-            times.step.append(1e3 * (ended - began))
-            times.build.append(1e3 * (built - began))
-            times.wait.append(1e3 * (done - built))
-            times.host.append(1e3 * (ended - done))
-            times.bare.append(1e3 * bare.seconds(rows))
-            times.products.append(1e3 * bare.products(rows))
+            if number >= 2:  # the first trees of a text are smaller, and shapes are new
+                parts = rows
+                times.step.append(1e3 * (ended - began))
+                times.build.append(1e3 * (built - began))
+                times.wait.append(1e3 * (done - built))
+                times.host.append(1e3 * (ended - done))
+                times.bare.append(1e3 * bare.seconds(rows))
+                times.products.append(1e3 * bare.products(rows))
+            bare.extend(committed)
     return times, parts
 
 

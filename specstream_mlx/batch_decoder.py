@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from .batch_rows import BatchRows, StackedKVCache
@@ -106,8 +107,8 @@ class BatchDecoder:
         """
         decoder, nodes, gamma = self._decoder, tokens.shape[1], self._gamma
         positions = self._caches[0].offset[:, None] + mx.arange(nodes)
-        chain = mx.tri(nodes, dtype=mx.float32).astype(mx.bool_)
-        main = BatchRows(positions, chain[None], self._caches[0].columns)
+        chain = np.tri(nodes, dtype=bool)
+        main = BatchRows(positions, mx.array(chain)[None], self._caches[0].columns)
         proxies = decoder.new_rows(main)
         if self._placement == "none":
             return decoder.run(tokens, decoder.lower_layers(len(proxies)), proxies), None, None
@@ -117,7 +118,7 @@ class BatchDecoder:
             sees = stream_visibility(chain, gamma, self._config.mode == "shared")
             beside = positions[..., None] + mx.arange(1, gamma + 1)
             every = mx.concatenate([positions, beside.reshape(len(positions), -1)], axis=1)
-            rows = BatchRows(every, sees[None], main.columns)
+            rows = BatchRows(every, mx.array(sees)[None], main.columns)
 
         def msa(number: int, hidden: mx.array) -> mx.array:
             nonlocal entry, streams

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
 
@@ -85,11 +86,11 @@ class Rows:
 
 
 def stream_visibility(
-    ancestors: mx.array,
+    ancestors: np.ndarray,
     num_streams: int,
     main_sees_streams: bool,
-    beside: mx.array | None = None,
-) -> mx.array:
+    beside: np.ndarray | None = None,
+) -> np.ndarray:
     """Which rows see which, of m main rows and the streams beside s of them.
 
     Args:
@@ -101,25 +102,14 @@ def stream_visibility(
     Returns:
         (m + s * gamma, m + s * gamma) bool, main rows first.
     """
-    m, gamma = ancestors.shape[0], num_streams
-    beside = mx.arange(m) if beside is None else beside
-    count = beside.size
-    own = mx.arange(m)[:, None] == beside
-    main_to_streams = own if main_sees_streams else mx.zeros_like(own)
-    main_to_streams = mx.repeat(main_to_streams, gamma, axis=1)
-    streams_to_main = mx.repeat(ancestors[beside], gamma, axis=0)
-    earlier = mx.tri(gamma, dtype=mx.float32).astype(mx.bool_)
-    groups = mx.eye(count, dtype=mx.bool_)
-    streams_to_streams = (groups[:, None, :, None] & earlier[None, :, None, :]).reshape(
-        count * gamma, count * gamma
-    )
-    return mx.concatenate(
-        [
-            mx.concatenate([ancestors, main_to_streams], axis=1),
-            mx.concatenate([streams_to_main, streams_to_streams], axis=1),
-        ],
-        axis=0,
-    )
+    m, gamma = len(ancestors), num_streams
+    beside = np.arange(m) if beside is None else beside
+    own = np.arange(m)[:, None] == beside
+    main_to_streams = np.repeat(own & main_sees_streams, gamma, axis=1)
+    streams_to_main = np.repeat(ancestors[beside], gamma, axis=0)
+    earlier = np.tri(gamma, dtype=bool)
+    streams_to_streams = np.kron(np.eye(len(beside), dtype=bool), earlier)
+    return np.block([[ancestors, main_to_streams], [streams_to_main, streams_to_streams]])
 
 
 def rows_with_streams(

@@ -41,10 +41,13 @@ class TreeNodes:
 @lru_cache(maxsize=1024)
 def shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
     """Parents, depths and ancestor mask of a tree shape, on the device."""
-    tree = DraftTree(
-        np.zeros(count, np.int32), np.frombuffer(parents, np.int32), np.frombuffer(depths, np.int32)
-    )
+    tree = _of_shape(parents, depths, count)
     return mx.array(tree.parents), mx.array(tree.depths), mx.array(tree.ancestors)
+
+
+def _of_shape(parents: bytes, depths: bytes, count: int) -> DraftTree:
+    shape = (np.frombuffer(values, np.int32) for values in (parents, depths))
+    return DraftTree(np.zeros(count, np.int32), *shape)
 
 
 @lru_cache(maxsize=256)
@@ -67,6 +70,6 @@ def tree_visibility(
     beside: tuple[int, ...] | None = None,
 ) -> mx.array:
     """``msa.stream_visibility`` of a whole tree of this shape, on the device."""
-    _, _, ancestors = shape_tables(parents, depths, count)
-    chosen = None if beside is None else mx.array(beside)
-    return stream_visibility(ancestors, num_streams, main_sees_streams, chosen)
+    ancestors = _of_shape(parents, depths, count).ancestors
+    chosen = None if beside is None else np.array(beside)
+    return mx.array(stream_visibility(ancestors, num_streams, main_sees_streams, chosen))
