@@ -11,8 +11,10 @@ text, which slow all arms alike, change no comparison. A trial also compares the
 with that of the arm before it, and corrects what the arm is thought to cost.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +23,9 @@ from .draft_settings import DraftSettings
 
 Kind = Literal["plain", "lookup", "streams", "hybrid"]
 
-_PRIOR_WEIGHT, _MEMORY = 3, 32  # steps
-_BETTER = 1.05  # what another arm must promise to be tried out of turn
+_PRIOR_WEIGHT, _MEMORY = 4, 32  # steps
+_BETTER = 0.05  # by what another arm must promise more to be tried out of turn
+_CHANCE = 0.5  # besides, over the root of the steps seen: by so much tokens of a step vary
 _TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 6, 3
 _FIRST_GAP, _LONGEST_GAP = 32, 1024  # steps between trials of one arm
 _LOSS_SHARE = 0.02
@@ -68,6 +71,7 @@ class _Running:
     def __init__(self, arm: Arm):
         self.arm = arm
         self.tokens, self.cost, self.weight = arm.tokens, arm.seconds, _PRIOR_WEIGHT
+        self.seen = 0  # steps of those in the averages
         self.factor = 1.0  # by which its steps take longer than they should
         self.gap, self.due = _FIRST_GAP, _FIRST_GAP
         self.trial_steps = _PLAIN_TRIAL_STEPS if arm.kind == "plain" else _TRIAL_STEPS
@@ -85,6 +89,7 @@ class _Running:
         self.tokens += (tokens - self.tokens) * share
         self.cost += (cost - self.cost) * share
         self.weight = min(self.weight + 1, _MEMORY)
+        self.seen = min(self.seen + 1, _MEMORY)
 
 
 class AdaptiveDrafting:
@@ -111,6 +116,20 @@ class AdaptiveDrafting:
     def arm(self) -> Arm:
         """The one in use."""
         return self._now.arm
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All, as they were given."""
+        return tuple(running.arm for running in self._arms)
+
+    def successor(self) -> "AdaptiveDrafting":
+        """A drafting for the next text, which knows what was learned from this one."""
+        following = copy(self)
+        following._arms = [copy(arm) for arm in self._arms]
+        following._home = following._arms[self._arms.index(self._home)]
+        following._now, following._fresh = following._home, True
+        following._pace_weight = 0
+        return following
 
     def settings(self) -> DraftSettings:
         """Those of the arm in use."""
@@ -151,7 +170,7 @@ class AdaptiveDrafting:
         home = self._home
         others = [arm for arm in self._arms if arm is not home]
         best = max(others, key=lambda arm: arm.rate)
-        if best.rate > _BETTER * home.rate:
+        if best.rate > (1 + _BETTER + _CHANCE / math.sqrt(home.seen)) * home.rate:
             self._try(best)
             return
         allowed = _LOSS_SHARE * self._elapsed - self._lost

@@ -22,7 +22,7 @@ from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
 from .step_profile import NO_PROFILE, Profile
-from .tuning import tune
+from .tuning import next_drafting
 from .verify_rules import VerifyName, check_rule, rule_name
 
 
@@ -72,7 +72,8 @@ def stream_generate(
             ends where they do.
         settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
             ``auto``: as ``tuning.tune`` measured, now or at some earlier time, adapting to the
-            text; the like of it, ``TuningResult.drafting()``, serves one generation.
+            text and going on from what the last text showed; the like of it,
+            ``TuningResult.drafting()``, serves one generation.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
@@ -118,13 +119,7 @@ def stream_generate(
         settings = None
     elif settings == "auto":
         _check_no_overrides(overrides)
-        settings = tune(
-            model,
-            tokenizer,
-            kv_bits=kv_bits,
-            kv_group_size=kv_group_size,
-            quantized_kv_start=quantized_kv_start,
-        ).drafting()
+        settings = next_drafting(model, tokenizer, kv_bits, kv_group_size, quantized_kv_start)
     if settings is None:
         now = settings = draft_settings(drawn=verify == "rejection", **overrides)
     elif isinstance(settings, DraftSettings):

@@ -1,6 +1,6 @@
 """A base model with an adapter mounted, and how both are loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class SpeculativeModel:
         adapter: what is mounted, if anything.
         streams: the mounted adapter's streams, if it has any.
         held: how the base's weights are held.
+        learned: see ``tuning.next_drafting``.
     """
 
     model: nn.Module
@@ -36,6 +37,7 @@ class SpeculativeModel:
     adapter: Adapter | None = None
     streams: Streams | None = None
     held: HeldWeights | None = None
+    learned: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def mode(self) -> Mode:

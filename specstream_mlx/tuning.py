@@ -203,6 +203,34 @@ def tune(
     return result
 
 
+def next_drafting(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+) -> AdaptiveDrafting:
+    """A drafting for one generation, which begins where the last one of its kind left off.
+
+    What is learned stays with ``model``, for each adapter and KV cache that ``tune`` tells apart.
+
+    Raises:
+        UserError: see ``tune``.
+    """
+    kv_cache = {
+        "kv_bits": kv_bits,
+        "kv_group_size": kv_group_size,
+        "quantized_kv_start": quantized_kv_start,
+    }
+    result = tune(model, tokenizer, **kv_cache)
+    kind = cache_file(_facts(model, KVQuantization(*kv_cache.values())))
+    last = model.learned.get(kind)
+    same = last is not None and last.arms == result.arms
+    drafting = last.successor() if same else result.drafting()
+    model.learned[kind] = drafting
+    return drafting
+
+
 def cached(
     model: SpeculativeModel,
     kv_bits: int | None = None,

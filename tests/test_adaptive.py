@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
 
@@ -131,6 +132,46 @@ def test_a_reader_who_pauses_changes_nothing(every):
     machine = Machine([STREAMS, PLAIN, LOOKUP], {"streams": 2.5, "plain": 1, "lookup": 1.5})
     machine.run(600, wait=lambda step: 40.0 if step % every == 0 else 0.0)
     assert machine.share("streams", 600) > 0.9
+
+
+def test_a_few_unlucky_steps_change_nothing():
+    """Steps of a text vary from none to all drafts accepted; a hundred texts of twelve steps."""
+    changes = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        drafting = AdaptiveDrafting([STREAMS, replace(LOOKUP, tokens=1.8), PLAIN])
+        for number in range(12):
+            nodes = 1 if number == 0 else 5
+            tokens = 1 if number == 0 else rng.choice([1, 2, 3, 4], p=[0.3, 0.2, 0.2, 0.3])
+            drafting.observe(FakeStep([0] * tokens, nodes, 1.6))
+        changes += drafting.arm is not STREAMS
+    assert changes <= 10
+
+
+def test_the_next_text_begins_with_what_the_last_one_showed():
+    arms = [STREAMS, PLAIN, LOOKUP]
+    machine = Machine(arms, {"streams": 1.0, "plain": 1, "lookup": 1.0}).run(400)
+    following = machine.drafting.successor()
+    assert AdaptiveDrafting(arms).arm is STREAMS
+    assert following.arm is PLAIN
+    assert following.arms == tuple(arms)
+
+
+def test_a_successor_and_what_it_came_from_go_their_own_ways():
+    machine = Machine([STREAMS, PLAIN], {"streams": 2.5, "plain": 1}).run(40)
+    following = Machine([STREAMS, PLAIN], {"streams": 1.0, "plain": 1})
+    following.drafting = machine.drafting.successor()
+    following.run(400)
+    assert following.drafting.arm is PLAIN
+    assert machine.drafting.arm is STREAMS
+    assert machine.run(400).share("streams", 300) > 0.9
+
+
+def test_a_trial_ends_with_its_text():
+    machine = Machine([STREAMS, PLAIN], {"streams": 1.0, "plain": 1})
+    while machine.drafting.arm is STREAMS:
+        machine.run(1)
+    assert machine.drafting.successor().arm is STREAMS
 
 
 def real_arms():

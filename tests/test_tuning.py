@@ -9,6 +9,7 @@ from specstream_mlx.convert.demo_model import calibration, tasks
 from test_cli import base, run, shared, streams  # noqa: F401  (fixtures)
 
 from specstream_mlx import DraftSettings, UserError, bundled, device, load, stream_generate, tuning
+from specstream_mlx.adaptive import AdaptiveDrafting
 from specstream_mlx.calibration import (
     CALIBRATION_FILE,
     GENERAL_PROMPTS,
@@ -270,6 +271,32 @@ def test_automatic_settings_write_the_same_text(base, streams):  # noqa: F811
         for settings in ("auto", plain)
     ]
     assert texts[0] == texts[1]
+
+
+def test_a_generation_goes_on_from_what_the_last_one_learned(base, streams, monkeypatch):  # noqa: F811
+    model, tokenizer = load(base, adapter_path=streams)
+    result = tune(model, tokenizer, PROMPTS, max_tokens=12)
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: result)
+    before = []
+    begin = AdaptiveDrafting.successor
+    monkeypatch.setattr(
+        AdaptiveDrafting, "successor", lambda self: before.append(self) or begin(self)
+    )
+    first = tuning.next_drafting(model, tokenizer)
+    second = tuning.next_drafting(model, tokenizer)
+    assert before == [first] and second is not first
+    list(stream_generate(model, tokenizer, "the", 8, settings="auto"))
+    assert before == [first, second]
+    tuning.next_drafting(model, tokenizer, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    model.swap_adapter(None)
+    tuning.next_drafting(model, tokenizer)
+    assert before == [first, second]  # another cache, another adapter: nothing to go on from
+    model.swap_adapter(streams)
+    tuning.next_drafting(model, tokenizer)
+    assert len(before) == 3
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: replace(result, arms=result.arms[::-1]))
+    tuning.next_drafting(model, tokenizer)
+    assert len(before) == (3 if len(result.arms) > 1 else 4)
 
 
 def test_prompts_of_an_adapter(base, streams, tmp_path):  # noqa: F811
