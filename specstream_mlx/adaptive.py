@@ -2,9 +2,9 @@
 
 The tuned choice is an average over calibration texts, and a text may be unlike them. So a
 generation has a few ways to draft (arms), of which one is in use, and keeps moving averages of
-what that one's steps come to. Where it falls under what another promises, the other is tried for
-some steps; besides, all others are tried now and then, as rarely as keeps what is lost by it under
-``_LOSS_SHARE`` of the time.
+what that one's steps come to. Where it falls under what another promises by more than chance, the
+other is tried for some steps; besides, all others are tried now and then, as rarely as keeps what
+is lost by it under ``_LOSS_SHARE`` of the time. The next text may begin where one has ended.
 
 Costs are those of ``step_costs``, by the nodes of each step, so that a busy machine or a longer
 text, which slow all arms alike, change no comparison. A trial also compares the clock's step time
