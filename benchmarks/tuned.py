@@ -6,9 +6,11 @@
 
 For each task and mode the tuner measures on training texts. The sweep then decodes a held-out text
 with everything that the tuner may choose, and two more with the best of that; the best few, the
-paper's trees, the tuner's choice and ``mlx_lm`` decode other held-out texts, interleaved: what was
-best in the sweep was so by luck too, so only this last part is reported. ``--no-sweep`` compares
-with ``mlx_lm`` and the paper's trees alone. With MLX's reference BLAS:
+paper's trees, the tuner's choice and ``mlx_lm`` decode other held-out texts, interleaved, and only
+this last part is reported. The fastest of several that are equally good was lucky too, so with
+``--rounds`` over these texts every other round decides which is the best, and the rounds between
+give the ratio to it. ``--no-sweep`` compares with ``mlx_lm`` and the paper's trees alone. With
+MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.tuned', run_name='__main__')" \\
         --no-sweep --name reference-blas
@@ -65,6 +67,7 @@ class Row:
         tuned: what the tuner chose.
         plain_tps: tokens/s of mlx_lm.
         speedups: of each method over mlx_lm; ``tuned``, those of ``PAPER`` and ``sweep: ..``.
+        deciding, ratios: the same in the rounds that decide which is best, and in those between.
         call_reductions: the same methods'.
         identical: texts of the tuned runs that equal mlx_lm's, in lossless mode all.
         texts: of each method.
@@ -75,27 +78,33 @@ class Row:
     tuned: TuningResult
     plain_tps: float
     speedups: dict[str, float]
+    deciding: dict[str, float]
+    ratios: dict[str, float]
     call_reductions: dict[str, float]
     identical: int
     texts: int
 
-    def best(self, prefix: str = "") -> str | None:
-        """The fastest method whose name begins so, the tuned one apart."""
-        names = [n for n in self.speedups if n != "tuned" and n.startswith(prefix)]
-        return max(names, key=self.speedups.__getitem__, default=None)
+    @property
+    def best(self) -> str | None:
+        """The fastest method but the tuned one; ``None`` where there was no sweep."""
+        names = [name for name in self.deciding if name != "tuned"]
+        swept = any(name.startswith("sweep") for name in names)
+        return max(names, key=self.deciding.__getitem__) if swept else None
+
+    @property
+    def best_of_paper(self) -> str:
+        """The fastest of ``PAPER``."""
+        return max(PAPER, key=self.deciding.__getitem__)
 
     @property
     def over_sweep(self) -> float | None:
-        """Tuned speed over the best of everything else that ran, plain decoding included."""
-        best = self.best("sweep")
-        if best is None:
-            return None
-        return self.speedups["tuned"] / max(1.0, self.speedups[self.best()])
+        """Tuned speed over that of ``best``, or over plain decoding's where that is faster."""
+        return self.best and self.ratios["tuned"] / max(1.0, self.ratios[self.best])
 
     @property
     def over_paper(self) -> float:
-        """Tuned speed over the best of ``PAPER``."""
-        return self.speedups["tuned"] / max(self.speedups[name] for name in PAPER)
+        """Tuned speed over that of ``best_of_paper``."""
+        return self.ratios["tuned"] / self.ratios[self.best_of_paper]
 
     def values(self) -> dict[str, Any]:
         """The row of the JSON file."""
@@ -109,6 +118,8 @@ class Row:
             "predicted_speedup": round(self.tuned.chosen.rate / self.tuned.plain.rate, 3),
             "plain_tps": round(self.plain_tps, 1),
             "speedups": self.speedups,
+            "best_of_sweep": self.best,
+            "best_of_paper": self.best_of_paper,
             "call_reductions": self.call_reductions,
             "tuned_over_best_of_sweep": self.over_sweep and round(self.over_sweep, 3),
             "tuned_over_best_of_paper": round(self.over_paper, 3),
@@ -152,7 +163,13 @@ def swept(
 
 
 def measure(
-    model: SpeculativeModel, tokenizer: Any, task: str, items: int, max_tokens: int, sweep: bool
+    model: SpeculativeModel,
+    tokenizer: Any,
+    task: str,
+    items: int,
+    max_tokens: int,
+    sweep: bool,
+    rounds: int,
 ) -> Row:
     """Tune for one task, and compare."""
     shared = model.mode == "shared"
@@ -175,17 +192,28 @@ def measure(
     if sweep:
         best = swept(model, sweep_prompts, plain, method)
         methods |= {name: method(settings) for name, settings in best.items()}
-    baseline, found = paired(prompts, plain, methods)
-    plain_rate = rate(baseline)
+    baseline, found = paired(prompts * rounds, plain, methods)
+
+    def speedups(numbers: Sequence[int]) -> dict[str, float]:
+        """Over mlx_lm, in some of the rounds."""
+        texts = [n * len(prompts) + i for n in numbers for i in range(len(prompts))]
+        usual = rate([baseline[n] for n in texts])
+        return {
+            name: round(rate([one.runs[n] for n in texts]) / usual, 3)
+            for name, one in found.items()
+        }
+
     return Row(
         task,
         model.mode,
         tuned,
-        plain_rate,
-        {name: round(rate(one.runs) / plain_rate, 3) for name, one in found.items()},
+        rate(baseline),
+        speedups(range(rounds)),
+        speedups(range(0, rounds, 2)),
+        speedups(range(1, rounds, 2) or range(1)),
         {name: one.call_reduction for name, one in found.items()},
         same_texts(found["tuned"], baseline),
-        len(prompts),
+        len(prompts) * rounds,
     )
 
 
@@ -228,19 +256,19 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     """The table."""
     lines = [
         f"{measured_on(facts)}; weights {facts['weights']}, streams {facts['streams']}; "
-        f"{facts['items']} held-out texts a task, greedy. Speedups over mlx_lm on the same model.",
+        f"{facts['items']} held-out texts a task, {facts['rounds']} rounds, greedy. Speedups over "
+        "mlx_lm on the same model.",
         "",
         "| task | mode | tuned to | tuned | CR | best of the sweep | its speed | tuned / best | "
         "best fixed tree of the paper's | its speed | tuned / fixed | mlx_lm, tokens/s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        best, paper = row.best("sweep"), max(PAPER, key=row.speedups.__getitem__)
+        best, paper = row.best, row.best_of_paper
         swept_cells = "| |"
         if best:
-            name = row.best()
             swept_cells = (
-                f"{name.removeprefix('sweep: ')} | {row.speedups[name]:.2f}x | {row.over_sweep:.2f}"
+                f"{best.removeprefix('sweep: ')} | {row.speedups[best]:.2f}x | {row.over_sweep:.2f}"
             )
         lines.append(
             f"| {row.task} | {row.mode} | {row.tuned.chosen.kind}, "
@@ -249,18 +277,24 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
             f"{row.speedups[paper]:.2f}x | {row.over_paper:.2f} | {row.plain_tps:.0f} |"
         )
     for mode in dict.fromkeys(row.mode for row in rows):
-        tuned = [row.speedups["tuned"] for row in rows if row.mode == mode]
-        fixed = geometric_mean([row.over_paper for row in rows if row.mode == mode])
-        lines += [
-            "",
+        chosen = [row for row in rows if row.mode == mode]
+        tuned = [row.speedups["tuned"] for row in chosen]
+        text = (
             f"Geometric means, {mode}: tuned {geometric_mean(tuned):.2f}x, tuned / best fixed tree "
-            f"{fixed:.2f}; the least tuned / plain {min(tuned):.2f}.",
-        ]
+            f"{geometric_mean([row.over_paper for row in chosen]):.2f}"
+        )
+        if all(row.best for row in chosen):
+            over = [row.over_sweep for row in chosen]
+            text += (
+                f", tuned / best of the sweep {geometric_mean(over):.2f} (least {min(over):.2f})"
+            )
+        lines += ["", f"{text}; the least tuned / plain {min(tuned):.2f}."]
     return "\n".join(lines) + "\n"
 
 
 def main(
     items: Annotated[int, typer.Option(help="Held-out texts of each task.", min=2)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that each is decoded.", min=1)] = 1,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.", min=2)] = 96,
     only: Annotated[
         str, typer.Option("--tasks", help="Comma-separated tasks; all by default.")
@@ -296,7 +330,7 @@ def main(
             model.swap_adapter(path)
             if random_streams:
                 randomize(model)
-            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep))
+            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep, rounds))
             console.print(f"{task}, {mode}: {rows[-1].values()}")
     except UserError as error:
         console.print(f"error: {error}")
@@ -304,6 +338,7 @@ def main(
     held = "packed" if bits != 8 else model.held.form
     facts = device.describe() | {
         "items": items,
+        "rounds": rounds,
         "weights": f"{bits} bits, {held}",
         "streams": "random" if random_streams else "trained",
     }
