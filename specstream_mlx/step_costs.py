@@ -29,7 +29,9 @@ NODE_COUNTS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24)
 Kernels change at 5 and 9 rows on Apple's GPUs.
 """
 
-CACHE_ROWS = 128
+MOST_ROWS = 1024
+"""Committed rows behind which steps are timed, at most."""
+
 STREAM_NODES = (1, 2)
 """Nodes beside which streams are timed, besides all of them."""
 
@@ -90,16 +92,18 @@ def measure_step_costs(
     model: SpeculativeModel,
     quantization: KVQuantization | None = None,
     seconds: float = 5.0,
+    rows: int = 128,
 ) -> StepCosts:
-    """Time steps behind ``CACHE_ROWS`` tokens, all kinds in turn, so that all see the same machine.
+    """Time steps behind some committed rows, all kinds in turn, so that all see the same machine.
 
     Args:
         model: base and adapter.
         quantization: of the KV caches; it counts where it begins within the timed rows.
+        rows: how many are committed; at most ``MOST_ROWS``, and half of the model's context.
         seconds: after which no further round of timings begins; there is one in any case.
     """
     end = time.perf_counter() + seconds
-    bench = _Bench(model, quantization)
+    bench = _Bench(model, quantization, rows)
     config = model.streams and model.streams.config
     plain: Callable[[], float] = bench.plain
     if config is not None and config.mode == "shared":  # streams run all the same
@@ -157,9 +161,9 @@ class _Bench:
         room: rows that the model's context still has.
     """
 
-    def __init__(self, model: SpeculativeModel, quantization: KVQuantization | None):
-        context = model.config.get("max_position_embeddings") or 2 * CACHE_ROWS
-        rows = max(1, min(CACHE_ROWS, context // 2))
+    def __init__(self, model: SpeculativeModel, quantization: KVQuantization | None, rows: int):
+        context = model.config.get("max_position_embeddings") or 2 * MOST_ROWS
+        rows = max(1, min(rows, MOST_ROWS, context // 2))
         self.room = context - rows
         self._decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
         self._rule = VerifyRule()

@@ -7,6 +7,7 @@ decoding where nothing beats it. ``AdaptiveDrafting`` goes on from there in each
 
 import hashlib
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,13 +31,13 @@ from .kv_quantization import KVQuantization
 from .prompts import chat_prompt, check_prompt
 from .replay import Recording, acceptance, record
 from .speculative_model import SpeculativeModel
-from .step_costs import CACHE_ROWS, StepCosts, measure_step_costs
+from .step_costs import MOST_ROWS, StepCosts, measure_step_costs
 from .trials import corrected
 
 MAX_TOKENS = 64
 """Tokens that are generated from each calibration prompt, at most."""
 
-_VERSION = 1
+_VERSION = 2
 _COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 9.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
 _SHOWN = 8
@@ -270,8 +271,10 @@ def _measure(
     quantization: KVQuantization,
 ) -> TuningResult:
     start = time.perf_counter()
-    costs = measure_step_costs(model, quantization, _COST_SECONDS)
     recordings = _record(model, prompts, max_tokens, end_tokens)
+    # Attention, and so what a row more costs, depends on how much there is to attend to.
+    rows = statistics.mean(len(text.prompt) + len(text.tokens) / 2 for text in recordings)
+    costs = measure_step_costs(model, quantization, _COST_SECONDS, round(rows))
     streams = model.streams and model.streams.config
     expected = arms(recordings, costs, streams, model.config["vocab_size"])
     kv_cache = {
@@ -374,7 +377,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     """Everything that a result depends on, as JSON has it."""
     described = device.describe()
     kv_cache = None
-    if quantization.bits is not None and quantization.start <= CACHE_ROWS:
+    if quantization.bits is not None and quantization.start <= MOST_ROWS:
         kv_cache = [quantization.bits, quantization.group_size, quantization.start]
     facts = {
         "version": _VERSION,

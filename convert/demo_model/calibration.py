@@ -12,7 +12,7 @@ from specstream_mlx.calibration import CALIBRATION_FILE
 
 from . import tasks
 
-_PROMPTS = 8
+_PROMPTS = 16
 _SEED = 44
 
 
