@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -43,6 +44,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@cache
 def _cpu_name() -> str:
     """The processor's name as the operating system gives it."""
     if platform.system() == "Darwin":

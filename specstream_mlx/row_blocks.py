@@ -7,8 +7,8 @@ products, and kept in the user's cache.
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -63,28 +63,27 @@ def use_blocks(model: nn.Module) -> None:
             module.__class__ = _BLOCKED[type(module)]  # the same weights, multiplied otherwise
 
 
-def blocks_pay(model: nn.Module, measure_again: bool = False) -> bool:
-    """Whether full blocks are faster for ``model`` here; ``False`` where it is not on a CPU.
+def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
+    """Whether full blocks are faster for a model's products here; ``False`` where not on a CPU.
 
     Args:
-        model: with dense weights.
+        layer: one of the model's largest.
         measure_again: what is in the cache does not count.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if device.backend() != "cpu" or not layers:
+    if device.backend() != "cpu":
         return False
-    weight = max((layer.weight for layer in layers), key=lambda weight: weight.size)
-    facts = device.describe()
+    facts, weight = device.describe(), layer.weight
     shape = "x".join(map(str, weight.shape))
     key = ", ".join([facts["cpu"], facts["mlx"], facts["blas"], str(weight.dtype), shape])
-    known = user_cache.read(cache_file())
-    if not measure_again:
-        with suppress(KeyError, TypeError, ValueError):  # not there, or damaged
-            some, block = map(float, known[key])
-            return block < _WORTH * some
-    some, block = probe(weight)
-    user_cache.write(cache_file(), known | {key: [some, block]})
+    some, block = user_cache.measured(
+        cache_file(), key, lambda: probe(weight), _two_seconds, measure_again
+    )
     return block < _WORTH * some
+
+
+def _two_seconds(values: Any) -> tuple[float, float]:
+    some, block = map(float, values)
+    return some, block
 
 
 def cache_file() -> Path:

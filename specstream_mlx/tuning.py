@@ -218,13 +218,15 @@ def next_drafting(
     Raises:
         UserError: see ``tune``.
     """
-    kv_cache = {
-        "kv_bits": kv_bits,
-        "kv_group_size": kv_group_size,
-        "quantized_kv_start": quantized_kv_start,
-    }
-    result = tune(model, tokenizer, **kv_cache)
-    kind = cache_file(_facts(model, KVQuantization(*kv_cache.values())))
+    result = tune(
+        model,
+        tokenizer,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+    )
+    facts = _facts(model, KVQuantization(kv_bits, kv_group_size, quantized_kv_start))
+    kind = cache_file(facts)
     last = model.learned.get(kind)
     same = last is not None and last.arms == result.arms
     drafting = last.successor() if same else result.drafting()

@@ -2,8 +2,12 @@
 
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 
 def directory() -> Path:
@@ -30,3 +34,28 @@ def write(path: Path, values: dict[str, Any]) -> None:
         os.replace(partial, path)
     except OSError:
         return
+
+
+def measured(
+    path: Path,
+    key: str,
+    measure: Callable[[], Any],
+    restore: Callable[[Any], Value],
+    again: bool = False,
+) -> Value:
+    """What ``path`` holds under ``key``, else measured and kept there.
+
+    Args:
+        path: of a file with several keys.
+        key: names all that the measurement depends on.
+        measure: returns what JSON can hold.
+        restore: makes a value of that; KeyError, TypeError and ValueError mean that it is damaged.
+        again: what is in the file does not count.
+    """
+    known = read(path)
+    if not again:
+        with suppress(KeyError, TypeError, ValueError):
+            return restore(known[key])
+    found = measure()
+    write(path, known | {key: found})
+    return restore(found)

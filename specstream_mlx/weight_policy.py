@@ -6,10 +6,9 @@ here. Which of the two it is on a machine is measured on one of the model's own 
 in the user's cache.
 """
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -103,7 +102,8 @@ def hold_weights(
     blocks = False
     if form == "expanded":
         model = dequantize_model(model)
-        blocks = blocks_pay(model, measure_again)
+        dense = _largest_product(model, nn.Linear)
+        blocks = dense is not None and blocks_pay(dense, measure_again)
         if blocks:
             use_blocks(model)
     return model, HeldWeights(form, reason, stored, _bytes(model), blocks)
@@ -137,19 +137,17 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
     """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
-    path = cache_file()
     facts = device.describe()
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
     key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
-    known = user_cache.read(path)
-    if not measure_again:
-        with suppress(KeyError, TypeError):  # not there, or damaged
-            found = known[key]
-            return Probe(*(tuple(found[name]) for name in ("shape", "packed_ms", "expanded_ms")))
-    probe = run_probe(layer)
-    user_cache.write(path, known | {key: asdict(probe)})
-    return probe
+    return user_cache.measured(
+        cache_file(), key, lambda: asdict(run_probe(layer)), _probe_of, measure_again
+    )
+
+
+def _probe_of(values: Any) -> Probe:
+    return Probe(*(tuple(values[name]) for name in ("shape", "packed_ms", "expanded_ms")))
 
 
 def cache_file() -> Path:
@@ -172,10 +170,10 @@ def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
     return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
 
 
-def _largest_product(model: nn.Module) -> nn.QuantizedLinear | None:
-    """The largest quantized linear layer among the decoder layers, the first of its size."""
+def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Module | None:
+    """The largest linear layer of ``kind`` among the decoder layers, the first of its size."""
     modules = [module for layer in model.layers for _, module in layer.named_modules()]
-    layers = [module for module in modules if isinstance(module, nn.QuantizedLinear)]
+    layers = [module for module in modules if isinstance(module, kind)]
     return max(layers, key=lambda layer: layer.weight.nbytes, default=None)
 
 
