@@ -217,7 +217,7 @@ def measure(
     )
 
 
-def training_texts(task: str, count: int = 8) -> list[str]:
+def training_texts(task: str, count: int = 16) -> list[str]:
     """What the base's streams are tuned on for a task: instructed items of the training split."""
     rng = random.Random(f"tuned-{task}")
     return [tasks.instructed(tasks.sample(rng, "train", task)) for _ in range(count)]
