@@ -7,10 +7,9 @@
 For each task and mode the tuner measures on training texts. The sweep then decodes a held-out text
 with everything that the tuner may choose, and two more with the best of that; the best few, the
 paper's trees, the tuner's choice and ``mlx_lm`` decode other held-out texts, interleaved, and only
-this last part is reported. The fastest of several that are equally good was lucky too, so with
-``--rounds`` over these texts every other round decides which is the best, and the rounds between
-give the ratio to it. ``--no-sweep`` compares with ``mlx_lm`` and the paper's trees alone. With
-MLX's reference BLAS:
+this last part is reported. The fastest of several was lucky with the clock and with the texts, so
+every other text decides which is the best, and the texts between give the ratio to it.
+``--no-sweep`` compares with ``mlx_lm`` and the paper's trees alone. With MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.tuned', run_name='__main__')" \\
         --no-sweep --name reference-blas
@@ -67,7 +66,7 @@ class Row:
         tuned: what the tuner chose.
         plain_tps: tokens/s of mlx_lm.
         speedups: of each method over mlx_lm; ``tuned``, those of ``PAPER`` and ``sweep: ..``.
-        deciding, ratios: the same in the rounds that decide which is best, and in those between.
+        deciding, ratios: the same of the texts that decide which is best, and of those between.
         call_reductions: the same methods'.
         identical: texts of the tuned runs that equal mlx_lm's, in lossless mode all.
         texts: of each method.
@@ -169,7 +168,6 @@ def measure(
     items: int,
     max_tokens: int,
     sweep: bool,
-    rounds: int,
 ) -> Row:
     """Tune for one task, and compare."""
     shared = model.mode == "shared"
@@ -192,28 +190,24 @@ def measure(
     if sweep:
         best = swept(model, sweep_prompts, plain, method)
         methods |= {name: method(settings) for name, settings in best.items()}
-    baseline, found = paired(prompts * rounds, plain, methods)
+    baseline, found = paired(prompts, plain, methods)
 
-    def speedups(numbers: Sequence[int]) -> dict[str, float]:
-        """Over mlx_lm, in some of the rounds."""
-        texts = [n * len(prompts) + i for n in numbers for i in range(len(prompts))]
-        usual = rate([baseline[n] for n in texts])
-        return {
-            name: round(rate([one.runs[n] for n in texts]) / usual, 3)
-            for name, one in found.items()
-        }
+    def speedups(texts: slice) -> dict[str, float]:
+        """Over mlx_lm."""
+        usual = rate(baseline[texts])
+        return {name: round(rate(one.runs[texts]) / usual, 3) for name, one in found.items()}
 
     return Row(
         task,
         model.mode,
         tuned,
         rate(baseline),
-        speedups(range(rounds)),
-        speedups(range(0, rounds, 2)),
-        speedups(range(1, rounds, 2) or range(1)),
+        speedups(slice(None)),
+        speedups(slice(0, None, 2)),
+        speedups(slice(1, None, 2)),
         {name: one.call_reduction for name, one in found.items()},
         same_texts(found["tuned"], baseline),
-        len(prompts) * rounds,
+        len(prompts),
     )
 
 
@@ -256,8 +250,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     """The table."""
     lines = [
         f"{measured_on(facts)}; weights {facts['weights']}, streams {facts['streams']}; "
-        f"{facts['items']} held-out texts a task, {facts['rounds']} rounds, greedy. Speedups over "
-        "mlx_lm on the same model.",
+        f"{facts['items']} held-out texts a task, greedy. Speedups over mlx_lm on the same model.",
         "",
         "| task | mode | tuned to | tuned | CR | best of the sweep | its speed | tuned / best | "
         "best fixed tree of the paper's | its speed | tuned / fixed | mlx_lm, tokens/s |",
@@ -294,7 +287,6 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 def main(
     items: Annotated[int, typer.Option(help="Held-out texts of each task.", min=2)] = 8,
-    rounds: Annotated[int, typer.Option(help="Times that each is decoded.", min=1)] = 1,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.", min=2)] = 96,
     only: Annotated[
         str, typer.Option("--tasks", help="Comma-separated tasks; all by default.")
@@ -330,7 +322,7 @@ def main(
             model.swap_adapter(path)
             if random_streams:
                 randomize(model)
-            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep, rounds))
+            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep))
             console.print(f"{task}, {mode}: {rows[-1].values()}")
     except UserError as error:
         console.print(f"error: {error}")
@@ -338,7 +330,6 @@ def main(
     held = "packed" if bits != 8 else model.held.form
     facts = device.describe() | {
         "items": items,
-        "rounds": rounds,
         "weights": f"{bits} bits, {held}",
         "streams": "random" if random_streams else "trained",
     }
