@@ -47,6 +47,8 @@ def _largest(values: mx.array, width: int) -> mx.array:
     if count < 2 * width * _GROUP:
         return mx.argsort(-values, axis=-1)[:, :width].astype(mx.int32)
     if count % _GROUP:
+        # What fills up the last group must not tie with tokens that cannot follow.
+        values = mx.maximum(values, mx.finfo(values.dtype).min)
         values = mx.pad(values, [(0, 0), (0, -count % _GROUP)], constant_values=-mx.inf)
     values = values.reshape(rows, -1, _GROUP)
     groups = mx.argpartition(-values.max(axis=-1), kth=width - 1, axis=-1)[:, :width]

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specstream_mlx.candidates import best_tokens
+from specstream_mlx.candidates import best_tokens, drawn_tokens
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])
@@ -42,3 +42,15 @@ def test_tokens_that_cannot_follow_come_last():
 def test_equal_logits_give_different_tokens(vocab):
     tokens, _ = best_tokens(mx.zeros((2, vocab)), 4)
     assert all(len(set(row)) == 4 for row in np.array(tokens).tolist())
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5])
+def test_no_token_beyond_the_vocabulary_is_drawn(width):
+    """The last group is not full, and the only token that can follow is in it."""
+    vocab = 4098
+    log_probs = np.full((3, vocab), -np.inf, np.float32)
+    log_probs[:, vocab - 2] = 0.0
+    tokens, drawn = drawn_tokens(mx.array(log_probs), width)
+    for row, values in zip(np.array(tokens).tolist(), np.array(drawn), strict=True):
+        assert row[0] == vocab - 2 and len(set(row)) == width and max(row) < vocab
+        assert values[0] == 0.0 and np.isinf(values[1:]).all()
