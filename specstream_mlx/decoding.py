@@ -235,6 +235,7 @@ class _Loop:
         while True:
             self._rule.commit(result.predictions)
             last = self._left == 1
+            self._quantize()
             following = None if last else self._enqueue_plain(result.predictions)
             token = result.predictions.item()
             now = time.perf_counter()
@@ -246,17 +247,20 @@ class _Loop:
                 return
             if self._ended or not self.is_plain():
                 self._decoder.uncommit(1)  # the call ahead
-                self._quantization.apply(self._decoder.caches)
                 return
             result = following
 
     def _enqueue_plain(self, token: mx.array) -> StepResult:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            self._quantization.apply(self._decoder.caches)
             result = self._decoder.next_token(token, self._rule)
         mx.async_eval(result.predictions)
         return result
+
+    def _quantize(self) -> None:
+        """As mlx_lm does, behind a call, where the cache is long enough by now."""
+        with mx.stream(device.generation_stream):
+            self._quantization.apply(self._decoder.caches)
 
     def tree_steps(self) -> Iterator[Step]:
         """Trees of drafts; a step is handed out when the next one has been enqueued."""

@@ -241,7 +241,8 @@ def test_lossless_text_of_settings_that_change(start):
 @pytest.mark.parametrize(
     ("length", "chunk", "start"), [(1, 2048, 0), (2, 2048, 1), (23, 5, 0), (23, 5, 8), (23, 22, 22)]
 )
-def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, monkeypatch):
+@pytest.mark.parametrize("speculation", [True, False])
+def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, monkeypatch):
     """A chunk sees float rows or quantized ones as a whole; a single token comes before both."""
     case, count = "Llama 3.1", 8
     model, prompt = pair(case).model, random_prompt(length, seed=8, vocab_size=VOCAB_SIZE)
@@ -249,7 +250,7 @@ def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, monkeypatch):
     options = {"prefill_step_size": chunk, **kv_cache}
     expected = plain_tokens(model.model, prompt, count, prompt_cache=caches, **options)
     oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
-    found = tokens_of(model, prompt, count, chunk, kv_cache)
+    found = tokens_of(model, prompt, count, chunk, kv_cache, speculation=speculation)
     assert found[:count] == expected
     assert_rows_of(oracle.decoders[0].caches, caches)
 
