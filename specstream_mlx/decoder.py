@@ -5,7 +5,6 @@ pass its list of layers is swapped for thin stand-ins that prune, append the str
 another mask. Nothing in the model is changed afterwards. One thread at a time may do so.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,13 +24,10 @@ from .stand_ins import PositionedRope, Through
 from .step_profile import NO_PROFILE, Profile
 from .step_result import StepResult
 from .streams import Streams
-from .structure import UnsupportedModelError, attention_with_rope, layers_owner
+from .structure import UnsupportedModelError, attention_with_rope, layers_lock, layers_owner
 from .tree import DraftTree
 from .tree_nodes import TreeNodes, shape_tables
 from .verify_rules import VerifyRule
-
-_model_lock = threading.RLock()
-"""Held by the one thread that may see or change a model's list of layers."""
 
 
 class Decoder:
@@ -60,7 +56,7 @@ class Decoder:
         self.profile = profile
         self._architecture = architecture_of(getattr(model, "model_type", None))
         self._windowed = any(hasattr(cache, "window") for cache in caches)
-        with _model_lock:
+        with layers_lock:
             self._inspect()
 
     def _inspect(self) -> None:
@@ -108,7 +104,7 @@ class Decoder:
     @contextmanager
     def _swapped(self, stand_ins: Sequence[Any]) -> Iterator[None]:
         """Within: the model's layers are ``stand_ins`` and its ropes take row positions."""
-        with _model_lock:
+        with layers_lock:
             before = self._owner["layers"]
             ropes = [attention["rope"] for attention in self._attentions]
             try:

@@ -5,10 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import layer_windows
 from .msa import Rows
+from .structure import own_caches
 
 
 class WindowedKVCache(KVCache):
@@ -63,7 +64,7 @@ def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
         model: an mlx-lm model.
         config: its ``config.json``.
     """
-    pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
+    pairs = zip(layer_windows(config, model), own_caches(model), strict=True)
     left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
     return min(left_out, default=None)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import mlx.nn as nn
 from mlx_lm.generate import maybe_quantize_kv_cache
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from .architectures import ARCHITECTURES, architecture_of, completed
 from .config import UserError
+from .structure import own_caches
 from .tree import DraftTree
 
 KV_BITS = 4, 8
@@ -71,7 +72,7 @@ class KVQuantization:
                 f"kv_bits is {self.bits}, but model_type is {model_type!r}, whose attention is not "
                 f"known to read a quantized KV cache, expected one of {able}"
             )
-        for number, cache in enumerate(make_prompt_cache(model)):
+        for number, cache in enumerate(own_caches(model)):
             if type(cache) is not KVCache:
                 raise UserError(
                     f"kv_bits is {self.bits}, but layer {number} has a sliding window, for which "

@@ -1,12 +1,17 @@
 """Where an mlx-lm model keeps the parts that the decoder borrows."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from .config import UserError
+
+layers_lock = threading.RLock()
+"""Held by the one thread that may see or change a model's list of layers."""
 
 
 class UnsupportedModelError(UserError):
@@ -23,6 +28,12 @@ def layers_owner(model: nn.Module) -> nn.Module:
         if _same_layers(module.get("layers"), model.layers):
             return module
     raise UnsupportedModelError("the model does not hold its layers in one list")
+
+
+def own_caches(model: nn.Module) -> list[Any]:
+    """Empty caches as mlx-lm makes them for a model, one per layer."""
+    with layers_lock:
+        return make_prompt_cache(model)
 
 
 def _same_layers(found: Any, layers: Sequence[nn.Module]) -> bool:

@@ -15,6 +15,7 @@ from random_models import (
     speculative_model,
 )
 
+from specstream_mlx.architectures import layer_windows
 from specstream_mlx.decoder import Decoder, UnsupportedModelError
 from specstream_mlx.decoding import decode
 from specstream_mlx.draft_settings import DraftSettings
@@ -86,22 +87,26 @@ def test_generations_may_alternate_and_end_early():
 
 def test_another_thread_never_sees_a_changed_model(monkeypatch):
     model = speculative_model()
-    layers, seen = list(model.model.layers), []
-    other = threading.Thread(
-        target=lambda: seen.extend(Decoder(model.model, None, [KVCache()] * 4).layers)
-    )
+    layers, seen, windows = list(model.model.layers), [], []
+
+    def look():
+        windows.extend(layer_windows(model.config, model.model))
+        seen.extend(Decoder(model.model, None, [KVCache()] * 4).layers)
+
+    other = threading.Thread(target=look)
     decoder, seed = decoder_of(model), Streams.seed
 
     def seed_slowly(*args):
         other.start()
         other.join(0.1)
-        assert not seen
+        assert not seen and not windows
         return seed(*args)
 
     monkeypatch.setattr(Streams, "seed", seed_slowly)
     decoder.step(TREE, "beside")
     other.join()
     assert seen == layers
+    assert windows == [None] * 4
 
 
 @pytest.mark.parametrize(
