@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -48,21 +49,36 @@ def memory_bytes() -> int:
 def _cpu_name() -> str:
     """The processor's name as the operating system gives it."""
     if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown processor"
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        with suppress(OSError):
+            found = subprocess.run(command, capture_output=True, text=True, check=False)
+            return found.stdout.strip()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown processor"
+
+
+def _cores() -> str:
+    """The machine's cores and, where these are fewer, the threads that its BLAS may use."""
+    cores = threads = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        threads = len(os.sched_getaffinity(0))
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in OpenBLAS's order
+        said = os.environ.get(name, "")
+        if said.isdecimal() and int(said):
+            threads = min(threads, int(said))
+            break
+    count = f"{cores} cores"
+    return count if threads >= cores else f"{count}, {threads} for the BLAS"
 
 
 def describe() -> dict[str, str]:
     """Facts for ``specstream-mlx doctor`` and for result tables."""
     return {
         "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "cpu": f"{_cpu_name()}, {_cores()}",
         "python": platform.python_version(),
         "mlx": mx.__version__,
         "backend": backend(),

@@ -23,7 +23,7 @@ from .adapters import ADAPTER_CONFIG
 from .adaptive import AdaptiveDrafting, Arm
 from .architectures import text_limit
 from .base_model import weight_files
-from .calibration import calibration_prompts
+from .calibration import CALIBRATION_FILE, calibration_prompts
 from .config import UserError
 from .draft_grid import WIDTH, arms
 from .draft_settings import DraftSettings
@@ -405,7 +405,8 @@ def _adapter(model: SpeculativeModel) -> Any:
         return model.streams and asdict(model.streams.config)
     with suppress(OSError):
         config = (model.adapter.path / ADAPTER_CONFIG).read_bytes()
-        files = sorted(model.adapter.path.glob("*.safetensors"))
+        path = model.adapter.path
+        files = sorted([*path.glob("*.safetensors"), *path.glob(CALIBRATION_FILE)])
         return [hashlib.sha256(config).hexdigest(), *map(_file, files)]
     return model.adapter.config
 

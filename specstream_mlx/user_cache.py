@@ -33,7 +33,8 @@ def write(path: Path, values: dict[str, Any]) -> None:
         partial.write_text(json.dumps(values, indent=2) + "\n")
         os.replace(partial, path)
     except OSError:
-        return
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def measured(

@@ -1,6 +1,7 @@
 """The tuner: costs, what is chosen from them, its cache, and the command line."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -233,6 +234,15 @@ def test_cached_results_are_for_the_same_only(measured, base, streams, shared, m
     model.swap_adapter(shared)
     assert tuning.cached(model) is None
     model.swap_adapter(streams)
+    assert tuning.cached(model) is not None
+    with monkeypatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        patch.setattr(os, "cpu_count", lambda: 4)
+        assert tuning.cached(model) is None
+    texts = streams / "calibration.jsonl"
+    texts.write_text('{"prompt": "Hello"}\n')
+    assert tuning.cached(model) is None
+    texts.unlink()
     assert tuning.cached(model) is not None
     file = streams / "speculative_streaming.safetensors"
     file.touch()
