@@ -13,9 +13,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.draft_settings import DraftSettings
 from specstream_mlx.generation import stream_generate
 from specstream_mlx.speculative_model import SpeculativeModel
+from specstream_mlx.stock_modules import stock_modules
 from specstream_mlx.verify_rules import VerifyName
-
-from .stock_modules import stock_modules
 
 
 @dataclass(frozen=True)

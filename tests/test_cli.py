@@ -1,19 +1,22 @@
 """The command line on a tiny random model: output, statistics, JSON, comparison, help."""
 
+import dataclasses
 import json
 import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import mlx_lm
 import pytest
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from typer.testing import CliRunner
 
-from specstream_mlx import UserError, bundled, tuning
-from specstream_mlx.cli import app
+from specstream_mlx import UserError, bundled, load, tuning
+from specstream_mlx.cli import app, comparison
 from specstream_mlx.cli.drafts import DraftMarks
+from specstream_mlx.cli.request import Request
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -167,6 +170,23 @@ def test_comparison_of_a_single_token_has_no_rates(base, streams):
     values = json.loads(generate(base, *args).stdout)
     assert values["identical"] is True
     assert values["speedup"] is None
+
+
+def test_pairs_with_a_side_of_a_single_token_have_no_rates(base, streams, monkeypatch):
+    """Where tokens are drawn, any run may end at once."""
+    lengths = iter([5, 5, 1, 5, 5, 5, 5, 1, 5, 5])  # two of the five pairs
+
+    def responses(request):
+        last = next(lengths)
+        yield SimpleNamespace(generation_tps=10.0, generation_tokens=last)
+
+    monkeypatch.setattr(Request, "responses", responses)
+    monkeypatch.setattr(Request, "plain_responses", responses)
+    model = SimpleNamespace(model=load(base, adapter_path=streams)[0].model)
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Request))
+    ours, plain = comparison._rates(Request(**fields | {"model": model}))
+    assert len(ours) == len(plain) == 3
+    assert set(ours) == set(plain) == {8.0}
 
 
 def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):

@@ -80,7 +80,7 @@ def comparison(result: "Comparison") -> None:
     """Both rates, their ratio, and whether the outputs are the same."""
     note("=" * 10)
     if result.speedup is None:
-        note("Rates: none, since only one token was generated")
+        note("Rates: none, since a side generated a single token")
     else:
         note(f"mlx_lm: {result.plain_tps:.3f} tokens-per-sec")
         note(f"specstream-mlx: {result.generation_tps:.3f} tokens-per-sec")

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import mlx.nn as nn
 
-from specstream_mlx.lora_layers import AddedLoRALinear
-from specstream_mlx.row_blocks import BlockedEmbedding, BlockedLinear
+from .lora_layers import AddedLoRALinear
+from .row_blocks import BlockedEmbedding, BlockedLinear
 
 OURS = (AddedLoRALinear, BlockedLinear, BlockedEmbedding)
 """Each derives from the module of mlx or mlx_lm whose tensors it multiplies otherwise."""
