@@ -98,7 +98,7 @@ def probe(weight: mx.array) -> tuple[float, float]:
         weight: (out, in).
     """
     inputs = [
-        mx.random.normal((rows, weight.shape[1])).astype(weight.dtype)
+        mx.random.normal((rows, weight.shape[1]), key=mx.random.key(0)).astype(weight.dtype)
         for rows in (_PROBED_ROWS, BLOCK)
     ]
     mx.eval(weight, inputs)

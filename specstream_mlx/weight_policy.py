@@ -124,7 +124,8 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
 
     packed_ms, expanded_ms = [], []
     for count in PROBED_ROWS:
-        rows = mx.random.normal((count, dense.shape[1])).astype(dense.dtype)
+        drawn = mx.random.normal((count, dense.shape[1]), key=mx.random.key(0))
+        rows = drawn.astype(dense.dtype)
         mx.eval(rows)
         times = [
             (product_seconds(packed_product, rows), product_seconds(dense_product, rows))

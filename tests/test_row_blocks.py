@@ -11,9 +11,9 @@ from mlx_lm.tuner.lora import LoRALinear
 from random_models import plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from benchmarks.stock_modules import stock_modules
 from specstream_mlx import device, load, row_blocks, weight_policy
 from specstream_mlx.row_blocks import BlockedLinear, blocks_pay, in_blocks, use_blocks
+from specstream_mlx.stock_modules import stock_modules
 
 PROMPT = random_prompt(12, vocab_size=300)
 SOME_SLOWER, BLOCK_SLOWER = (2.0, 1.0), (1.0, 1.1)
@@ -92,8 +92,12 @@ def test_a_damaged_measurement_is_made_again(layer, own_cache, monkeypatch, dama
 
 
 def test_a_real_measurement_takes_time(layer):
+    mx.random.seed(3)
+    expected = mx.random.uniform().item()
+    mx.random.seed(3)
     some, block = row_blocks.probe(layer.weight)
     assert some > 0 and block > 0
+    assert mx.random.uniform().item() == expected, "a seed must mean the same before and after"
 
 
 @pytest.mark.parametrize("backend", ["metal", "cuda"])
