@@ -189,6 +189,10 @@ class DraftSettings:
                 f"the draft tree has {drafted} nodes, expected at most {MAX_TREE_SIZE}: "
                 "lower tree_size or tree_width"
             )
+        if self.speculation and self.placement(streams) == "none":
+            for name in ("max_nodes", "prune_threshold", "stream_nodes"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
         if streams is None:
             return
         if self.stream_nodes is not None and streams.mode == "shared":

@@ -269,6 +269,17 @@ def test_pruning_without_a_pruner(base, tmp_path):
     assert "need a pruner, the adapter has none" in sentence
 
 
+@pytest.mark.parametrize("flag", ["--max-nodes", "--prune-threshold", "--stream-nodes"])
+def test_what_needs_streams_without_any(base, tmp_path, flag):
+    streams = stream_adapter_directory(tmp_path / "streams", base)
+    value = "0.5" if flag == "--prune-threshold" else "2"
+    name = flag[2:].replace("-", "_")
+    for streamless in ([], ["--adapter-path", streams, "--num-streams", 0]):
+        flags = [*streamless, "--lookup", flag, value]
+        sentence = refused("--model", base, *flags, "-p", "hi")
+        assert f"{name} is {value}, but no streams run" in sentence
+
+
 def test_empty_stop_string(base):
     assert "a stop string is empty" in refused("--model", base, "-p", "hi", "--stop", "")
 

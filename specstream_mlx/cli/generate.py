@@ -314,11 +314,12 @@ def generate(
         settings, responses = request.settings, request.responses()
     if seed is not None:
         mx.random.seed(seed)
-    if loaded.streams is None and not settings.drafts_with(None):
+    if loaded.streams is None and (request.tuned or not settings.drafts_with(None)):
+        drafts = "only lookup may draft" if request.tuned else "nothing is drafted"
         reporting.note(
-            f"The adapter {source.adapter_name} has no streams, so nothing is drafted"
+            f"The adapter {source.adapter_name} has no streams, so {drafts}"
             if loaded.adapter
-            else "No streams are mounted, so nothing is drafted: see --adapter-path"
+            else f"No streams are mounted, so {drafts}: see --adapter-path"
         )
     marks = DraftMarks() if show_drafts else None
     if marks:
