@@ -7,6 +7,7 @@ import mlx.core as mx
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from .architectures import completed
 from .config import UserError
 
 _TEXT = "{text}"
@@ -102,7 +103,7 @@ def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> Non
     """
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")
-    context, vocab_size = config.get("max_position_embeddings"), config["vocab_size"]
+    context, vocab_size = completed(config).get("max_position_embeddings"), config["vocab_size"]
     if context is not None and before + len(ids) > context:
         raise UserError(
             f"the prompt has {before + len(ids)} tokens, the model's context "

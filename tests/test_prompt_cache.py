@@ -158,6 +158,8 @@ def test_rows_without_tokens_cannot_be_replaced(tmp_path):
         tokens_of(other, MORE, 1, cache=unknown)
     with pytest.raises(UserError, match="the prompt has 18 tokens"):
         check_prompt(MORE, {**model.config, "max_position_embeddings": 17}, len(FIRST))
+    with pytest.raises(UserError, match=r"2049 tokens, .* holds 2048"):  # what OPT may leave out
+        check_prompt([1] * 2049, {"model_type": "opt", "vocab_size": 9})
 
 
 def test_rows_of_another_quantization_are_dropped():
