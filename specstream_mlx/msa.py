@@ -49,8 +49,8 @@ class Rows:
             as_array: never ``"causal"``.
 
         Returns:
-            (count, prefix + count) bool, the same array for every layer of a pass, or mlx-lm's
-            own forms for a chain: ``"causal"``, ``None``.
+            (count, prefix + hidden + count) bool, the same array for every layer of a pass, or
+            mlx-lm's own forms for a chain: ``"causal"``, ``None``.
         """
         hidden = 0 if self.hidden_prefix is None else self.hidden_prefix.size
         if window is not None and prefix + hidden + count <= window:

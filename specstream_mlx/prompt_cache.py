@@ -18,6 +18,8 @@ class PromptCache:
     dropped. Rows are used again only where they are those that reading the prompt from the
     beginning would make: all rows of a prompt but the last one's, and in lossless mode those of the
     generated text too. In shared mode these had streams beside them, and are read again without.
+    Behind a quantized cache later rows are those that its quantized rows led to, as with mlx_lm's
+    prompt caches; from the beginning, a chunk is read in full precision first.
 
     Attributes:
         caches: one per layer; there may be more rows in them than are to be used again.
