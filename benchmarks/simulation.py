@@ -9,7 +9,8 @@ For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a 
 Where no tree beats plain decoding it says plain. The acceptance of the default tables is that of
 the bundled demonstration model (``benchmarks.acceptance_table``), which a real model need not
 reach. On a Mac, ``python -m benchmarks.speedup`` replaces the prediction with a measurement. The
-tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``.
+tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``, under a name that
+tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``) from the one there.
 """
 
 import json
@@ -47,6 +48,7 @@ MODELS = (
 )
 """The figures of their ``config.json`` on Hugging Face (meta-llama)."""
 
+CONTEXT, MSA_LAYERS = 512, 4
 MOST_NODES = 24
 MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
@@ -63,7 +65,7 @@ ASSUMPTIONS = (
     f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work that a step cannot hide and "
     "plain decoding can",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
-    "streams go through whole layers and through the head in a pass of their own",
+    "all trained streams run, through whole layers and through the head in a pass of their own",
 )
 
 
@@ -166,13 +168,13 @@ def predict(
     bits: Bits,
     mode: Mode,
     tree: StaticTree,
-    msa_layers: int = 4,
-    context: int = 512,
+    msa_layers: int = MSA_LAYERS,
+    context: int = CONTEXT,
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
-    In shared mode the streams run beside every node, all of them; in lossless mode they may be
-    deferred, and those deeper than the tree are dropped.
+    All trained streams run, as many as ``tree`` is deep: in shared mode beside every node, in
+    lossless mode there or deferred.
     """
     plain = forward_ms(chip, model, bits, 1, context)
     named = (chip.name, model.name, bits, mode)
@@ -186,9 +188,8 @@ def predict(
             break
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
-        streams = tree.depth if mode == "shared" else depth
         for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
-            cost = step_ms(chip, model, bits, rows, streams, placement, msa_layers, context)
+            cost = step_ms(chip, model, bits, rows, tree.depth, placement, msa_layers, context)
             found = Prediction(*named, placement, draft, rows, plain, cost, length)
             best = max(best, found, key=lambda p: p.speedup)
     return best
@@ -290,13 +291,25 @@ def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
     return {name: StaticTree.load(tree_file(RESULTS, name)) for name in get_args(Mode)}
 
 
+def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int) -> str:
+    """Of the result files, without a suffix: ``simulation`` with what is not the default."""
+    parts = ["simulation"]
+    if tree is not None:
+        parts += [tree.stem, mode]
+    if context != CONTEXT:
+        parts.append(f"context-{context}")
+    if msa_layers != MSA_LAYERS:
+        parts.append(f"msa-{msa_layers}")
+    return "-".join(parts)
+
+
 def main(
     tree: Annotated[
         Path | None, typer.Option(help="Acceptance table; those of the bundled model.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
-    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = 512,
-    msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = 4,
+    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = CONTEXT,
+    msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = MSA_LAYERS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
@@ -323,16 +336,17 @@ def main(
         }
     )
     table = markdown(found, tables, checked, setting)
+    name = file_name(tree, mode, context, msa_layers)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / "simulation.json", values)
-    write_text(output / "simulation.md", table)
+    write_text(output / f"{name}.json", values)
+    write_text(output / f"{name}.md", table)
     print(values if as_json else table)
     try:
         from .simulation_plot import draw
     except ImportError:
         typer.echo('no plot: it needs matplotlib (pip install -e ".[plots]")', err=True)
     else:
-        draw(found, LABEL, output / "simulation.png")
+        draw(found, LABEL, output / f"{name}.png")
 
 
 if __name__ == "__main__":

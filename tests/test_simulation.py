@@ -198,6 +198,22 @@ def test_deferred_streams_read_their_layers_again():
     assert many[1] < many[0]
 
 
+def test_all_trained_streams_are_paid_for():
+    """Also by a tree that is less deep than the adapter."""
+    found = predict(
+        chip("M4 Pro"), LARGE, 4, "lossless", StaticTree((*SURE.acceptance, (0.0, 0.0)))
+    )
+    assert found.placement in ("beside", "deferred")
+    cost = step_ms(chip("M4 Pro"), LARGE, 4, found.rows, 5, found.placement, 4, 512)
+    assert found.step_ms == pytest.approx(cost)
+
+
+def test_a_prediction_of_ones_own_has_another_name(app, tmp_path):
+    result = app("--context", 4000, "--msa-layers", 2, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert {path.stem for path in tmp_path.iterdir()} == {"simulation-context-4000-msa-2"}
+
+
 def test_a_model_that_is_too_large_is_not_predicted():
     found = predict(chip("M1"), LARGE, 16, "lossless", SURE)
     assert found.cell() == "does not fit"
@@ -216,15 +232,15 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     SURE.save(table)
     result = app("--tree", table, "--mode", "shared", "--json", "--output", tmp_path)
     assert result.exit_code == 0, result.output
-    values = json.loads((tmp_path / "simulation.json").read_text())
+    values = json.loads((tmp_path / "simulation-tree-shared.json").read_text())
     assert values == json.loads(result.stdout)
     assert (values["label"], values["kind"]) == (LABEL, "prediction")
     assert values["replaced_by"] == "python -m benchmarks.speedup"
     assert {p["mode"] for p in values["predictions"]} == {"shared"}
     assert len(values["predictions"]) == len(CHIPS) * len(MODELS) * len(ALL_BITS)
-    lines = (tmp_path / "simulation.md").read_text().splitlines()
+    lines = (tmp_path / "simulation-tree-shared.md").read_text().splitlines()
     assert all("rediction" in line for line in lines if line.startswith("#"))
-    picture = (tmp_path / "simulation.png").read_bytes()
+    picture = (tmp_path / "simulation-tree-shared.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 100_000
 
