@@ -3,6 +3,7 @@
     python -m benchmarks.step_cost                  # the bundled model
     python -m benchmarks.step_cost --adapter sql --steps 60
     python -m benchmarks.step_cost --random-llama 8x1024    # random weights, untrained streams
+    python -m benchmarks.step_cost --model DIR --streams DIR    # a model of yours
 
 A step over n nodes sends n rows through the lower layers, the kept nodes and their streams through
 the MSA layers and a few rows through the head; see ``bare_forwards`` for what it is divided by.
@@ -17,7 +18,7 @@ mlx_lm's in interleaved pairs.
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.kv import make_caches
 from specstream_mlx.prompts import chat_prompt
@@ -173,20 +174,23 @@ def markdown(rows: list[dict[str, Any]], plain: dict[str, Any], facts: dict[str,
 Mounted = Iterator[tuple[str, SpeculativeModel]]
 
 
-def bundled_models(base: SpeculativeModel, lossless: Path, tuned: Path) -> Mounted:
-    """The base with its lossless streams, then with a shared adapter."""
-    for path in (lossless, tuned):
+def mounted(base: SpeculativeModel, adapters: Sequence[Path]) -> Mounted:
+    """The base with one adapter after the other, lossless streams first."""
+    for path in adapters:
         base.swap_adapter(path)
         yield path.name, base
 
 
 def main(
-    adapter: Annotated[str, typer.Option(help="A bundled adapter's name, or a directory.")] = "sql",
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Shared: a bundled adapter's name, or a directory; sql without --model."),
+    ] = None,
     model_path: Annotated[
         Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
     ] = None,
     streams: Annotated[
-        Path | None, typer.Option(help="Lossless streams of the base; the bundled ones.")
+        Path | None, typer.Option(help="Lossless streams of --model; the bundled ones.")
     ] = None,
     random: Annotated[
         str | None,
@@ -204,16 +208,27 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
-    base, tokenizer = load(model_path or bundled.base_path())
-    tuned = bundled.adapter_path(adapter) if adapter in bundled.adapter_names() else Path(adapter)
+    try:
+        size = random and Size.parse(random)
+        if (model_path is None) != (streams is None):
+            raise UserError("found one of --model and --streams, expected both or none")
+        base_path = model_path or bundled.base_path()
+        base, tokenizer = load(base_path)
+        adapters = [streams or bundled.streams_path()]
+        adapter = adapter or (None if model_path else "sql")
+        if adapter in bundled.adapter_names():
+            adapters.append(bundled.adapter_path(adapter))
+        elif adapter:
+            adapters.append(Path(adapter))
+        for path in adapters:  # what does not fit is refused before anything is timed
+            base.swap_adapter(path)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
     task = adapter if adapter in tasks.TASKS else "sql"
     held_out = tasks.held_out(task, items)
     prompts = [chat_prompt(tokenizer, i.content, tasks.prompt_template(task)) for i in held_out]
-    if random:
-        size = Size.parse(random)
-        models = with_streams(*random_llama(size, vocabulary))
-    else:
-        models = bundled_models(base, streams or bundled.streams_path(), tuned)
+    models = with_streams(*random_llama(size, vocabulary)) if size else mounted(base, adapters)
     rows, plain = [], None
     for name, model in models:
         if plain is None:  # lossless comes first
@@ -223,6 +238,7 @@ def main(
     facts = device.describe()
     summary = {"facts": facts, "rows": rows, "plain_decoding": plain}
     name = f"step-cost-{f'random-{random}-' if random else ''}{machine_suffix(facts)}"
+    name += f"-{base_path.resolve().name}" if model_path else ""
     write_results(output, name, summary, markdown(rows, plain, facts))
 
 

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards, Parts, rows_of
@@ -58,3 +60,17 @@ def test_a_short_run(tmp_path, monkeypatch):
         assert row["overhead"] == pytest.approx(1 - 1 / row["ratio"], abs=2e-3)
     assert result["plain_decoding"]["rate_ratio"] > 0
     assert "Plain decoding" in path.with_suffix(".md").read_text()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_cost, "measure", None)
+    built = typer.Typer()
+    built.command()(step_cost.main)
+    for flags, sentence in (
+        (["--random-llama", "8"], "the random Llama is '8'"),
+        (["--model", str(tmp_path)], "found one of --model and --streams"),
+        (["--adapter", str(tmp_path / "none")], "none"),
+    ):
+        result = CliRunner().invoke(built, [*flags, "--output", str(tmp_path)])
+        assert result.exit_code == 2 and not list(tmp_path.iterdir())
+        assert result.stderr.startswith("error: ") and sentence in result.stderr
