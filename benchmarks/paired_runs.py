@@ -1,5 +1,6 @@
 """Ways to decode the same prompts, each run within seconds of the baseline's on the same prompt."""
 
+import random
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +45,8 @@ def paired(
 ) -> tuple[list[TimedRun], dict[Name, Paired]]:
     """The baseline's runs, and each method's, after a warm-up of all on the first prompt.
 
-    Each prompt begins with another method: what ran right behind ``mlx_lm`` came out some per cent
-    slower than the same thing later.
+    Each prompt has them in another random order: what runs right behind ``mlx_lm`` comes out two or
+    three per cent slower than the same thing later.
 
     Args:
         prompts: token ids.
@@ -58,9 +59,10 @@ def paired(
         method(prompts[0])
     plain: list[TimedRun] = []
     found = {name: Paired() for name in methods}
-    for number, prompt in enumerate(prompts):
-        first = number % len(everything)
-        runs = {name: run(prompt) for name, run in everything[first:] + everything[:first]}
+    orders = random.Random(0)
+    for prompt in prompts:
+        order = orders.sample(everything, len(everything))
+        runs = {name: run(prompt) for name, run in order}
         plain.append(runs.pop(None))
         for name, run in runs.items():
             found[name].runs.append(run)

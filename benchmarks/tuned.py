@@ -56,6 +56,8 @@ PAPER = {
 
 FINALISTS = 3
 
+PLACED = {"none": "", "deferred": ", streams deferred", "beside": ", streams beside every node"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -139,9 +141,10 @@ def grid(model: SpeculativeModel) -> dict[str, DraftSettings]:
     found = {"sweep: plain": DraftSettings(speculation=False)}
     for kind, settings in drafts(streams, model.config["vocab_size"]):
         for moved in placed(settings, streams):
-            where = f"beside {moved.stream_nodes}" if moved.stream_nodes else ""
-            where = where or ("deferred" if moved.deferred else "beside")
-            found[f"sweep: {kind}, {moved.describe()}, {where}"] = moved
+            name = f"sweep: {kind}, {moved.describe()}"
+            if streams.mode == "lossless" and moved.stream_nodes is None:
+                name += PLACED[moved.placement(streams)]
+            found[name] = moved
     return found
 
 
