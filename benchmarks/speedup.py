@@ -203,6 +203,16 @@ def markdown(rows: list[Row], facts: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_both(model: Path | None, streams: Path | None) -> None:
+    """Whether a model of one's own comes with its streams.
+
+    Raises:
+        UserError: one was given without the other.
+    """
+    if (model is None) != (streams is None):
+        raise UserError("found one of --model and --streams, expected both or none")
+
+
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
@@ -218,8 +228,7 @@ def main(
     on_cpu = device.backend() == "cpu"
     try:
         chosen = chosen_tasks(only)
-        if (model_path is None) != (streams is None):
-            raise UserError("found one of --model and --streams, expected both or none")
+        check_both(model_path, streams)
         base = model_path or bundled.base_path()
         model, tokenizer = load(
             base,

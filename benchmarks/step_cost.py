@@ -39,7 +39,7 @@ from specstream_mlx.tree import root_only
 from .bare_forwards import BareForwards, Parts, rows_of
 from .random_llama import Size, random_llama, with_streams
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
-from .speedup import CHAIN, PRUNED, TREE
+from .speedup import CHAIN, PRUNED, TREE, check_both
 from .timed_runs import run_plain, run_streams
 
 PLAIN_TOKENS = 48
@@ -210,8 +210,7 @@ def main(
     """Measure a step against the bare forwards of the same rows."""
     try:
         size = random and Size.parse(random)
-        if (model_path is None) != (streams is None):
-            raise UserError("found one of --model and --streams, expected both or none")
+        check_both(model_path, streams)
         base_path = model_path or bundled.base_path()
         base, tokenizer = load(base_path)
         adapters = [streams or bundled.streams_path()]

@@ -307,7 +307,7 @@ class _Loop:
             tokens = [*tree.tokens[path[1:]].tolist(), result.prediction()]
             self._decoder.commit(path, kept_path)
             self._rule.commit(tokens)
-            self._quantization.apply(self._decoder.caches)
+            self._quantize()
             profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 

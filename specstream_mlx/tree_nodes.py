@@ -1,13 +1,17 @@
 """Tree nodes as device arrays, and the tables of a tree shape, built once for each shape."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from .msa import stream_visibility
 from .tree import DraftTree
+
+Tables = TypeVar("Tables")
 
 _MOST_KEPT = 64  # nodes of a tree whose tables, which grow with their square, are kept
 
@@ -40,14 +44,25 @@ class TreeNodes:
         )
 
 
+def _kept(maxsize: int) -> Callable[[Callable[..., Tables]], Callable[..., Tables]]:
+    """``lru_cache`` for tables of a shape, but for those of large trees."""
+
+    def decorate(build: Callable[..., Tables]) -> Callable[..., Tables]:
+        cached = lru_cache(maxsize)(build)
+
+        @wraps(build)
+        def tables(parents: bytes, depths: bytes, count: int, *rest: Any) -> Tables:
+            find = cached if count <= _MOST_KEPT else build
+            return find(parents, depths, count, *rest)
+
+        return tables
+
+    return decorate
+
+
+@_kept(maxsize=1024)
 def shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
     """Parents, depths and ancestor mask of a tree shape, on the device."""
-    build = _shape_tables if count <= _MOST_KEPT else _shape_tables.__wrapped__
-    return build(parents, depths, count)
-
-
-@lru_cache(maxsize=1024)
-def _shape_tables(parents: bytes, depths: bytes, count: int) -> tuple[mx.array, ...]:
     tree = _of_shape(parents, depths, count)
     return mx.array(tree.parents), mx.array(tree.depths), mx.array(tree.ancestors)
 
@@ -67,6 +82,7 @@ def inner_tables(parents: bytes) -> tuple[mx.array, mx.array]:
     return mx.array(inner), mx.array(np.append(0, place).astype(np.int32))
 
 
+@_kept(maxsize=256)
 def tree_visibility(
     parents: bytes,
     depths: bytes,
@@ -76,19 +92,6 @@ def tree_visibility(
     beside: tuple[int, ...] | None = None,
 ) -> mx.array:
     """``msa.stream_visibility`` of a whole tree of this shape, on the device."""
-    build = _visibility if count <= _MOST_KEPT else _visibility.__wrapped__
-    return build(parents, depths, count, num_streams, main_sees_streams, beside)
-
-
-@lru_cache(maxsize=256)
-def _visibility(
-    parents: bytes,
-    depths: bytes,
-    count: int,
-    num_streams: int,
-    main_sees_streams: bool,
-    beside: tuple[int, ...] | None,
-) -> mx.array:
     ancestors = _of_shape(parents, depths, count).ancestors
     chosen = None if beside is None else np.array(beside)
     return mx.array(stream_visibility(ancestors, num_streams, main_sees_streams, chosen))

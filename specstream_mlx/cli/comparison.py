@@ -2,19 +2,19 @@
 
 import statistics
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import mlx.core as mx
+from mlx_lm.generate import GenerationResponse as PlainResponse
 from rich.console import Console
 from rich.progress import track
 
 from ..kv import window_left_out
-from ..stock_modules import stock_modules
 from .request import Request
 
 PAIRS = 5
-OURS, PLAIN = "ours", "plain"
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,9 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
         tokens: our output; producing it has warmed our side up.
     """
     plain_tokens, plain_text = [], ""
-    with stock_modules(request.model.model):
-        for response in request.plain_responses():
-            plain_tokens.append(response.token)
-            plain_text += response.text
+    for response in request.plain_responses():
+        plain_tokens.append(response.token)
+        plain_text += response.text
     for word in request.stop:
         plain_text = plain_text.split(word)[0]
     reference, expected = "plain mlx_lm", plain_tokens
@@ -104,23 +103,22 @@ def _rates(request: Request) -> tuple[list[float], list[float]]:
     A pair with a side that ended at its first token, as one that draws may, has no rates.
     """
     console = Console(stderr=True)
-    rates: list[tuple[float, float]] = []
+    sides: list[Callable[[], Iterator[PlainResponse]]]
+    sides = [request.responses, request.plain_responses]
+    rates: list[list[float]] = [[], []]
     for pair in track(
         range(PAIRS), "Comparing", console=console, transient=True, disable=not console.is_terminal
     ):
-        found = {side: _rate(request, side) for side in ((OURS, PLAIN), (PLAIN, OURS))[pair % 2]}
+        found = {side: _rate(sides[side]()) for side in ((0, 1), (1, 0))[pair % 2]}
         if all(found.values()):
-            rates.append((found[OURS], found[PLAIN]))
-    return [ours for ours, _ in rates], [plain for _, plain in rates]
+            for side, rate in found.items():
+                rates[side].append(rate)
+    return rates[0], rates[1]
 
 
-def _rate(request: Request, side: str) -> float:
+def _rate(responses: Iterable[PlainResponse]) -> float:
     """Tokens per second after the first token of a generation that is run to its end."""
-    if side == OURS:
-        last = deque(request.responses(), maxlen=1).pop()
-    else:
-        with stock_modules(request.model.model):
-            last = deque(request.plain_responses(), maxlen=1).pop()
+    last = deque(responses, maxlen=1).pop()
     # mlx_lm's rate counts the first token but not its time.
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 

@@ -14,6 +14,7 @@ from ..prompt_cache import PromptCache
 from ..sampling import Sampling
 from ..speculative_model import SpeculativeModel
 from ..step_profile import NO_PROFILE, Profile
+from ..stock_modules import stock_modules
 from ..tuning import TuningResult
 from ..verify_rules import VerifyName
 
@@ -71,19 +72,23 @@ class Request:
         )
 
     def plain_responses(self) -> Iterator[PlainResponse]:
-        """mlx_lm's responses on the same model, broken off at a stop string."""
+        """mlx_lm's responses on the same model and its own modules, broken off at a stop string.
+
+        Run these to their end before the model does anything else.
+        """
         text = ""
-        for response in mlx_lm.stream_generate(
-            self.model.model,
-            self.tokenizer,
-            self.prompt,
-            self.max_tokens,
-            prefill_step_size=self.prefill_step_size,
-            sampler=self.sampler,
-            logits_processors=self.logits_processors,
-            **self.kv_cache,
-        ):
-            text += response.text
-            yield response
-            if any(word in text for word in self.stop):
-                return
+        with stock_modules(self.model.model):
+            for response in mlx_lm.stream_generate(
+                self.model.model,
+                self.tokenizer,
+                self.prompt,
+                self.max_tokens,
+                prefill_step_size=self.prefill_step_size,
+                sampler=self.sampler,
+                logits_processors=self.logits_processors,
+                **self.kv_cache,
+            ):
+                text += response.text
+                yield response
+                if any(word in text for word in self.stop):
+                    return
