@@ -42,8 +42,9 @@ def paired(
     baseline: Method,
     methods: Mapping[Name, Method],
     advance: Callable[[], object] = lambda: None,
+    warm_up: bool = True,
 ) -> tuple[list[TimedRun], dict[Name, Paired]]:
-    """The baseline's runs, and each method's, after a warm-up of all on the first prompt.
+    """The baseline's runs, and each method's.
 
     Each prompt has them in another random order: what runs right behind ``mlx_lm`` comes out two or
     three per cent slower than the same thing later.
@@ -53,9 +54,10 @@ def paired(
         baseline: what the others are compared with.
         methods: the others.
         advance: is called after each prompt.
+        warm_up: run all on the first prompt once before that counts.
     """
     everything = [(None, baseline), *methods.items()]
-    for _, method in everything:
+    for _, method in everything if warm_up else ():
         method(prompts[0])
     plain: list[TimedRun] = []
     found = {name: Paired() for name in methods}
@@ -69,3 +71,36 @@ def paired(
             found[name].ratios.append(run.decode_tps / plain[-1].decode_tps)
         advance()
     return plain, found
+
+
+def repeated(
+    prompts: Sequence[Sequence[int]], methods: Mapping[Name, Method], rounds: int
+) -> dict[Name, list[list[TimedRun]]]:
+    """Each method's runs of each prompt, once a round, in another random order every time.
+
+    Args:
+        prompts: token ids.
+        methods: deterministic ones, so that a prompt's runs differ by the clock alone.
+        rounds: how often each prompt is decoded.
+    """
+    found: dict[Name, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in methods}
+    orders = random.Random(0)
+    for _ in range(rounds):
+        for number, prompt in enumerate(prompts):
+            for name in orders.sample(list(methods), len(methods)):
+                found[name][number].append(methods[name](prompt))
+    return found
+
+
+def steady_rate(runs: Sequence[Sequence[TimedRun]]) -> float:
+    """Tokens per second over all prompts, each with the median of its runs' times.
+
+    Without the first token of each, and without prompts of which nothing else is generated.
+    """
+    tokens, seconds = 0, 0.0
+    for same in runs:
+        count = len(same[0].tokens) - 1
+        if count:
+            tokens += count
+            seconds += statistics.median(count / run.decode_tps for run in same)
+    return tokens / seconds

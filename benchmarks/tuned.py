@@ -5,11 +5,11 @@
     python -m benchmarks.tuned --no-sweep --random-streams
 
 For each task and mode the tuner measures on training texts. The sweep then decodes a held-out text
-with everything that the tuner may choose, and two more with the best of that; the best few, the
-paper's trees, the tuner's choice and ``mlx_lm`` decode other held-out texts, interleaved, and only
-this last part is reported. The fastest of several was lucky with the clock and with the texts, so
-every other text decides which is the best, and the texts between give the ratio to it.
-``--no-sweep`` compares with ``mlx_lm`` and the paper's trees alone. With MLX's reference BLAS:
+with everything that the tuner may choose, and two more with the best of that; the best few and the
+paper's trees decode ``--items`` others, interleaved, which decides what is fastest among them. That
+one was lucky with the texts and the clock, so as many further texts compare it with the tuned
+drafting and ``mlx_lm``: ``--rounds`` times in random order, of which each text's median counts.
+Only this last part is reported. ``--no-sweep`` leaves out the sweep. With MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.tuned', run_name='__main__')" \\
         --no-sweep --name reference-blas
@@ -21,6 +21,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,11 +41,11 @@ from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.tuning import TuningResult
 
-from .paired_runs import Method, Paired, paired
+from .paired_runs import Method, paired, repeated, steady_rate
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .speedup import CHAIN, LIKELY_CHAIN, TREE
 from .task_names import chosen_tasks
-from .timed_runs import TimedRun, run_plain, run_streams
+from .timed_runs import TimedRun, call_reduction, run_plain, run_streams
 
 PAPER = {
     "chain": CHAIN,
@@ -67,45 +68,36 @@ class Row:
         task, mode: which.
         tuned: what the tuner chose.
         plain_tps: tokens/s of mlx_lm.
-        speedups: of each method over mlx_lm; ``tuned``, those of ``PAPER`` and ``sweep: ..``.
-        deciding, ratios: the same of the texts that decide which is best, and of those between.
+        best: the fastest of the sweep and of ``PAPER``; ``None`` where there was no sweep.
+        best_of_paper: the fastest of ``PAPER``.
+        deciding: speedups over mlx_lm on the texts that decided that.
+        speedups: of ``tuned`` and of these two over mlx_lm, on other texts.
         call_reductions: the same methods'.
         identical: texts of the tuned runs that equal mlx_lm's, in lossless mode all.
-        texts: of each method.
+        texts: compared.
     """
 
     task: str
     mode: str
     tuned: TuningResult
     plain_tps: float
-    speedups: dict[str, float]
+    best: str | None
+    best_of_paper: str
     deciding: dict[str, float]
-    ratios: dict[str, float]
+    speedups: dict[str, float]
     call_reductions: dict[str, float]
     identical: int
     texts: int
 
     @property
-    def best(self) -> str | None:
-        """The fastest method but the tuned one; ``None`` where there was no sweep."""
-        names = [name for name in self.deciding if name != "tuned"]
-        swept = any(name.startswith("sweep") for name in names)
-        return max(names, key=self.deciding.__getitem__) if swept else None
-
-    @property
-    def best_of_paper(self) -> str:
-        """The fastest of ``PAPER``."""
-        return max(PAPER, key=self.deciding.__getitem__)
-
-    @property
     def over_sweep(self) -> float | None:
         """Tuned speed over that of ``best``, or over plain decoding's where that is faster."""
-        return self.best and self.ratios["tuned"] / max(1.0, self.ratios[self.best])
+        return self.best and self.speedups["tuned"] / max(1.0, self.speedups[self.best])
 
     @property
     def over_paper(self) -> float:
         """Tuned speed over that of ``best_of_paper``."""
-        return self.ratios["tuned"] / self.ratios[self.best_of_paper]
+        return self.speedups["tuned"] / self.speedups[self.best_of_paper]
 
     def values(self) -> dict[str, Any]:
         """The row of the JSON file."""
@@ -119,6 +111,7 @@ class Row:
             "predicted_speedup": round(self.tuned.chosen.rate / self.tuned.plain.rate, 3),
             "plain_tps": round(self.plain_tps, 1),
             "speedups": self.speedups,
+            "speedups_that_decided": self.deciding,
             "best_of_sweep": self.best,
             "best_of_paper": self.best_of_paper,
             "call_reductions": self.call_reductions,
@@ -157,7 +150,8 @@ def swept(
     """The fastest few of the grid: first on one text, then a sixth of it on the others."""
     candidates = grid(model)
     for texts, kept in ((prompts[:1], len(candidates) // 6), (prompts[1:], FINALISTS)):
-        _, found = paired(texts, plain, {name: method(s) for name, s in candidates.items()})
+        methods = {name: method(settings) for name, settings in candidates.items()}
+        _, found = paired(texts, plain, methods, warm_up=False)
         rates = {name: rate(one.runs) for name, one in found.items()}
         best = sorted(rates, key=lambda name: -rates[name])[:kept]
         candidates = {name: candidates[name] for name in best}
@@ -169,15 +163,15 @@ def measure(
     tokenizer: Any,
     task: str,
     items: int,
+    rounds: int,
     max_tokens: int,
     sweep: bool,
 ) -> Row:
     """Tune for one task, and compare."""
     shared = model.mode == "shared"
-    held_out = tasks.held_out(task, items + 3)
+    held_out = tasks.held_out(task, 2 * items + 3)
     contents = [item.content if shared else tasks.instructed(item) for item in held_out]
     prompts = [chat_prompt(tokenizer, text, model.prompt_template) for text in contents]
-    prompts, sweep_prompts = prompts[:items], prompts[items:]
     tuned = tune(model, tokenizer, None if shared else training_texts(task), again=True)
 
     def plain(ids: Sequence[int]) -> TimedRun:
@@ -189,28 +183,33 @@ def measure(
             model, tokenizer, ids, max_tokens, settings or tuned.drafting()
         )
 
-    methods = {"tuned": method(None)} | {name: method(s) for name, s in PAPER.items()}
+    methods = {name: method(settings) for name, settings in PAPER.items()}
     if sweep:
-        best = swept(model, sweep_prompts, plain, method)
+        best = swept(model, prompts[2 * items :], plain, method)
         methods |= {name: method(settings) for name, settings in best.items()}
-    baseline, found = paired(prompts, plain, methods)
-
-    def speedups(texts: slice) -> dict[str, float]:
-        """Over mlx_lm."""
-        usual = rate(baseline[texts])
-        return {name: round(rate(one.runs[texts]) / usual, 3) for name, one in found.items()}
-
+    usual, screened = paired(prompts[:items], plain, methods)
+    deciding = {name: round(rate(one.runs) / rate(usual), 3) for name, one in screened.items()}
+    best_of_paper = max(PAPER, key=deciding.__getitem__)
+    fastest = max(deciding, key=deciding.__getitem__) if sweep else None
+    compared = {"tuned": method(None), "mlx_lm": plain, best_of_paper: methods[best_of_paper]}
+    if fastest is not None:
+        compared[fastest] = methods[fastest]
+    texts = prompts[items : 2 * items]
+    found = repeated(texts, compared, rounds)
+    baseline = found.pop("mlx_lm")
+    plain_tps = steady_rate(baseline)
     return Row(
         task,
         model.mode,
         tuned,
-        rate(baseline),
-        speedups(slice(None)),
-        speedups(slice(0, None, 2)),
-        speedups(slice(1, None, 2)),
-        {name: one.call_reduction for name, one in found.items()},
-        same_texts(found["tuned"], baseline),
-        len(prompts),
+        plain_tps,
+        fastest,
+        best_of_paper,
+        deciding,
+        {name: round(steady_rate(runs) / plain_tps, 3) for name, runs in found.items()},
+        {name: round(call_reduction(list(chain(*runs))), 3) for name, runs in found.items()},
+        same_texts([runs[0] for runs in found["tuned"]], [runs[0] for runs in baseline]),
+        len(texts),
     )
 
 
@@ -220,10 +219,9 @@ def training_texts(task: str, count: int = 16) -> list[str]:
     return [tasks.instructed(tasks.sample(rng, "train", task)) for _ in range(count)]
 
 
-def same_texts(found: Paired, baseline: Sequence[TimedRun]) -> int:
+def same_texts(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> int:
     """How many texts equal the baseline's."""
-    pairs = zip(found.runs, baseline, strict=True)
-    return sum(run.tokens == plain.tokens for run, plain in pairs)
+    return sum(run.tokens == plain.tokens for run, plain in zip(runs, baseline, strict=True))
 
 
 def quantize(model: SpeculativeModel, bits: int) -> None:
@@ -253,7 +251,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     """The table."""
     lines = [
         f"{measured_on(facts)}; weights {facts['weights']}, streams {facts['streams']}; "
-        f"{facts['items']} held-out texts a task, greedy. Speedups over mlx_lm on the same model.",
+        f"{facts['items']} held-out texts a task, {facts['rounds']} times each, greedy. "
+        "Speedups over mlx_lm on the same model.",
         "",
         "| task | mode | tuned to | tuned | CR | best of the sweep | its speed | tuned / best | "
         "best fixed tree of the paper's | its speed | tuned / fixed | mlx_lm, tokens/s |",
@@ -289,7 +288,11 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 
 def main(
-    items: Annotated[int, typer.Option(help="Held-out texts of each task.", min=2)] = 8,
+    items: Annotated[
+        int,
+        typer.Option(help="Held-out texts of each task that decide, and that compare.", min=1),
+    ] = 12,
+    rounds: Annotated[int, typer.Option(help="Runs of each text that compares.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.", min=2)] = 96,
     only: Annotated[
         str, typer.Option("--tasks", help="Comma-separated tasks; all by default.")
@@ -325,7 +328,7 @@ def main(
             model.swap_adapter(path)
             if random_streams:
                 randomize(model)
-            rows.append(measure(model, tokenizer, task, items, max_tokens, sweep))
+            rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep))
             console.print(f"{task}, {mode}: {rows[-1].values()}")
     except UserError as error:
         console.print(f"error: {error}")
@@ -333,6 +336,7 @@ def main(
     held = "packed" if bits != 8 else model.held.form
     facts = device.describe() | {
         "items": items,
+        "rounds": rounds,
         "weights": f"{bits} bits, {held}",
         "streams": "random" if random_streams else "trained",
     }

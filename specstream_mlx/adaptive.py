@@ -25,10 +25,10 @@ Kind = Literal["plain", "lookup", "streams", "hybrid"]
 
 _PRIOR_WEIGHT, _MEMORY = 4, 32  # steps
 _BETTER = 0.05  # by what another arm must promise more to be tried out of turn
-_CHANCE = 0.5  # besides, over the root of the steps seen: by so much tokens of a step vary
+_CHANCE = 1.0  # besides, over the root of the steps seen: by so much tokens of a step vary
 _TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 6, 3
 _FIRST_GAP, _LONGEST_GAP = 32, 1024  # steps between trials of one arm
-_LOSS_SHARE = 0.02
+_LOSS_SHARE = 0.01
 _PACE_MEMORY = 16
 _OUTLIER = 2.0  # times the usual step: a slow reader, or another process
 

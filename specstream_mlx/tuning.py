@@ -37,12 +37,13 @@ from .trials import corrected
 MAX_TOKENS = 64
 """Tokens that are generated from each calibration prompt, at most."""
 
-_VERSION = 2
+_VERSION = 3
 _COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 9.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
 _SHOWN = 8
 _WORTH = 1.02  # drafts must win more than what timings are off by
-_TIE = 0.985  # of the best rate: as good, and then fewer nodes are the safer choice
+_TIE = 0.998  # of the best rate: as good, and then fewer nodes are taken
+_NEAR = 0.985  # of the best rate: hybrid drafts are taken, which stake a text on neither drafter
 
 
 @dataclass(frozen=True)
@@ -350,13 +351,15 @@ def _size(arm: Arm) -> tuple[float, int, int]:
 
 
 def choose(ranking: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The best arm and, behind it, the best of each other kind.
+    """The best arm, or a hybrid one near it, and behind it the best of each other kind.
 
     Args:
         ranking: arms in descending order of tokens per second, plain decoding among them, which
             is chosen where nothing is clearly faster.
     """
-    equal = [arm for arm in ranking if arm.rate >= _TIE * ranking[0].rate]
+    least = _NEAR * ranking[0].rate
+    pool = [arm for arm in ranking if arm.kind == "hybrid" and arm.rate >= least] or ranking
+    equal = [arm for arm in pool if arm.rate >= _TIE * pool[0].rate]
     best = _best_of_kinds([min(equal, key=_size), *ranking])
     plain = next(arm for arm in best if arm.kind == "plain")
     if best[0].rate < _WORTH * plain.rate:

@@ -74,7 +74,7 @@ def test_the_first_arm_stays_where_it_keeps_its_promise():
 
 def test_useless_drafts_give_way_to_plain_decoding_in_some_steps():
     machine = Machine([STREAMS, PLAIN], {"streams": 1.0, "plain": 1})
-    machine.run(20)
+    machine.run(30)
     assert machine.kinds[-1] == "plain"
     machine.run(1500)
     assert machine.share("plain", 1400) > 0.9
@@ -90,7 +90,7 @@ def test_hopeless_drafts_cost_less_than_three_per_cent(count, hopeful):
     machine.drafting._arms[2].tokens = 1.1
     machine.run(count)
     assert machine.count / machine.seconds > 0.97 * PLAIN.rate
-    assert count < 1000 or set(machine.kinds) == {"plain", "streams", "lookup"}
+    assert count < 5000 or set(machine.kinds) == {"plain", "streams", "lookup"}
 
 
 def test_acceptance_that_returns_is_found():
@@ -145,7 +145,7 @@ def test_a_few_unlucky_steps_change_nothing():
             tokens = 1 if number == 0 else rng.choice([1, 2, 3, 4], p=[0.3, 0.2, 0.2, 0.3])
             drafting.observe(FakeStep([0] * tokens, nodes, 1.6))
         changes += drafting.arm is not STREAMS
-    assert changes <= 10
+    assert changes == 0
 
 
 def test_the_next_text_begins_with_what_the_last_one_showed():

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.figure_measuring import find_adapters
 from benchmarks.figure_plot import draw
 from benchmarks.figure_points import Point, PointFile
-from benchmarks.paired_runs import Paired, paired
+from benchmarks.paired_runs import Paired, paired, repeated, steady_rate
 from benchmarks.paper_figures import FIGURES, Sizes, figures
 from benchmarks.timed_runs import TimedRun
 from specstream_mlx import UserError
@@ -64,3 +64,22 @@ def test_runs_are_paired_with_the_baseline_of_the_same_prompt():
     assert isinstance(found["fast"], Paired)
     assert found["fast"].ratios == [1.5, 1.5]
     assert (found["fast"].speedup, found["fast"].call_reduction, found["fast"].nodes) == (1.5, 3, 2)
+
+
+def test_repeated_runs_count_by_their_median():
+    """Every method's second round meets a machine that is busy with something else."""
+
+    def method(rate):
+        rounds = {}
+
+        def run(prompt):
+            rounds[prompt[0]] = rounds.get(prompt[0], 0) + 1
+            slow = 10 if rounds[prompt[0]] == 2 else 1
+            return TimedRun([1] * (1 + prompt[0]), "", 3, rate / slow, 1.0)
+
+        return run
+
+    found = repeated([[0], [20], [60]], {"usual": method(40.0), "fast": method(80.0)}, 3)
+    assert [len(same) for same in found["fast"]] == [3, 3, 3]
+    assert steady_rate(found["usual"]) == 40
+    assert steady_rate(found["fast"]) == 80

@@ -85,6 +85,11 @@ def best(recording, table, streams=STREAMS):  # noqa: F811
     return choose(arms([recording], table, streams, 5000))[0]
 
 
+def fastest_streams(recording, table):
+    found = arms([recording], table, STREAMS, 5000)
+    return next(arm for arm in found if arm.kind == "streams")
+
+
 def test_plain_wins_where_streams_are_useless():
     useless = text(lambda place, depth: None)
     assert best(useless, costs(0.02)).kind == "plain"
@@ -101,9 +106,10 @@ def test_width_pays_only_where_the_second_rank_is_right():
     first = text(lambda place, depth: 0)
     ranks = np.random.default_rng(3).integers(0, 2, 200).tolist()
     second = text(lambda place, depth: ranks[place] if depth < 2 else None, sure=0.5)
-    assert best(first, costs(0.05)).settings.tree_width == 1
-    assert best(first, costs(0.05)).nodes > 4.5
-    assert best(second, costs(0.02)).settings.tree_width == 4
+    certain = fastest_streams(first, costs(0.05))
+    assert certain.settings.tree_width == 1
+    assert certain.nodes > 4.5
+    assert fastest_streams(second, costs(0.02)).settings.tree_width == 4
 
 
 def test_lookup_wins_where_text_is_copied():
@@ -150,9 +156,19 @@ def test_of_equal_arms_the_one_with_fewest_nodes_is_chosen():
     table = costs(0.07)
     found = arms([text(lambda place, depth: 0)], table, STREAMS, 5000)
     best = next(arm for arm in found if arm.kind == "streams")
-    smaller = replace(best, nodes=best.nodes - 2, seconds=1.01 * best.seconds)
-    slower = replace(best, nodes=best.nodes - 3, seconds=1.03 * best.seconds)
-    assert choose([best, smaller, slower, found[-1], *found])[0] == smaller
+    smaller = replace(best, nodes=best.nodes - 2, seconds=1.001 * best.seconds)
+    slower = replace(best, nodes=best.nodes - 3, seconds=1.003 * best.seconds)
+    others = [arm for arm in found if arm.kind != "hybrid"]
+    assert choose([best, smaller, slower, *others])[0] == smaller
+
+
+def test_hybrid_drafts_are_chosen_where_they_come_near_the_best():
+    found = arms([text(lambda *_: None)], costs(0.1), STREAMS, 5000)
+    plain = next(arm for arm in found if arm.kind == "plain")
+    best = replace(plain, kind="streams", tokens=2.0)
+    for tokens, kind in ((1.99, "hybrid"), (1.95, "streams")):
+        hybrid = replace(plain, kind="hybrid", tokens=tokens)
+        assert choose([best, hybrid, plain])[0].kind == kind
 
 
 def test_trials_take_the_drift_of_the_machine_out():
