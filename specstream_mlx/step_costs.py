@@ -6,9 +6,10 @@ A place is a ``StreamPlacement``, or ``beside 2``: beside the two nodes most pro
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -36,11 +37,16 @@ STREAM_NODES = (1, 2)
 """Nodes beside which streams are timed, besides all of them."""
 
 _FEW_NODE_COUNTS = (1, 3, 8, 16)  # for models whose steps take long
-_LONG = 0.01  # of the time allowed, for one plain step
+_LONG = 0.005  # of the time allowed, for one plain step
 _WIDTH = 4
-_ROUNDS = 7
+_FIRST_ROUNDS, _ROUNDS = 3, 20
 _PLAIN_TOKENS = 3
 _HOPELESS = 10.0  # times a plain step: no tree makes up for that
+
+Job = tuple[str, int] | None
+"""A place and tree nodes; ``None``: a plain step."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,19 @@ def measure_step_costs(
     quantization: KVQuantization | None = None,
     seconds: float = 5.0,
     rows: int = 128,
+    promising: Callable[[StepCosts], Collection[str]] | None = None,
 ) -> StepCosts:
     """Time steps behind some committed rows, all kinds in turn, so that all see the same machine.
+
+    One timing is off by some per cent, as much as ways to draft differ, so there are many rounds,
+    most of them of those places alone that may be chosen.
 
     Args:
         model: base and adapter.
         quantization: of the KV caches; it counts where it begins within the timed rows.
         rows: how many are committed; at most ``MOST_ROWS``, and half of the model's context.
         seconds: after which no further round of timings begins; there is one in any case.
+        promising: the places worth more than the first rounds, by what these found; ``None``: all.
     """
     end = time.perf_counter() + seconds
     bench = _Bench(model, quantization, rows)
@@ -108,7 +119,7 @@ def measure_step_costs(
     plain: Callable[[], float] = bench.plain
     if config is not None and config.mode == "shared":  # streams run all the same
         plain = partial(bench.step, _tree(1), "beside", None, 0)
-    jobs: dict[tuple[str, int] | None, Callable[[], float]] = {None: plain}
+    jobs: dict[Job, Callable[[], float]] = {None: plain}
     plain()  # the first pass of all compiles and allocates
     least = min(plain() for _ in range(3))
     counts = NODE_COUNTS if least < _LONG * seconds else _FEW_NODE_COUNTS
@@ -119,18 +130,40 @@ def measure_step_costs(
             jobs[place, nodes] = job
             if job() > _HOPELESS * least and job() > _HOPELESS * least:
                 break
-    times: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
+    rounds: list[dict[Job, float]] = []
     for number in range(_ROUNDS):
         if number and time.perf_counter() > end:
             break
-        for key, job in jobs.items():
-            times[key].append(job())
-    medians = {key: statistics.median(values) for key, values in times.items()}
-    return StepCosts(medians[None], _table(medians))
+        if number == _FIRST_ROUNDS and promising is not None:
+            kept = promising(_costs(rounds))
+            jobs = {key: job for key, job in jobs.items() if key is None or key[0] in kept}
+        rounds.append({key: job() for key, job in jobs.items()})
+    return _costs(rounds)
+
+
+def _costs(rounds: Sequence[dict[Job, float]]) -> StepCosts:
+    steady = without_drift(rounds)
+    return StepCosts(steady[None], _table(steady))
+
+
+def without_drift(rounds: Sequence[Mapping[Name, float]]) -> dict[Name, float]:
+    """The median of each one's timings, each over what its round was slower than usual.
+
+    Args:
+        rounds: seconds; the first one has all names, the others some.
+    """
+    usual = {name: statistics.median(r[name] for r in rounds if name in r) for name in rounds[0]}
+    slowness = [statistics.median(t / usual[name] for name, t in r.items()) for r in rounds]
+    return {
+        name: statistics.median(
+            r[name] / slow for r, slow in zip(rounds, slowness, strict=True) if name in r
+        )
+        for name in usual
+    }
 
 
 def _table(
-    medians: dict[tuple[str, int] | None, float],
+    medians: dict[Job, float],
 ) -> dict[str, tuple[tuple[int, float], ...]]:
     """The timings by place, in which more nodes never cost less."""
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)

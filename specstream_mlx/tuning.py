@@ -31,15 +31,16 @@ from .kv_quantization import KVQuantization
 from .prompts import chat_prompt, check_prompt
 from .replay import Recording, acceptance, record
 from .speculative_model import SpeculativeModel
-from .step_costs import MOST_ROWS, StepCosts, measure_step_costs
+from .step_costs import MOST_ROWS, StepCosts, measure_step_costs, place_of
 from .trials import corrected
 
 MAX_TOKENS = 64
 """Tokens that are generated from each calibration prompt, at most."""
 
 _VERSION = 3
-_COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 5.0, 10.0, 9.0
+_COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 10.0, 10.0, 9.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
+_SOME_TEXTS, _PROMISING = 4, 0.8  # that tell which places are in question, by their best rates
 _SHOWN = 8
 _WORTH = 1.02  # drafts must win more than what timings are off by
 _TIE = 0.998  # of the best rate: as good, and then fewer nodes are taken
@@ -277,9 +278,15 @@ def _measure(
     recordings = _record(model, prompts, max_tokens, end_tokens)
     # Attention, and so what a row more costs, depends on how much there is to attend to.
     rows = statistics.mean(len(text.prompt) + len(text.tokens) / 2 for text in recordings)
-    costs = measure_step_costs(model, quantization, _COST_SECONDS, round(rows))
-    streams = model.streams and model.streams.config
-    expected = arms(recordings, costs, streams, model.config["vocab_size"])
+    streams, vocab_size = model.streams and model.streams.config, model.config["vocab_size"]
+
+    def promising(costs: StepCosts) -> set[str]:
+        some = arms(recordings[:_SOME_TEXTS], costs, streams, vocab_size)
+        least = _PROMISING * some[0].rate
+        return {place_of(arm.settings, streams) for arm in some if arm.rate >= least}
+
+    costs = measure_step_costs(model, quantization, _COST_SECONDS, round(rows), promising)
+    expected = arms(recordings, costs, streams, vocab_size)
     kv_cache = {
         "kv_bits": quantization.bits,
         "kv_group_size": quantization.group_size,

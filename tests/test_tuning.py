@@ -9,7 +9,16 @@ import pytest
 from specstream_mlx.convert.demo_model import calibration, tasks
 from test_cli import base, run, shared, streams  # noqa: F401  (fixtures)
 
-from specstream_mlx import DraftSettings, UserError, bundled, device, load, stream_generate, tuning
+from specstream_mlx import (
+    DraftSettings,
+    UserError,
+    bundled,
+    device,
+    load,
+    step_costs,
+    stream_generate,
+    tuning,
+)
 from specstream_mlx.adaptive import AdaptiveDrafting
 from specstream_mlx.calibration import (
     CALIBRATION_FILE,
@@ -20,7 +29,13 @@ from specstream_mlx.calibration import (
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.draft_grid import arms, drafts
 from specstream_mlx.replay import Recording
-from specstream_mlx.step_costs import StepCosts, _ascending, _tree, measure_step_costs
+from specstream_mlx.step_costs import (
+    StepCosts,
+    _ascending,
+    _tree,
+    measure_step_costs,
+    without_drift,
+)
 from specstream_mlx.trials import relative
 from specstream_mlx.tuning import TuningResult, choose, tune
 
@@ -216,6 +231,35 @@ def test_every_placement_is_timed(kind, base, request):  # noqa: F811
     for points in found.table.values():
         seconds = [value for _, value in points]
         assert seconds == sorted(seconds) and points[0][0] == 1
+
+
+def test_later_rounds_are_of_promising_places_alone(base, streams, monkeypatch):  # noqa: F811
+    """The others keep what the first rounds found."""
+    model, _ = load(base, adapter_path=streams)
+    first, timed = [], []
+    usual = step_costs._Bench.step
+
+    def counting(bench, tree, placement, few, width):
+        timed.append((placement, few))
+        return usual(bench, tree, placement, few, width)
+
+    def promising(found):
+        first.append(dict(found.table))
+        timed.clear()
+        return {"none", "beside 1"}
+
+    monkeypatch.setattr(step_costs._Bench, "step", counting)
+    monkeypatch.setattr(step_costs, "_ROUNDS", 5)
+    found = measure_step_costs(model, seconds=60, promising=promising)
+    assert set(timed) == {("none", None), ("beside", 1)}
+    assert set(found.table) == set(first[0]) > {"none", "beside 1"}
+
+
+def test_a_rounds_slowness_is_taken_out():
+    """The second round is of half of the jobs, on a machine that is three times as slow."""
+    rounds = [{name: float(name) for name in (1, 2, 3, 4)}, {1: 3.0, 3: 9.0}, {1: 1.0, 3: 3.3}]
+    found = without_drift(rounds)
+    assert found == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, rel=0.06)
 
 
 @pytest.mark.parametrize("kind", ["streams", "shared", None])
