@@ -94,7 +94,7 @@ def decode(
 ) -> Iterator[Step]:
     """Decoding, one ``Step`` per target call.
 
-    The next call is under way on the device when a ``Step`` is handed out.
+    The next call is under way on the device when a ``Step`` is handed out, but for the first.
 
     Args:
         model: base and adapter.
@@ -263,7 +263,11 @@ class _Loop:
             self._quantization.apply(self._decoder.caches)
 
     def tree_steps(self) -> Iterator[Step]:
-        """Trees of drafts; a step is handed out when the next one has been enqueued."""
+        """Trees of drafts; a step is handed out when the next one has been enqueued.
+
+        But the text's first: on a CPU enqueueing waits for most of the work, and who asks for a
+        text should not wait for a second step before its first token.
+        """
         tree = root_only(self._root)
         pending = None
         while True:
@@ -277,7 +281,10 @@ class _Loop:
                 yield step
                 return
             tree = self._grow(result)
-            pending = step
+            if self._count == 1:
+                yield step
+            else:
+                pending = step
 
     def _enqueue_tree(self, tree: DraftTree) -> StepResult:
         settings = self._settings
