@@ -136,3 +136,19 @@ def test_plain_steps_are_one_call_ahead(monkeypatch):
     for count, _ in zip(range(1, 6), steps, strict=False):
         assert len(offsets) == count + 1
         assert offsets[-1] == len(prompt) + count
+
+
+def test_tree_steps_are_one_call_ahead_but_for_the_first(monkeypatch):
+    """Nobody waits for the second call before the first token."""
+    model, prompt = speculative_model(), random_prompt(9)
+    calls = []
+
+    class Watched(decoding.Decoder):
+        def step(self, *args):
+            calls.append(1)
+            return super().step(*args)
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    steps = decode(model, prompt, DraftSettings(tree_width=2, tree_size=4))
+    ahead = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
+    assert ahead == [0, 1, 1, 1, 1]
