@@ -42,9 +42,8 @@ def paired(
     baseline: Method,
     methods: Mapping[Name, Method],
     advance: Callable[[], object] = lambda: None,
-    warm_up: bool = True,
 ) -> tuple[list[TimedRun], dict[Name, Paired]]:
-    """The baseline's runs, and each method's.
+    """The baseline's runs, and each method's, after a warm-up of all on the first prompt.
 
     Each prompt has them in another random order: what runs right behind ``mlx_lm`` comes out two or
     three per cent slower than the same thing later.
@@ -54,10 +53,9 @@ def paired(
         baseline: what the others are compared with.
         methods: the others.
         advance: is called after each prompt.
-        warm_up: run all on the first prompt once before that counts.
     """
     everything = [(None, baseline), *methods.items()]
-    for _, method in everything if warm_up else ():
+    for _, method in everything:
         method(prompts[0])
     plain: list[TimedRun] = []
     found = {name: Paired() for name in methods}

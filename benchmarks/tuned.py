@@ -41,7 +41,7 @@ from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.tuning import TuningResult
 
-from .paired_runs import Method, paired, repeated, steady_rate
+from .paired_runs import Method, repeated, steady_rate
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .speedup import CHAIN, LIKELY_CHAIN, TREE
 from .task_names import chosen_tasks
@@ -122,12 +122,6 @@ class Row:
         }
 
 
-def rate(runs: Sequence[TimedRun]) -> float:
-    """Tokens per second over all runs, each without its first token."""
-    tokens = [len(run.tokens) - 1 for run in runs]
-    return sum(tokens) / sum(n / run.decode_tps for n, run in zip(tokens, runs, strict=True) if n)
-
-
 def grid(model: SpeculativeModel) -> dict[str, DraftSettings]:
     """Everything that the tuner may choose among, and the paper's trees."""
     streams = model.streams.config
@@ -142,17 +136,13 @@ def grid(model: SpeculativeModel) -> dict[str, DraftSettings]:
 
 
 def swept(
-    model: SpeculativeModel,
-    prompts: Sequence[list[int]],
-    plain: Method,
-    method: Any,
+    model: SpeculativeModel, prompts: Sequence[list[int]], method: Any
 ) -> dict[str, DraftSettings]:
     """The fastest few of the grid: first on one text, then a sixth of it on the others."""
     candidates = grid(model)
     for texts, kept in ((prompts[:1], len(candidates) // 6), (prompts[1:], FINALISTS)):
         methods = {name: method(settings) for name, settings in candidates.items()}
-        _, found = paired(texts, plain, methods, warm_up=False)
-        rates = {name: rate(one.runs) for name, one in found.items()}
+        rates = {name: steady_rate(runs) for name, runs in repeated(texts, methods, 1).items()}
         best = sorted(rates, key=lambda name: -rates[name])[:kept]
         candidates = {name: candidates[name] for name in best}
     return candidates
@@ -185,10 +175,12 @@ def measure(
 
     methods = {name: method(settings) for name, settings in PAPER.items()}
     if sweep:
-        best = swept(model, prompts[2 * items :], plain, method)
+        best = swept(model, prompts[2 * items :], method)
         methods |= {name: method(settings) for name, settings in best.items()}
-    usual, screened = paired(prompts[:items], plain, methods)
-    deciding = {name: round(rate(one.runs) / rate(usual), 3) for name, one in screened.items()}
+    everything = {"mlx_lm": plain} | methods
+    repeated(prompts[:1], everything, 1)  # a warm-up
+    rates = {name: steady_rate(r) for name, r in repeated(prompts[:items], everything, 1).items()}
+    deciding = {name: round(rates[name] / rates["mlx_lm"], 3) for name in methods}
     best_of_paper = max(PAPER, key=deciding.__getitem__)
     fastest = max(deciding, key=deciding.__getitem__) if sweep else None
     compared = {"tuned": method(None), "mlx_lm": plain, best_of_paper: methods[best_of_paper]}

@@ -162,9 +162,7 @@ def without_drift(rounds: Sequence[Mapping[Name, float]]) -> dict[Name, float]:
     }
 
 
-def _table(
-    medians: dict[Job, float],
-) -> dict[str, tuple[tuple[int, float], ...]]:
+def _table(medians: dict[Job, float]) -> dict[str, tuple[tuple[int, float], ...]]:
     """The timings by place, in which more nodes never cost less."""
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for key, value in medians.items():
