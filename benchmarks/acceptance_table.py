@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.prompts import chat_prompt
 
 from .result_files import RESULTS, write_text
@@ -70,18 +71,15 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) 
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure acceptance by depth and rank on the bundled model."""
-    try:
-        chosen = chosen_tasks(only)
-        model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    chosen = chosen_tasks(only)
+    model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
     output.mkdir(parents=True, exist_ok=True)
     tables = {}
     for mode in ("lossless", "shared"):

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, UserError, bundled, device
+from specstream_mlx import DraftSettings, bundled, device
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
@@ -135,6 +136,7 @@ def markdown(cells: list[Cell], facts: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
+@one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 10,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
@@ -142,11 +144,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Compare hybrid drafts with streams alone and lookup alone on the bundled model."""
-    try:
-        chosen = chosen_tasks(only)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    chosen = chosen_tasks(only)
     demo = Bundled(max_tokens)
     cells: list[Cell] = []
     with Progress(console=Console(stderr=True)) as progress:

@@ -26,6 +26,7 @@ from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import UserError, device
+from specstream_mlx.command_errors import one_line_errors
 
 from .figure_measuring import Measuring, Sizes, find_adapters
 from .figure_plot import check_matplotlib, draw
@@ -116,6 +117,7 @@ def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: P
         return written
 
 
+@one_line_errors
 def main(
     names: Annotated[
         list[str] | None,
@@ -135,16 +137,12 @@ def main(
     / "figures",
 ) -> None:
     """Measure and draw figures in the shape of the papers'."""
-    try:
-        written = figures(
-            names or ["temperature", "streams"],
-            adapters,
-            Sizes(tuple(chosen_tasks(only)), items, quality_items, max_tokens, max_nodes),
-            output,
-        )
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    written = figures(
+        names or ["temperature", "streams"],
+        adapters,
+        Sizes(tuple(chosen_tasks(only)), items, quality_items, max_tokens, max_nodes),
+        output,
+    )
     for path in written:
         print(path)
 

@@ -31,6 +31,7 @@ from specstream_mlx.convert.recipes import MSA_RECIPES, RECIPES
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, device, load
 from specstream_mlx.base_model import read_model, read_tokenizer
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
@@ -208,6 +209,7 @@ def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors
 def main(
     variants: Annotated[
         str, typer.Option(help=f"By semicolons: {'; '.join(VARIANTS)}, and recipes of convert.")
@@ -222,31 +224,25 @@ def main(
 ) -> None:
     """Measure speed, call reduction, quality and memory by quantization, on the bundled model."""
     rows = []
-    try:
-        chosen, chosen_variants = chosen_tasks(only), check_variants(variants)
-        with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as bars:
-            scratch = Path(name)
-            expand_base(scratch / "expanded")
-            for number, variant in enumerate(chosen_variants):
-                for mode, msa_layers in MSA_LAYERS.items():
-                    target = scratch / f"{number}-{mode}"
-                    base = make_variant(scratch / "expanded", variant, msa_layers, target)
-                    form = "expanded" if variant == WHOLE else weights
-                    model, tokenizer = load(base, weights=form)
-                    for task in chosen:
-                        adapter = bundled.streams_path()
-                        if mode == "shared":
-                            adapter = bundled.adapter_path(task)
-                        model.swap_adapter(adapter)
-                        rows.append(
-                            measure(model, tokenizer, variant, task, items, max_tokens, bars)
-                        )
-                    del model
-                    gc.collect()
-                    mx.clear_cache()
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    chosen, chosen_variants = chosen_tasks(only), check_variants(variants)
+    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as bars:
+        scratch = Path(name)
+        expand_base(scratch / "expanded")
+        for number, variant in enumerate(chosen_variants):
+            for mode, msa_layers in MSA_LAYERS.items():
+                target = scratch / f"{number}-{mode}"
+                base = make_variant(scratch / "expanded", variant, msa_layers, target)
+                form = "expanded" if variant == WHOLE else weights
+                model, tokenizer = load(base, weights=form)
+                for task in chosen:
+                    adapter = bundled.streams_path()
+                    if mode == "shared":
+                        adapter = bundled.adapter_path(task)
+                    model.swap_adapter(adapter)
+                    rows.append(measure(model, tokenizer, variant, task, items, max_tokens, bars))
+                del model
+                gc.collect()
+                mx.clear_cache()
     facts = device.describe() | {"generator": tasks.generator_hash(), "items": items}
     values = {"facts": facts, "rows": [asdict(row) for row in rows]}
     table = markdown(rows, facts)

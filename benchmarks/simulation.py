@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import typer
 
-from specstream_mlx import UserError
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.drafters.best_first import Shape as TreeShape
 from specstream_mlx.drafters.static_tree import StaticTree, best_shape
 
@@ -303,6 +303,7 @@ def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int) -> s
     return "-".join(parts)
 
 
+@one_line_errors
 def main(
     tree: Annotated[
         Path | None, typer.Option(help="Acceptance table; those of the bundled model.")
@@ -314,11 +315,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
-    try:
-        tables = acceptance_tables(tree, mode)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    tables = acceptance_tables(tree, mode)
     found, checked = predict_all(tables, msa_layers, context), points()
     setting = f"{context} tokens in the cache, {msa_layers} MSA layers."
     values = dump(

@@ -32,6 +32,7 @@ from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
@@ -213,6 +214,7 @@ def check_both(model: Path | None, streams: Path | None) -> None:
         raise UserError("found one of --model and --streams, expected both or none")
 
 
+@one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
@@ -226,18 +228,14 @@ def main(
     """Measure wall-clock speedup, call reduction and quality on the bundled model or yours."""
     console = Console(stderr=True)
     on_cpu = device.backend() == "cpu"
-    try:
-        chosen = chosen_tasks(only)
-        check_both(model_path, streams)
-        base = model_path or bundled.base_path()
-        model, tokenizer = load(
-            base,
-            adapter_path=streams or bundled.streams_path(),
-            weights="expanded" if on_cpu else "packed",
-        )
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    chosen = chosen_tasks(only)
+    check_both(model_path, streams)
+    base = model_path or bundled.base_path()
+    model, tokenizer = load(
+        base,
+        adapter_path=streams or bundled.streams_path(),
+        weights="expanded" if on_cpu else "packed",
+    )
     # Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned.
     own = "none" if model.mode == "lossless" else (streams or bundled.streams_path()).name
     ratio = packed_over_expanded(base, model.model, tokenizer, max_tokens) if on_cpu else 1.0

@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.decoder import Decoder
 from specstream_mlx.kv import make_caches
 from specstream_mlx.prompts import chat_prompt
@@ -181,6 +182,7 @@ def mounted(base: SpeculativeModel, adapters: Sequence[Path]) -> Mounted:
         yield path.name, base
 
 
+@one_line_errors
 def main(
     adapter: Annotated[
         str | None,
@@ -208,22 +210,18 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
-    try:
-        size = random and Size.parse(random)
-        check_both(model_path, streams)
-        base_path = model_path or bundled.base_path()
-        base, tokenizer = load(base_path)
-        adapters = [streams or bundled.streams_path()]
-        adapter = adapter or (None if model_path else "sql")
-        if adapter in bundled.adapter_names():
-            adapters.append(bundled.adapter_path(adapter))
-        elif adapter:
-            adapters.append(Path(adapter))
-        for path in adapters:  # what does not fit is refused before anything is timed
-            base.swap_adapter(path)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    size = random and Size.parse(random)
+    check_both(model_path, streams)
+    base_path = model_path or bundled.base_path()
+    base, tokenizer = load(base_path)
+    adapters = [streams or bundled.streams_path()]
+    adapter = adapter or (None if model_path else "sql")
+    if adapter in bundled.adapter_names():
+        adapters.append(bundled.adapter_path(adapter))
+    elif adapter:
+        adapters.append(Path(adapter))
+    for path in adapters:  # what does not fit is refused before anything is timed
+        base.swap_adapter(path)
     task = adapter if adapter in tasks.TASKS else "sql"
     held_out = tasks.held_out(task, items)
     prompts = [chat_prompt(tokenizer, i.content, tasks.prompt_template(task)) for i in held_out]

@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.decoding import Step, decode
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
@@ -162,6 +163,7 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 6,
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
@@ -173,11 +175,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Compare the placements of lossless streams."""
-    try:
-        names = chosen_tasks(only)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    names = chosen_tasks(only)
     model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
     tree = LIKELY_DRAFTS if tree_size is None else DraftSettings(tree_size=tree_size)
     chosen = placements(tree)

@@ -23,6 +23,8 @@ from specstream_mlx.convert.demo_model.train_adapters import (
 from specstream_mlx.convert.settings import TrainSettings
 from specstream_mlx.convert.trainer import train
 
+from specstream_mlx.command_errors import one_line_errors
+
 from .result_files import RESULTS, write_results
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -74,6 +76,7 @@ def markdown(results: dict[str, dict[str, Any]], facts: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors
 def main(
     work: Annotated[Path, typer.Option(help="Work directory of train_adapters.")] = Path(
         "runs/adapters"

@@ -32,6 +32,7 @@ from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, device, load
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.draft_settings import LIKELY_DRAFTS
 from specstream_mlx.prompts import chat_prompt
 
@@ -292,6 +293,7 @@ def adapter_directories(model: Path | None, adapters: Path | None) -> dict[str, 
     return found
 
 
+@one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items the model reads.", min=1)] = 50,
     overlap_items: Annotated[
@@ -319,19 +321,15 @@ def main(
         "training_items": training_items,
         "max_tokens": max_tokens,
     }
-    try:
-        chosen = chosen_tasks(only)
-        by_task = adapter_directories(model, adapters)
-        measured = read_speedup(speedup)
-        base, tokenizer = load(model or bundled.base_path())
-        streams = None if model else bundled.streams_path()
-        rows = [
-            measure(base, tokenizer, task, by_task.get(task), streams, counts, measured)
-            for task in chosen
-        ]
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    chosen = chosen_tasks(only)
+    by_task = adapter_directories(model, adapters)
+    measured = read_speedup(speedup)
+    base, tokenizer = load(model or bundled.base_path())
+    streams = None if model else bundled.streams_path()
+    rows = [
+        measure(base, tokenizer, task, by_task.get(task), streams, counts, measured)
+        for task in chosen
+    ]
     facts = device.describe() | counts
     facts |= {
         "generator": tasks.generator_hash(),

@@ -35,6 +35,7 @@ from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import UserError, bundled, device, load, tune
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.draft_grid import drafts, placed
 from specstream_mlx.draft_settings import LIKELY_DRAFTS, DraftSettings
 from specstream_mlx.prompts import chat_prompt
@@ -279,6 +280,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors
 def main(
     items: Annotated[
         int,
@@ -305,26 +307,22 @@ def main(
     console = Console(stderr=True)
     # What is tuned here, to one task after another, is nobody else's to use.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
-    try:
-        names = chosen_tasks(only)
-        wanted = [mode.strip() for mode in modes.split(",")]
-        for mode in wanted:
-            if mode not in ("lossless", "shared"):
-                raise UserError(f"--modes has {mode!r}, expected lossless, shared, or both")
-        model, tokenizer = load(bundled.base_path(), weights=weights)
-        if bits != 8:
-            quantize(model, bits)
-        rows = []
-        for mode, task in track([(m, t) for m in wanted for t in names], console=console):
-            path = bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
-            model.swap_adapter(path)
-            if random_streams:
-                randomize(model)
-            rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep))
-            console.print(f"{task}, {mode}: {rows[-1].values()}")
-    except UserError as error:
-        console.print(f"error: {error}")
-        raise typer.Exit(2) from None
+    names = chosen_tasks(only)
+    wanted = [mode.strip() for mode in modes.split(",")]
+    for mode in wanted:
+        if mode not in ("lossless", "shared"):
+            raise UserError(f"--modes has {mode!r}, expected lossless, shared, or both")
+    model, tokenizer = load(bundled.base_path(), weights=weights)
+    if bits != 8:
+        quantize(model, bits)
+    rows = []
+    for mode, task in track([(m, t) for m in wanted for t in names], console=console):
+        path = bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
+        model.swap_adapter(path)
+        if random_streams:
+            randomize(model)
+        rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep))
+        console.print(f"{task}, {mode}: {rows[-1].values()}")
     held = "packed" if bits != 8 else model.held.form
     facts = device.describe() | {
         "items": items,

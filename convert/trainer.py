@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
-from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.config import StreamConfig
 
 from .backbone import linear_layers
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -324,6 +325,7 @@ def _keep_freed_memory() -> None:
             mallopt(-1, -1)  # M_TRIM_THRESHOLD
 
 
+@one_line_errors
 def main(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
     data: Annotated[Path, typer.Option(help='JSONL of {"prompt": ..., "completion": ...}.')],
@@ -382,11 +384,7 @@ def main(
     values = dict(locals())
     if lora_targets is not None:
         values["lora_targets"] = tuple(lora_targets.split(","))
-    try:
-        print(train(TrainSettings(**values)))
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    print(train(TrainSettings(**values)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specstream_mlx import UserError
+from specstream_mlx.command_errors import one_line_errors
 
 from .tools import Event, ToolFinished, ToolStarted, WritingTools, choose_tools, read_text, summary
 
@@ -18,6 +18,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @app.command()
+@one_line_errors
 def main(
     text: Annotated[
         str | None,
@@ -55,9 +56,6 @@ def main(
                 continue
             for event in events:
                 show(event)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -17,6 +17,7 @@ import typer
 
 from specstream_mlx import bundled
 from specstream_mlx.adapters import ADAPTER_CONFIG, STREAM_KEY, read_json
+from specstream_mlx.command_errors import one_line_errors
 from specstream_mlx.config import UserError
 
 from ..adapter_to_mlx import convert_adapter
@@ -103,16 +104,13 @@ def bundle(work: Path, output: Path) -> dict[str, int]:
     return {part: size_of(output / part) for part in parts}
 
 
+@one_line_errors
 def main(
     work: Annotated[Path, typer.Option(help="Work directory of train_adapters.")],
     output: Annotated[Path, typer.Option(help="Where to; inside the package.")] = bundled.ROOT,
 ) -> None:
     """Put the trained demonstration model into the package."""
-    try:
-        sizes = bundle(work, output)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    sizes = bundle(work, output)
     for part, size in sizes.items():
         print(f"{size / 1e6:8.2f} MB  {part}")
     print(f"{sum(sizes.values()) / 1e6:8.2f} MB  in all")

@@ -23,7 +23,8 @@ from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, sav
 from rich.console import Console
 from rich.progress import track
 
-from specstream_mlx.config import Mode
+from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.config import Mode, UserError
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.speculative_model import load as load_for_decoding
 
@@ -203,6 +204,7 @@ def settings_of(
     )
 
 
+@one_line_errors
 def main(
     parts: Annotated[list[str], typer.Argument(help="base, streams, shared, and names of tasks.")],
     base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
@@ -243,8 +245,7 @@ def main(
                 train(settings_of(part, work, limit, iters, items, seed, msa_layers, start_of_part))
         else:
             known = ", ".join(tasks.TASKS)
-            console.print(f"error: unknown part {part!r}, expected base, streams, shared, {known}")
-            raise typer.Exit(2)
+            raise UserError(f"unknown part {part!r}, expected base, streams, shared, {known}")
         console.print(f"{part}: done")
 
 
