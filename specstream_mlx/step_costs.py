@@ -3,13 +3,12 @@
 A place is a ``StreamPlacement``, or ``beside 2``: beside the two nodes most probably accepted last.
 """
 
-import statistics
+import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +17,7 @@ from . import device
 from .config import StreamConfig
 from .decoder import Decoder, StepResult
 from .draft_settings import DraftSettings, StreamPlacement
+from .drift import without_drift
 from .kv import make_caches
 from .kv_quantization import KVQuantization
 from .speculative_model import SpeculativeModel
@@ -45,8 +45,6 @@ _HOPELESS = 10.0  # times a plain step: no tree makes up for that
 
 Job = tuple[str, int] | None
 """A place and tree nodes; ``None``: a plain step."""
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def measure_step_costs(
     rows: int = 128,
     promising: Callable[[StepCosts], Collection[str]] | None = None,
 ) -> StepCosts:
-    """Time steps behind some committed rows, all kinds in turn, so that all see the same machine.
+    """Time steps behind some committed rows, all kinds in turn, every round in another order.
 
     One timing is off by some per cent, as much as ways to draft differ, so there are many rounds,
     most of them of those places alone that may be chosen.
@@ -130,36 +128,22 @@ def measure_step_costs(
             jobs[place, nodes] = job
             if job() > _HOPELESS * least and job() > _HOPELESS * least:
                 break
-    rounds: list[dict[Job, float]] = []
+    timings: list[tuple[Job, float]] = []
+    orders = random.Random(0)
     for number in range(_ROUNDS):
         if number and time.perf_counter() > end:
             break
         if number == _FIRST_ROUNDS and promising is not None:
-            kept = promising(_costs(rounds))
+            kept = promising(_costs(timings))
             jobs = {key: job for key, job in jobs.items() if key is None or key[0] in kept}
-        rounds.append({key: job() for key, job in jobs.items()})
-    return _costs(rounds)
+        for key in orders.sample(list(jobs), len(jobs)):
+            timings.append((key, jobs[key]()))
+    return _costs(timings)
 
 
-def _costs(rounds: Sequence[dict[Job, float]]) -> StepCosts:
-    steady = without_drift(rounds)
+def _costs(timings: Sequence[tuple[Job, float]]) -> StepCosts:
+    steady = without_drift(timings)
     return StepCosts(steady[None], _table(steady))
-
-
-def without_drift(rounds: Sequence[Mapping[Name, float]]) -> dict[Name, float]:
-    """The median of each one's timings, each over what its round was slower than usual.
-
-    Args:
-        rounds: seconds; the first one has all names, the others some.
-    """
-    usual = {name: statistics.median(r[name] for r in rounds if name in r) for name in rounds[0]}
-    slowness = [statistics.median(t / usual[name] for name, t in r.items()) for r in rounds]
-    return {
-        name: statistics.median(
-            r[name] / slow for r, slow in zip(rounds, slowness, strict=True) if name in r
-        )
-        for name in usual
-    }
 
 
 def _table(medians: dict[Job, float]) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -168,7 +152,7 @@ def _table(medians: dict[Job, float]) -> dict[str, tuple[tuple[int, float], ...]
     for key, value in medians.items():
         if key is not None:
             points[key[0]].append((key[1], value))
-    return {place: _ascending(found) for place, found in points.items()}
+    return {place: _ascending(sorted(found)) for place, found in points.items()}
 
 
 def _ascending(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

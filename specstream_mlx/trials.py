@@ -1,21 +1,24 @@
 """Real steps of some ways to draft, against what tables expect of them."""
 
+import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .adaptive import Arm
 from .decoding import decode
+from .drift import without_drift
 from .replay import Recording
 from .speculative_model import SpeculativeModel
 
 _TOKENS = 32
 _LEAST_STEPS = 4
 _ROUNDS = 12
-_DOUBT = 6  # rounds' worth of belief that no group is off more than another
-_PROMISING = 0.75  # of the best arm's rate
+_DOUBT = 12  # trials' worth of belief that no group is off more than another
+_PROMISING = 0.85  # of the best arm's rate
 
 
 def corrected(
@@ -47,38 +50,37 @@ def corrected(
     for arm in arms:
         if arm.kind == "plain" or arm.rate > _PROMISING * arms[0].rate:
             tried.setdefault(_group(arm), arm)
-    found: dict[Hashable, list[float]] = {group: [] for group in tried}
+    found: list[tuple[Hashable, float]] = []
     texts = [text for text in recordings if len(text.tokens) > _LEAST_STEPS]
+    orders = random.Random(0)
     for number in range(_ROUNDS if texts else 0):
         if number and time.perf_counter() > end:
             break
-        for group, arm in tried.items():
-            found[group].append(_ratio(model, arm, texts[number % len(texts)], kv_cache or {}))
+        text = texts[number % len(texts)]
+        for group in orders.sample(list(tried), len(tried)):
+            found.append((group, _ratio(model, tried[group], text, kv_cache or {})))
     usual, ratios = relative(found)
     result = [scaled(arm, ratios.get(_group(arm), usual)) for arm in arms]
     return sorted(result, key=lambda arm: -arm.rate)
 
 
-def relative(found: Mapping[Hashable, Sequence[float]]) -> tuple[float, dict[Hashable, float]]:
-    """What all groups are off by, and each, from rounds in which all had their turn.
-
-    A round's own mean is taken out first: a machine's speed drifts from one to the next.
+def relative(found: Sequence[tuple[Hashable, float]]) -> tuple[float, dict[Hashable, float]]:
+    """What all groups are off by, and each, the machine's drift taken out.
 
     Args:
-        found: for each group, for each round, seconds over what they should be.
+        found: groups and seconds over what they should be, in the order of the trials.
 
     Returns:
-        1 and nothing where there was no round.
+        1 and nothing where there was no trial.
     """
-    rounds = [statistics.geometric_mean(values) for values in zip(*found.values(), strict=True)]
-    if not rounds:
+    if not found:
         return 1.0, {}
-    usual, belief = statistics.median(rounds), len(rounds) / (len(rounds) + _DOUBT)
-    ratios = {}
-    for group, values in found.items():
-        off = statistics.median(v / mean for v, mean in zip(values, rounds, strict=True))
-        ratios[group] = usual * off**belief
-    return usual, ratios
+    steady, rounds = without_drift(found), Counter(group for group, _ in found)
+    usual = statistics.geometric_mean(steady.values())
+    return usual, {
+        group: usual * (off / usual) ** (rounds[group] / (rounds[group] + _DOUBT))
+        for group, off in steady.items()
+    }
 
 
 def _group(arm: Arm) -> Hashable:

@@ -37,7 +37,7 @@ from .trials import corrected
 MAX_TOKENS = 64
 """Tokens that are generated from each calibration prompt, at most."""
 
-_VERSION = 3
+_VERSION = 4
 _COST_SECONDS, _RECORD_SECONDS, _TRIAL_SECONDS = 10.0, 10.0, 9.0
 _LEAST_TEXTS, _LEAST_TOKENS = 2, 16
 _SOME_TEXTS, _PROMISING = 4, 0.8  # that tell which places are in question, by their best rates
