@@ -4,7 +4,9 @@ import random
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from specstream_mlx.drift import without_drift
 
 from .timed_runs import TimedRun, call_reduction, nodes_per_call
 
@@ -71,34 +73,44 @@ def paired(
     return plain, found
 
 
+@dataclass(frozen=True)
+class Repeated(Generic[Name]):
+    """Several runs of some methods on the same prompts.
+
+    Attributes:
+        runs: of each method, for each prompt.
+        seconds: of a method on a prompt behind the first token, the machine's drift taken out; only
+            where anything is generated behind that.
+    """
+
+    runs: dict[Name, list[list[TimedRun]]]
+    seconds: dict[tuple[Name, int], float]
+
+    def rate(self, name: Name) -> float:
+        """Tokens per second over all prompts, without the first token of each."""
+        numbers = [number for other, number in self.seconds if other == name]
+        tokens = sum(len(self.runs[name][number][0].tokens) - 1 for number in numbers)
+        return tokens / sum(self.seconds[name, number] for number in numbers)
+
+
 def repeated(
     prompts: Sequence[Sequence[int]], methods: Mapping[Name, Method], rounds: int
-) -> dict[Name, list[list[TimedRun]]]:
-    """Each method's runs of each prompt, once a round, in another random order every time.
+) -> Repeated[Name]:
+    """Run each method on each prompt, once a round, in another random order every time.
 
     Args:
         prompts: token ids.
         methods: deterministic ones, so that a prompt's runs differ by the clock alone.
         rounds: how often each prompt is decoded.
     """
-    found: dict[Name, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in methods}
+    runs: dict[Name, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in methods}
+    timings: list[tuple[tuple[Name, int], float]] = []
     orders = random.Random(0)
     for _ in range(rounds):
         for number, prompt in enumerate(prompts):
             for name in orders.sample(list(methods), len(methods)):
-                found[name][number].append(methods[name](prompt))
-    return found
-
-
-def steady_rate(runs: Sequence[Sequence[TimedRun]]) -> float:
-    """Tokens per second over all prompts, each with the median of its runs' times.
-
-    Without the first token of each, and without prompts of which nothing else is generated.
-    """
-    tokens, seconds = 0, 0.0
-    for same in runs:
-        count = len(same[0].tokens) - 1
-        if count:
-            tokens += count
-            seconds += statistics.median(count / run.decode_tps for run in same)
-    return tokens / seconds
+                run = methods[name](prompt)
+                runs[name][number].append(run)
+                if len(run.tokens) > 1:
+                    timings.append(((name, number), (len(run.tokens) - 1) / run.decode_tps))
+    return Repeated(runs, without_drift(timings))

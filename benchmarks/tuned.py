@@ -3,23 +3,26 @@
     python -m benchmarks.tuned                                  # all tasks, both modes
     python -m benchmarks.tuned --no-sweep --bits 4 --weights packed
     python -m benchmarks.tuned --no-sweep --random-streams
+    python -m benchmarks.tuned --modes shared --best-of benchmarks/results/tuned-shared-X.json
 
 For each task and mode the tuner measures on training texts. The sweep then decodes a held-out text
 with everything that the tuner may choose, and two more with the best of that; the best few and the
 paper's trees decode ``--items`` others, interleaved, which decides what is fastest among them. That
 one was lucky with the texts and the clock, so as many further texts compare it with the tuned
-drafting and ``mlx_lm``: ``--rounds`` times in random order, of which each text's median counts.
-Only this last part is reported. ``--no-sweep`` leaves out the sweep. With MLX's reference BLAS:
+drafting and ``mlx_lm``: ``--rounds`` times in random order, of which each text's median counts, the
+machine's drift taken out. Only this last part is reported. ``--no-sweep`` leaves out the sweep, and
+``--best-of`` takes what an earlier run found fastest here. With MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.tuned', run_name='__main__')" \\
         --no-sweep --name reference-blas
 """
 
+import json
 import math
 import os
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -42,7 +45,7 @@ from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.speculative_model import SpeculativeModel
 from specstream_mlx.tuning import TuningResult
 
-from .paired_runs import Method, repeated, steady_rate
+from .paired_runs import Method, repeated
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 from .speedup import CHAIN, LIKELY_CHAIN, TREE
 from .task_names import chosen_tasks
@@ -143,10 +146,69 @@ def swept(
     candidates = grid(model)
     for texts, kept in ((prompts[:1], len(candidates) // 6), (prompts[1:], FINALISTS)):
         methods = {name: method(settings) for name, settings in candidates.items()}
-        rates = {name: steady_rate(runs) for name, runs in repeated(texts, methods, 1).items()}
-        best = sorted(rates, key=lambda name: -rates[name])[:kept]
+        best = sorted(methods, key=repeated(texts, methods, 1).rate, reverse=True)[:kept]
         candidates = {name: candidates[name] for name in best}
     return candidates
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is fastest for one task in one mode, on texts of their own.
+
+    Attributes:
+        best: of the sweep and of ``PAPER``; ``None`` where there was no sweep.
+        best_of_paper: of ``PAPER``.
+        speedups: over mlx_lm on these texts.
+    """
+
+    best: str | None
+    best_of_paper: str
+    speedups: dict[str, float]
+
+
+def decide(
+    model: SpeculativeModel,
+    prompts: Sequence[list[int]],
+    sweep_prompts: Sequence[list[int]],
+    method: Callable[[DraftSettings], Method],
+    plain: Method,
+) -> Decision:
+    """Find what is fastest; without ``sweep_prompts`` there is no sweep."""
+    methods = {name: method(settings) for name, settings in PAPER.items()}
+    if sweep_prompts:
+        best = swept(model, sweep_prompts, method)
+        methods |= {name: method(settings) for name, settings in best.items()}
+    everything = {"mlx_lm": plain} | methods
+    repeated(prompts[:1], everything, 1)  # a warm-up
+    found = repeated(prompts, everything, 1)
+    speedups = {name: round(found.rate(name) / found.rate("mlx_lm"), 3) for name in methods}
+    return Decision(
+        max(speedups, key=speedups.__getitem__) if sweep_prompts else None,
+        max(PAPER, key=speedups.__getitem__),
+        speedups,
+    )
+
+
+def decided_before(path: Path) -> dict[tuple[str, str], Decision]:
+    """What an earlier run found, by task and mode.
+
+    Raises:
+        UserError: ``path`` is no result of this benchmark, or of one without a sweep.
+    """
+    try:
+        rows = json.loads(path.read_text())["rows"]
+        found = {
+            (row["task"], row["mode"]): Decision(
+                row["best_of_sweep"], row["best_of_paper"], row["speedups_that_decided"]
+            )
+            for row in rows
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--best-of {path} is not a JSON file of benchmarks.tuned") from None
+    for (task, mode), decision in found.items():
+        if decision.best is None:
+            raise UserError(f"--best-of {path} has no sweep of {task}, {mode}, expected one")
+    return found
 
 
 def measure(
@@ -157,8 +219,9 @@ def measure(
     rounds: int,
     max_tokens: int,
     sweep: bool,
+    decision: Decision | None = None,
 ) -> Row:
-    """Tune for one task, and compare."""
+    """Tune for one task, and compare; with ``decision`` nothing is swept."""
     shared = model.mode == "shared"
     held_out = tasks.held_out(task, 2 * items + 3)
     contents = [item.content if shared else tasks.instructed(item) for item in held_out]
@@ -174,34 +237,31 @@ def measure(
             model, tokenizer, ids, max_tokens, settings or tuned.drafting()
         )
 
-    methods = {name: method(settings) for name, settings in PAPER.items()}
-    if sweep:
-        best = swept(model, prompts[2 * items :], method)
-        methods |= {name: method(settings) for name, settings in best.items()}
-    everything = {"mlx_lm": plain} | methods
-    repeated(prompts[:1], everything, 1)  # a warm-up
-    rates = {name: steady_rate(r) for name, r in repeated(prompts[:items], everything, 1).items()}
-    deciding = {name: round(rates[name] / rates["mlx_lm"], 3) for name in methods}
-    best_of_paper = max(PAPER, key=deciding.__getitem__)
-    fastest = max(deciding, key=deciding.__getitem__) if sweep else None
-    compared = {"tuned": method(None), "mlx_lm": plain, best_of_paper: methods[best_of_paper]}
-    if fastest is not None:
-        compared[fastest] = methods[fastest]
+    if decision is None:
+        sweep_prompts = prompts[2 * items :] if sweep else []
+        decision = decide(model, prompts[:items], sweep_prompts, method, plain)
+    known = PAPER | grid(model)
+    names = {decision.best_of_paper, decision.best} - {None}
+    if unknown := names - known.keys():
+        raise UserError(f"--best-of has {min(unknown)!r}, expected something that can be chosen")
+    compared = {"tuned": method(None), "mlx_lm": plain}
+    compared |= {name: method(known[name]) for name in sorted(names)}
     texts = prompts[items : 2 * items]
+    repeated(texts[:1], compared, 1)  # a warm-up
     found = repeated(texts, compared, rounds)
-    baseline = found.pop("mlx_lm")
-    plain_tps = steady_rate(baseline)
+    plain_tps = found.rate("mlx_lm")
+    ours = [name for name in compared if name != "mlx_lm"]
     return Row(
         task,
         model.mode,
         tuned,
         plain_tps,
-        fastest,
-        best_of_paper,
-        deciding,
-        {name: round(steady_rate(runs) / plain_tps, 3) for name, runs in found.items()},
-        {name: round(call_reduction(list(chain(*runs))), 3) for name, runs in found.items()},
-        same_texts([runs[0] for runs in found["tuned"]], [runs[0] for runs in baseline]),
+        decision.best,
+        decision.best_of_paper,
+        decision.speedups,
+        {name: round(found.rate(name) / plain_tps, 3) for name in ours},
+        {name: round(call_reduction(list(chain(*found.runs[name]))), 3) for name in ours},
+        same_texts(*([runs[0] for runs in found.runs[name]] for name in ("tuned", "mlx_lm"))),
         len(texts),
     )
 
@@ -295,6 +355,10 @@ def main(
     sweep: Annotated[
         bool, typer.Option("--sweep/--no-sweep", help="Run the whole grid too.")
     ] = True,
+    best_of: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Instead: what this JSON file of a sweep has as best."),
+    ] = None,
     weights: Annotated[str, typer.Option(help="auto, packed or expanded.")] = "auto",
     bits: Annotated[int, typer.Option(help="Quantize the base again, packed.")] = 8,
     random_streams: Annotated[
@@ -304,7 +368,6 @@ def main(
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Compare tuned drafting with a sweep, with fixed trees and with mlx_lm."""
-    console = Console(stderr=True)
     # What is tuned here, to one task after another, is nobody else's to use.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     names = chosen_tasks(only)
@@ -312,17 +375,14 @@ def main(
     for mode in wanted:
         if mode not in ("lossless", "shared"):
             raise UserError(f"--modes has {mode!r}, expected lossless, shared, or both")
+    decided = {} if best_of is None else decided_before(best_of)
+    jobs = [(mode, task) for mode in wanted for task in names]
+    for mode, task in jobs:
+        if best_of is not None and (task, mode) not in decided:
+            raise UserError(f"--best-of {best_of} has no row of {task}, {mode}, expected one")
     model, tokenizer = load(bundled.base_path(), weights=weights)
     if bits != 8:
         quantize(model, bits)
-    rows = []
-    for mode, task in track([(m, t) for m in wanted for t in names], console=console):
-        path = bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
-        model.swap_adapter(path)
-        if random_streams:
-            randomize(model)
-        rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep))
-        console.print(f"{task}, {mode}: {rows[-1].values()}")
     held = "packed" if bits != 8 else model.held.form
     facts = device.describe() | {
         "items": items,
@@ -330,9 +390,17 @@ def main(
         "weights": f"{bits} bits, {held}",
         "streams": "random" if random_streams else "trained",
     }
-    values = {**facts, "rows": [row.values() for row in rows]}
     file = "-".join(filter(None, ("tuned", name, machine_suffix(facts))))
-    write_results(output, file, values, markdown(rows, facts))
+    rows = []
+    for mode, task in track(jobs, console=Console(stderr=True)):
+        path = bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
+        model.swap_adapter(path)
+        if random_streams:
+            randomize(model)
+        decision = decided.get((task, mode))
+        rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep, decision))
+        values = {**facts, "rows": [row.values() for row in rows]}
+        write_results(output, file, values, markdown(rows, facts))  # each row may take minutes
 
 
 if __name__ == "__main__":

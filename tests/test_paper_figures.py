@@ -5,7 +5,7 @@ import pytest
 from benchmarks.figure_measuring import find_adapters
 from benchmarks.figure_plot import draw
 from benchmarks.figure_points import Point, PointFile
-from benchmarks.paired_runs import Paired, paired, repeated, steady_rate
+from benchmarks.paired_runs import Paired, paired, repeated
 from benchmarks.paper_figures import FIGURES, Sizes, figures
 from benchmarks.timed_runs import TimedRun
 from specstream_mlx import UserError
@@ -80,6 +80,6 @@ def test_repeated_runs_count_by_their_median():
         return run
 
     found = repeated([[0], [20], [60]], {"usual": method(40.0), "fast": method(80.0)}, 3)
-    assert [len(same) for same in found["fast"]] == [3, 3, 3]
-    assert steady_rate(found["usual"]) == 40
-    assert steady_rate(found["fast"]) == 80
+    assert [len(same) for same in found.runs["fast"]] == [3, 3, 3]
+    assert found.rate("usual") == pytest.approx(40, rel=0.01)
+    assert found.rate("fast") == pytest.approx(80, rel=0.01)
