@@ -20,7 +20,7 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
         try:
             return command(*args, **kwargs)
         except UserError as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
 
     return run

@@ -15,8 +15,9 @@ def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
     """The median of each one's timings, each over how slow the machine was around it.
 
     That is the median, for the timings next to it, of their time over what they usually take. So
-    all are to have their turns in random order, round by round: who always comes behind the same
-    one shares its slowness, and what they differ by is taken for the machine's.
+    all are to have their turns in random order, round by round: in the same order, slowness that
+    comes in step with the rounds is taken for somebody's own. What had a single turn each stays as
+    it is.
 
     Args:
         timings: names and seconds, or other measures of slowness, in the order in which they were

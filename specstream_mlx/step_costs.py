@@ -6,7 +6,7 @@ A place is a ``StreamPlacement``, or ``beside 2``: beside the two nodes most pro
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -129,21 +129,21 @@ def measure_step_costs(
             if job() > _HOPELESS * least and job() > _HOPELESS * least:
                 break
     timings: list[tuple[Job, float]] = []
-    orders = random.Random(0)
+    left, orders = list(jobs), random.Random(0)
     for number in range(_ROUNDS):
         if number and time.perf_counter() > end:
             break
         if number == _FIRST_ROUNDS and promising is not None:
-            kept = promising(_costs(timings))
-            jobs = {key: job for key, job in jobs.items() if key is None or key[0] in kept}
-        for key in orders.sample(list(jobs), len(jobs)):
+            kept = promising(_costs(timings, jobs))
+            left = [key for key in jobs if key is None or key[0] in kept]
+        for key in orders.sample(left, len(left)):
             timings.append((key, jobs[key]()))
-    return _costs(timings)
+    return _costs(timings, jobs)
 
 
-def _costs(timings: Sequence[tuple[Job, float]]) -> StepCosts:
+def _costs(timings: Sequence[tuple[Job, float]], jobs: Iterable[Job]) -> StepCosts:
     steady = without_drift(timings)
-    return StepCosts(steady[None], _table(steady))
+    return StepCosts(steady[None], _table({job: steady[job] for job in jobs}))
 
 
 def _table(medians: dict[Job, float]) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -152,7 +152,7 @@ def _table(medians: dict[Job, float]) -> dict[str, tuple[tuple[int, float], ...]
     for key, value in medians.items():
         if key is not None:
             points[key[0]].append((key[1], value))
-    return {place: _ascending(sorted(found)) for place, found in points.items()}
+    return {place: _ascending(found) for place, found in points.items()}
 
 
 def _ascending(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 def divide(by: Annotated[int, typer.Option(help="The divisor.")] = 1) -> None:
     """Divide six."""
     if not by:
-        raise UserError("--by is 0, expected another number")
+        raise UserError("--by is 0,\nexpected another number")
     print(6 // by)
 
 

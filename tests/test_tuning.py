@@ -17,6 +17,7 @@ from specstream_mlx import (
     load,
     step_costs,
     stream_generate,
+    trials,
     tuning,
 )
 from specstream_mlx.adaptive import AdaptiveDrafting
@@ -28,6 +29,7 @@ from specstream_mlx.calibration import (
 )
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.draft_grid import arms, drafts
+from specstream_mlx.drift import without_drift
 from specstream_mlx.replay import Recording
 from specstream_mlx.step_costs import (
     StepCosts,
@@ -235,7 +237,7 @@ def test_every_placement_is_timed(kind, base, request):  # noqa: F811
 
 
 def test_later_rounds_are_of_promising_places_alone(base, streams, monkeypatch):  # noqa: F811
-    """The others keep what the first rounds found."""
+    """The others stay in the table."""
     model, _ = load(base, adapter_path=streams)
     first, timed = [], []
     usual = step_costs._Bench.step
@@ -254,6 +256,45 @@ def test_later_rounds_are_of_promising_places_alone(base, streams, monkeypatch):
     found = measure_step_costs(model, seconds=60, promising=promising)
     assert set(timed) == {("none", None), ("beside", 1)}
     assert set(found.table) == set(first[0]) > {"none", "beside 1"}
+
+
+def test_every_round_of_timings_has_its_own_order(base, streams, monkeypatch):  # noqa: F811
+    """Else what comes in step with the rounds is no drift; the table keeps its order."""
+    seen = []
+
+    def steady(timings):
+        seen.append([job for job, _ in timings])
+        return without_drift(timings)
+
+    model, _ = load(base, adapter_path=streams)
+    monkeypatch.setattr(step_costs, "without_drift", steady)
+    monkeypatch.setattr(step_costs, "_ROUNDS", 2)
+    found = measure_step_costs(model, seconds=60)
+    count = len(seen[0]) // 2
+    first, second = seen[0][:count], seen[0][count:]
+    assert set(first) == set(second) and first != second
+    assert list(found.table) == ["none", "deferred", "beside", "beside 1", "beside 2"]
+
+
+def test_trials_correct_the_arms_on_a_machine_that_becomes_slower(base, monkeypatch):  # noqa: F811
+    """Lookup's steps take a fifth longer than expected, beside plain ones and those of streams."""
+    found = arms([text(lambda place, depth: 0 if depth < 2 else None)], costs(0.1), STREAMS, 5000)
+    orders = []
+
+    def ratio(model, arm, text, kv_cache):
+        orders.append(arm.kind)
+        return (1.2 if arm.kind == "lookup" else 1.0) * 1.01 ** len(orders)
+
+    monkeypatch.setattr(trials, "_ratio", ratio)
+    monkeypatch.setattr(trials, "_PROMISING", 0.0)
+    result = trials.corrected(None, found, [text(lambda place, depth: 0)], 60)
+    before, after = ({a.settings: a.seconds for a in list_} for list_ in (found, result))
+    off = {a.kind: after[a.settings] / before[a.settings] for a in found}
+    assert off["lookup"] / off["plain"] == pytest.approx(1.2**0.5, rel=0.01)
+    assert off["streams"] / off["plain"] == pytest.approx(1, rel=0.01)
+    assert [arm.rate for arm in result] == sorted((arm.rate for arm in result), reverse=True)
+    kinds = len(orders) // trials._ROUNDS
+    assert orders[:kinds] != orders[kinds : 2 * kinds]
 
 
 @pytest.mark.parametrize("kind", ["streams", "shared", None])
