@@ -65,6 +65,21 @@ PLACED = {"none": "", "deferred": ", streams deferred", "beside": ", streams bes
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What is fastest for one task in one mode, on texts of their own.
+
+    Attributes:
+        best: of the sweep and of ``PAPER``; ``None`` where there was no sweep.
+        best_of_paper: of ``PAPER``.
+        speedups: over mlx_lm on these texts.
+    """
+
+    best: str | None
+    best_of_paper: str
+    speedups: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Row:
     """One task in one mode.
 
@@ -72,10 +87,8 @@ class Row:
         task, mode: which.
         tuned: what the tuner chose.
         plain_tps: tokens/s of mlx_lm.
-        best: the fastest of the sweep and of ``PAPER``; ``None`` where there was no sweep.
-        best_of_paper: the fastest of ``PAPER``.
-        deciding: speedups over mlx_lm on the texts that decided that.
-        speedups: of ``tuned`` and of these two over mlx_lm, on other texts.
+        decision: what it is compared with.
+        speedups: of ``tuned`` and of these over mlx_lm, on other texts.
         call_reductions: the same methods'.
         identical: texts of the tuned runs that equal mlx_lm's, in lossless mode all.
         texts: compared.
@@ -85,9 +98,7 @@ class Row:
     mode: str
     tuned: TuningResult
     plain_tps: float
-    best: str | None
-    best_of_paper: str
-    deciding: dict[str, float]
+    decision: Decision
     speedups: dict[str, float]
     call_reductions: dict[str, float]
     identical: int
@@ -95,13 +106,14 @@ class Row:
 
     @property
     def over_sweep(self) -> float | None:
-        """Tuned speed over that of ``best``, or over plain decoding's where that is faster."""
-        return self.best and self.speedups["tuned"] / max(1.0, self.speedups[self.best])
+        """Tuned speed over the best one's, or over plain decoding's where that is faster."""
+        best = self.decision.best
+        return best and self.speedups["tuned"] / max(1.0, self.speedups[best])
 
     @property
     def over_paper(self) -> float:
-        """Tuned speed over that of ``best_of_paper``."""
-        return self.speedups["tuned"] / self.speedups[self.best_of_paper]
+        """Tuned speed over that of the best of ``PAPER``."""
+        return self.speedups["tuned"] / self.speedups[self.decision.best_of_paper]
 
     def values(self) -> dict[str, Any]:
         """The row of the JSON file."""
@@ -115,9 +127,9 @@ class Row:
             "predicted_speedup": round(self.tuned.chosen.rate / self.tuned.plain.rate, 3),
             "plain_tps": round(self.plain_tps, 1),
             "speedups": self.speedups,
-            "speedups_that_decided": self.deciding,
-            "best_of_sweep": self.best,
-            "best_of_paper": self.best_of_paper,
+            "speedups_that_decided": self.decision.speedups,
+            "best_of_sweep": self.decision.best,
+            "best_of_paper": self.decision.best_of_paper,
             "call_reductions": self.call_reductions,
             "tuned_over_best_of_sweep": self.over_sweep and round(self.over_sweep, 3),
             "tuned_over_best_of_paper": round(self.over_paper, 3),
@@ -151,21 +163,6 @@ def swept(
     return candidates
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What is fastest for one task in one mode, on texts of their own.
-
-    Attributes:
-        best: of the sweep and of ``PAPER``; ``None`` where there was no sweep.
-        best_of_paper: of ``PAPER``.
-        speedups: over mlx_lm on these texts.
-    """
-
-    best: str | None
-    best_of_paper: str
-    speedups: dict[str, float]
-
-
 def decide(
     model: SpeculativeModel,
     prompts: Sequence[list[int]],
@@ -189,24 +186,25 @@ def decide(
     )
 
 
-def decided_before(path: Path) -> dict[tuple[str, str], Decision]:
-    """What an earlier run found, by task and mode.
+def decided_before(path: Path, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Decision]:
+    """What an earlier run found for ``jobs``, modes and tasks.
 
     Raises:
-        UserError: ``path`` is no result of this benchmark, or of one without a sweep.
+        UserError: ``path`` is no result of this benchmark, or has no sweep of one of these.
     """
     try:
         rows = json.loads(path.read_text())["rows"]
         found = {
-            (row["task"], row["mode"]): Decision(
+            (row["mode"], row["task"]): Decision(
                 row["best_of_sweep"], row["best_of_paper"], row["speedups_that_decided"]
             )
             for row in rows
+            if row["best_of_sweep"]
         }
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--best-of {path} is not a JSON file of benchmarks.tuned") from None
-    for (task, mode), decision in found.items():
-        if decision.best is None:
+    for mode, task in jobs:
+        if (mode, task) not in found:
             raise UserError(f"--best-of {path} has no sweep of {task}, {mode}, expected one")
     return found
 
@@ -256,9 +254,7 @@ def measure(
         model.mode,
         tuned,
         plain_tps,
-        decision.best,
-        decision.best_of_paper,
-        decision.speedups,
+        decision,
         {name: round(found.rate(name) / plain_tps, 3) for name in ours},
         {name: round(call_reduction(list(chain(*found.runs[name]))), 3) for name in ours},
         same_texts(*([runs[0] for runs in found.runs[name]] for name in ("tuned", "mlx_lm"))),
@@ -312,7 +308,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        best, paper = row.best, row.best_of_paper
+        best, paper = row.decision.best, row.decision.best_of_paper
         swept_cells = "| |"
         if best:
             swept_cells = (
@@ -331,7 +327,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
             f"Geometric means, {mode}: tuned {geometric_mean(tuned):.2f}x, tuned / best fixed tree "
             f"{geometric_mean([row.over_paper for row in chosen]):.2f}"
         )
-        if all(row.best for row in chosen):
+        if all(row.decision.best for row in chosen):
             over = [row.over_sweep for row in chosen]
             text += (
                 f", tuned / best of the sweep {geometric_mean(over):.2f} (least {min(over):.2f})"
@@ -375,11 +371,8 @@ def main(
     for mode in wanted:
         if mode not in ("lossless", "shared"):
             raise UserError(f"--modes has {mode!r}, expected lossless, shared, or both")
-    decided = {} if best_of is None else decided_before(best_of)
     jobs = [(mode, task) for mode in wanted for task in names]
-    for mode, task in jobs:
-        if best_of is not None and (task, mode) not in decided:
-            raise UserError(f"--best-of {best_of} has no row of {task}, {mode}, expected one")
+    decided = {} if best_of is None else decided_before(best_of, jobs)
     model, tokenizer = load(bundled.base_path(), weights=weights)
     if bits != 8:
         quantize(model, bits)
@@ -397,7 +390,7 @@ def main(
         model.swap_adapter(path)
         if random_streams:
             randomize(model)
-        decision = decided.get((task, mode))
+        decision = decided.get((mode, task))
         rows.append(measure(model, tokenizer, task, items, rounds, max_tokens, sweep, decision))
         values = {**facts, "rows": [row.values() for row in rows]}
         write_results(output, file, values, markdown(rows, facts))  # each row may take minutes
