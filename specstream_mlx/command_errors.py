@@ -1,5 +1,6 @@
-"""What becomes of a user's mistake in a command that is a module of its own, as a benchmark is."""
+"""What becomes of a user's mistake: one line on stderr, and exit code 2."""
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -12,15 +13,20 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+def print_error(sentence: str) -> None:
+    """One line that says what the user gave and what was expected."""
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+
+
 def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``command`` for ``typer.run``: a ``UserError`` is one line on stderr, and exit code 2."""
+    """``command`` for ``typer.run``, as in a module that is a command of its own."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             return command(*args, **kwargs)
         except UserError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            print_error(str(error))
             raise typer.Exit(2) from None
 
     return run

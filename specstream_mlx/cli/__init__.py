@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..command_errors import print_error
 from ..config import UserError
-from . import reporting
 from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
@@ -28,9 +28,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            reporting.error(str(error))
+            print_error(str(error))
         except typer.TyperException as error:
-            reporting.error(error.format_message())
+            print_error(error.format_message())
         raise typer.Exit(2)
 
 

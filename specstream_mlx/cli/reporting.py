@@ -1,4 +1,4 @@
-"""What the commands say beside their result: errors, notes and statistics, all on stderr."""
+"""What the commands say beside their result: notes and statistics, all on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
     from .comparison import Comparison
-
-
-def error(sentence: str) -> None:
-    """One line that says what the user gave and what was expected."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
 
 
 def note(sentence: str) -> None:
