@@ -138,8 +138,9 @@ class UncommittedRows:
             self._cache.offset += count
             return
         # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+        # Indexing behind an ellipsis takes three times as long as ``mx.take``.
         keys, values = self._new
-        self._cache.update_and_fetch(keys[..., path, :], values[..., path, :])
+        self._cache.update_and_fetch(mx.take(keys, path, axis=2), mx.take(values, path, axis=2))
 
 
 def commit(layers: Sequence[UncommittedRows], path: Sequence[int]) -> None:

@@ -104,7 +104,7 @@ class MsaPass:
         if self._prunes:
             streams = self._shape[2] + nodes.kept[:, None] * gamma + mx.arange(gamma)
             left = mx.concatenate([nodes.kept, streams.reshape(-1)])
-            sees = sees[left][:, left]
+            sees = mx.take(sees[left], left, axis=1)
         self._rows = rows_with_streams(nodes.positions, sees, gamma, beside)
         seeds = decoder.streams.seed(hidden if beside is None else hidden[beside])
         return mx.concatenate([hidden, seeds.reshape(-1, hidden.shape[-1])])

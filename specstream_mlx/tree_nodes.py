@@ -37,7 +37,7 @@ class TreeNodes:
         return TreeNodes(
             tokens=self.tokens[kept],
             parents=new_index[mx.maximum(self.parents[kept], 0)],
-            ancestors=self.ancestors[kept][:, kept],
+            ancestors=mx.take(self.ancestors[kept], kept, axis=1),
             positions=self.positions[kept],
             in_play=in_play,
             kept=kept,
