@@ -21,6 +21,7 @@ _HOMES = {
     "load": "speculative_model",
     "stream_generate": "generation",
     "tune": "tuning",
+    "tuned_drafting": "tuning",
 }
 
 __all__ = list(_HOMES)

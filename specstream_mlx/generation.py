@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
@@ -22,7 +22,6 @@ from .prompts import check_prompt, encode_prompt
 from .sampling import Sampling
 from .speculative_model import SpeculativeModel
 from .step_profile import NO_PROFILE, Profile
-from .tuning import next_drafting
 from .verify_rules import VerifyName, check_rule, rule_name
 
 
@@ -49,7 +48,7 @@ def stream_generate(
     prompt: str | mx.array | Sequence[int],
     max_tokens: int = 256,
     *,
-    settings: DraftSettings | Drafting | Literal["auto"] | None = None,
+    settings: DraftSettings | Drafting | None = None,
     stop: Sequence[str] = (),
     prefill_step_size: int = 2048,
     kv_bits: int | None = None,
@@ -71,9 +70,8 @@ def stream_generate(
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
         settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
-            ``auto``: as ``tuning.tune`` measured, now or at some earlier time, adapting to the
-            text and going on from what the last text showed; the like of it,
-            ``TuningResult.drafting()``, serves one generation.
+            ``tuned_drafting(model, tokenizer)`` makes a drafting of what was measured on this
+            machine, for one generation.
         stop: strings that end the text; neither they nor what follows is yielded.
         prefill_step_size: prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
@@ -115,11 +113,6 @@ def stream_generate(
         longest = room - before - len(ids) + 1
         max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
     KVQuantization(kv_bits, kv_group_size, quantized_kv_start).check(model.model, model.config)
-    if settings == "auto" and verify == "rejection":  # the tuner's trees depend on their drafts
-        settings = None
-    elif settings == "auto":
-        _check_no_overrides(overrides)
-        settings = next_drafting(model, tokenizer, kv_bits, kv_group_size, quantized_kv_start)
     if settings is None:
         now = settings = draft_settings(drawn=verify == "rejection", **overrides)
     elif isinstance(settings, DraftSettings):
@@ -150,19 +143,18 @@ def stream_generate(
 
 def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str, Any]) -> None:
     if not isinstance(drafting, Drafting):
-        raise UserError(f"settings is {drafting!r}, expected DraftSettings, a drafting or 'auto'")
-    _check_no_overrides(overrides)
+        raise UserError(
+            f"settings is {drafting!r}, expected DraftSettings or a drafting, such as "
+            "tuned_drafting(model, tokenizer)"
+        )
+    if overrides:
+        raise UserError(
+            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
+        )
     if verify == "rejection" and not isinstance(drafting, FixedDrafting):
         raise UserError(
             "verify is 'rejection' and the drafts change from step to step, expected a tree of "
             "fixed shape"
-        )
-
-
-def _check_no_overrides(overrides: dict[str, Any]) -> None:
-    if overrides:
-        raise UserError(
-            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
         )
 
 

@@ -28,7 +28,7 @@ class SpeculativeModel:
         adapter: what is mounted, if anything.
         streams: the mounted adapter's streams, if it has any.
         held: how the base's weights are held.
-        learned: see ``tuning.next_drafting``.
+        learned: see ``tuning.tuned_drafting``.
     """
 
     model: nn.Module

@@ -206,7 +206,7 @@ def tune(
     return result
 
 
-def next_drafting(
+def tuned_drafting(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     kv_bits: int | None = None,

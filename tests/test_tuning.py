@@ -31,7 +31,7 @@ from specstream_mlx.draft_grid import arms, drafts
 from specstream_mlx.replay import Recording
 from specstream_mlx.step_costs import StepCosts
 from specstream_mlx.trials import relative
-from specstream_mlx.tuning import TuningResult, choose, tune
+from specstream_mlx.tuning import TuningResult, choose, tune, tuned_drafting
 
 REAL_TUNE = tune  # the fixture of all tests puts another in its place
 STREAMS = StreamConfig(mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2)
@@ -295,7 +295,7 @@ def test_automatic_settings_write_the_same_text(base, streams):  # noqa: F811
     plain = DraftSettings(speculation=False)
     texts = [
         [r.token for r in stream_generate(model, tokenizer, "the", 30, settings=settings)]
-        for settings in ("auto", plain)
+        for settings in (tuned_drafting(model, tokenizer), plain)
     ]
     assert texts[0] == texts[1]
 
@@ -309,21 +309,19 @@ def test_a_generation_goes_on_from_what_the_last_one_learned(base, streams, monk
     monkeypatch.setattr(
         AdaptiveDrafting, "successor", lambda self: before.append(self) or begin(self)
     )
-    first = tuning.next_drafting(model, tokenizer)
-    second = tuning.next_drafting(model, tokenizer)
+    first = tuned_drafting(model, tokenizer)
+    second = tuned_drafting(model, tokenizer)
     assert before == [first] and second is not first
-    list(stream_generate(model, tokenizer, "the", 8, settings="auto"))
-    assert before == [first, second]
-    tuning.next_drafting(model, tokenizer, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    tuned_drafting(model, tokenizer, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
     model.swap_adapter(None)
-    tuning.next_drafting(model, tokenizer)
-    assert before == [first, second]  # another cache, another adapter: nothing to go on from
+    tuned_drafting(model, tokenizer)
+    assert before == [first]  # another cache, another adapter: nothing to go on from
     model.swap_adapter(streams)
-    tuning.next_drafting(model, tokenizer)
-    assert len(before) == 3
+    tuned_drafting(model, tokenizer)
+    assert len(before) == 2
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: replace(result, arms=result.arms[::-1]))
-    tuning.next_drafting(model, tokenizer)
-    assert len(before) == (3 if len(result.arms) > 1 else 4)
+    tuned_drafting(model, tokenizer)
+    assert len(before) == (2 if len(result.arms) > 1 else 3)
 
 
 def test_prompts_of_an_adapter(base, streams, tmp_path):  # noqa: F811
