@@ -18,8 +18,8 @@ from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
-from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.prompts import chat_prompt
 
 from .result_files import RESULTS, write_text

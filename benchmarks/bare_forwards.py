@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from specstream_mlx import DraftSettings, SpeculativeModel
-from specstream_mlx.tree import DraftTree
+from specstream_mlx.drafting.tree import DraftTree
 
 
 @dataclass

@@ -20,7 +20,7 @@ import mlx.core as mx
 import typer
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
-from specstream_mlx.convert.base_to_mlx import convert_base
+from specstream_mlx.convert.to_mlx.base import convert_base
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast

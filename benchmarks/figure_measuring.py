@@ -10,13 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 from rich.progress import Progress
-from specstream_mlx.convert.adapter_to_mlx import convert_adapter
 from specstream_mlx.convert.demo_model import tasks
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx import DraftSettings, Sampling, UserError, bundled
-from specstream_mlx.draft_settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.engine.verify_rules import VerifyName
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.verify_rules import VerifyName
 
 from .figure_points import Point, PointFile
 from .metrics import score

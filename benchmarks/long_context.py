@@ -25,9 +25,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
-from specstream_mlx import DraftSettings, PromptCache, SpeculativeModel, StreamConfig, device
-from specstream_mlx.decoding import decode
-from specstream_mlx.streams import Streams
+from specstream_mlx import DraftSettings, PromptCache, SpeculativeModel, StreamConfig
+from specstream_mlx.hardware import device
+from specstream_mlx.loop import decode
+from specstream_mlx.models.streams import Streams
 
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 

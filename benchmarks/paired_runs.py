@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from specstream_mlx.drift import without_drift
+from specstream_mlx.autotune.drift import without_drift
 
 from .timed_runs import TimedRun, call_reduction, nodes_per_call
 

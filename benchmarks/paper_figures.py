@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import UserError, device
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx import UserError
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.hardware import device
 
 from .figure_measuring import Measuring, Sizes, find_adapters
 from .figure_plot import check_matplotlib, draw

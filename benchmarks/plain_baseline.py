@@ -7,7 +7,8 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import SpeculativeModel, bundled, device, load
+from specstream_mlx import SpeculativeModel, bundled, load
+from specstream_mlx.hardware import device
 
 from .speedup import packed_model, packed_over_expanded
 

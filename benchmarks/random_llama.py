@@ -9,7 +9,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.streams import Streams
+from specstream_mlx.models.streams import Streams
 
 
 @dataclass(frozen=True)

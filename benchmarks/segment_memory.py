@@ -15,11 +15,11 @@ from typing import Annotated
 
 import torch
 import typer
-from specstream_mlx.convert.losses import Batch, default_alphas, n_gram_loss
-from specstream_mlx.convert.settings import TrainSettings
-from specstream_mlx.convert.trainer import build_model
+from specstream_mlx.convert.pytorch.losses import Batch, default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.settings import TrainSettings
+from specstream_mlx.convert.pytorch.trainer import build_model
 
-from specstream_mlx import device
+from specstream_mlx.hardware import device
 
 from .memory import peak_bytes
 from .result_files import RESULTS, write_results

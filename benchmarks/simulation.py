@@ -21,9 +21,9 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import typer
 
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.drafters.best_first import Shape as TreeShape
-from specstream_mlx.drafters.static_tree import StaticTree, best_shape
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.best_first import Shape as TreeShape
+from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
 from . import metal_cost
 from .acceptance_table import tree_file

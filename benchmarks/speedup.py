@@ -31,9 +31,10 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, device, load
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.draft_settings import LIKELY_DRAFTS
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score

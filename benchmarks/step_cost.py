@@ -30,12 +30,13 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.decoder import Decoder
-from specstream_mlx.kv import make_caches
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.tree import root_only
+from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.tree import root_only
 
 from .bare_forwards import BareForwards, Parts, rows_of
 from .random_llama import Size, random_llama, with_streams

@@ -24,7 +24,7 @@ import typer
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
-from specstream_mlx import device
+from specstream_mlx.hardware import device
 
 from .result_files import RESULTS, machine_suffix, measured_on, write_results
 

@@ -28,10 +28,11 @@ from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, device, load
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.decoding import Step, decode
-from specstream_mlx.draft_settings import LIKELY_DRAFTS
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+from specstream_mlx.hardware import device
+from specstream_mlx.loop import Step, decode
 from specstream_mlx.prompts import chat_prompt
 
 from .result_files import RESULTS, machine_suffix, measured_on, write_results

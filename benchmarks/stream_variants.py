@@ -20,10 +20,10 @@ from specstream_mlx.convert.demo_model.train_adapters import (
     greedy_outputs,
     write_data,
 )
-from specstream_mlx.convert.settings import TrainSettings
-from specstream_mlx.convert.trainer import train
+from specstream_mlx.convert.pytorch.settings import TrainSettings
+from specstream_mlx.convert.pytorch.trainer import train
 
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.cli.errors import one_line_errors
 
 from .result_files import RESULTS, write_results
 

@@ -31,9 +31,10 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import SpeculativeModel, UserError, bundled, device, load
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.draft_settings import LIKELY_DRAFTS
+from specstream_mlx import SpeculativeModel, UserError, bundled, load
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls

@@ -10,11 +10,11 @@ from mlx_lm.generate import stream_generate as plain_stream_generate
 from mlx_lm.sample_utils import Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.verify_rules import VerifyName
 from specstream_mlx.generation import stream_generate
-from specstream_mlx.speculative_model import SpeculativeModel
-from specstream_mlx.stock_modules import stock_modules
-from specstream_mlx.verify_rules import VerifyName
+from specstream_mlx.hardware.stock_modules import stock_modules
+from specstream_mlx.loading import SpeculativeModel
 
 
 @dataclass(frozen=True)

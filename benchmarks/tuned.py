@@ -37,13 +37,14 @@ from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import UserError, bundled, device, load, tune
-from specstream_mlx.command_errors import one_line_errors
-from specstream_mlx.draft_grid import drafts, placed
-from specstream_mlx.draft_settings import LIKELY_DRAFTS, DraftSettings
+from specstream_mlx import UserError, bundled, load, tune
+from specstream_mlx.autotune.grid import drafts, placed
+from specstream_mlx.autotune.tuning import TuningResult
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings
+from specstream_mlx.hardware import device
+from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.speculative_model import SpeculativeModel
-from specstream_mlx.tuning import TuningResult
 
 from .paired_runs import Method, repeated
 from .result_files import RESULTS, machine_suffix, measured_on, write_results

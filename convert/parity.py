@@ -10,12 +10,12 @@ import mlx.nn as nn
 import numpy as np
 import torch
 
-from specstream_mlx.decoder import Decoder
-from specstream_mlx.kv import make_caches
-from specstream_mlx.speculative_model import load
-from specstream_mlx.tree import DraftTree
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.loading import load
 
-from .formats import load_adapter, load_base, mount_lora
+from .pytorch.formats import load_adapter, load_base, mount_lora
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""

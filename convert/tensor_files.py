@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from specstream_mlx.torch_files import LORA_CONFIG, LORA_TENSORS, STREAM_CONFIG, STREAM_TENSORS
+from specstream_mlx.adapters.torch_files import (
+    LORA_CONFIG,
+    LORA_TENSORS,
+    STREAM_CONFIG,
+    STREAM_TENSORS,
+)
 
 __all__ = ["LORA_CONFIG", "LORA_TENSORS", "STREAM_CONFIG", "STREAM_TENSORS", "tensor_file"]
 

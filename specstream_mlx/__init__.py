@@ -3,25 +3,25 @@
 from importlib import import_module
 from typing import Any
 
-from . import blas as blas  # before anything that imports mlx.core
+from .hardware import blas as blas  # before anything that imports mlx.core
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DraftSettings": "draft_settings",
+    "DraftSettings": "drafting.settings",
     "GenerationResponse": "generation",
     "PromptCache": "prompt_cache",
-    "Sampling": "sampling",
-    "SpeculativeModel": "speculative_model",
+    "Sampling": "engine.sampling",
+    "SpeculativeModel": "loading",
     "StreamConfig": "config",
-    "TuningResult": "tuning",
+    "TuningResult": "autotune.tuning",
     "UserError": "config",
     "batch_generate": "batch",
     "generate": "generation",
-    "load": "speculative_model",
+    "load": "loading",
     "stream_generate": "generation",
-    "tune": "tuning",
-    "tuned_drafting": "tuning",
+    "tune": "autotune.tuning",
+    "tuned_drafting": "autotune.tuning",
 }
 
 __all__ = list(_HOMES)

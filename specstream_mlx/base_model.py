@@ -7,10 +7,10 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
-from .adapters import read_json, tensor_headers
-from .architectures import architecture_of, check_config, explicit_fields, model_classes
+from .adapters.files import read_json, tensor_headers
 from .config import UserError
-from .self_check import check_tree
+from .engine.self_check import check_tree
+from .models.architectures import architecture_of, check_config, explicit_fields, model_classes
 
 INDEX_FILE = "model.safetensors.index.json"
 

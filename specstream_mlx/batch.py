@@ -9,16 +9,16 @@ from mlx_lm.generate import BatchResponse as PlainResponse
 from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from . import device
-from .architectures import architecture_of, layer_windows
-from .batch_decoder import BatchDecoder
 from .config import UserError
-from .decoding import fill
-from .draft_settings import DraftSettings
-from .kv import make_caches
+from .drafting.settings import DraftSettings
+from .engine.batch_decoder import BatchDecoder
+from .engine.kv import make_caches
+from .hardware import device
+from .loading import SpeculativeModel
+from .loop import fill
+from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache
 from .prompts import check_prompt, encode_prompt
-from .speculative_model import SpeculativeModel
 
 
 @dataclass(kw_only=True)

@@ -11,18 +11,18 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from . import device
-from .architectures import text_limit
 from .config import UserError
-from .decoding import Drafting, FixedDrafting, Step, decode
-from .draft_settings import DraftSettings, draft_settings
-from .kv_quantization import KVQuantization
+from .drafting.settings import DraftSettings, draft_settings
+from .engine.kv_quantization import KVQuantization
+from .engine.profile import NO_PROFILE, Profile
+from .engine.sampling import Sampling
+from .engine.verify_rules import VerifyName, check_rule, rule_name
+from .hardware import device
+from .loading import SpeculativeModel
+from .loop import Drafting, FixedDrafting, Step, decode
+from .models.architectures import text_limit
 from .prompt_cache import PromptCache
 from .prompts import check_prompt, encode_prompt
-from .sampling import Sampling
-from .speculative_model import SpeculativeModel
-from .step_profile import NO_PROFILE, Profile
-from .verify_rules import VerifyName, check_rule, rule_name
 
 
 @dataclass

@@ -6,9 +6,9 @@ from typing import Any
 from mlx_lm.models.cache import QuantizedKVCache
 
 from .config import UserError
-from .kv import make_caches
-from .kv_quantization import KVQuantization
-from .speculative_model import SpeculativeModel
+from .engine.kv import make_caches
+from .engine.kv_quantization import KVQuantization
+from .loading import SpeculativeModel
 
 
 class PromptCache:

@@ -23,14 +23,14 @@ from mlx_lm.models.cache import (
 )
 from safetensors import SafetensorError, safe_open
 
-from .adapters import Adapter
-from .architectures import layer_windows
+from .adapters.files import Adapter
 from .config import UserError
-from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
-from .kv_quantization import KVQuantization
+from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from .engine.kv_quantization import KVQuantization
+from .engine.structure import own_caches
+from .loading import SpeculativeModel
+from .models.architectures import layer_windows
 from .prompt_cache import PromptCache
-from .speculative_model import SpeculativeModel
-from .structure import own_caches
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"

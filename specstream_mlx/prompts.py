@@ -7,8 +7,8 @@ import mlx.core as mx
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .architectures import completed
 from .config import UserError
+from .models.architectures import completed
 
 _TEXT = "{text}"
 

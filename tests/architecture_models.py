@@ -17,10 +17,10 @@ from tiny_models import tiny_streams
 
 from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.decoder import Decoder
-from specstream_mlx.kv import make_caches
-from specstream_mlx.speculative_model import SpeculativeModel
-from specstream_mlx.streams import Streams
+from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.models.streams import Streams
 
 torch.set_num_threads(1)  # these products are too small to share
 

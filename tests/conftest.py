@@ -8,10 +8,15 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
-from specstream_mlx import tuning, weight_policy
-from specstream_mlx.adaptive import Arm
-from specstream_mlx.draft_settings import LIKELY_DRAFTS
-from specstream_mlx.step_costs import StepCosts
+
+# isort: split
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx.autotune import tuning
+from specstream_mlx.autotune.adaptive import Arm
+from specstream_mlx.autotune.cost import StepCosts
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+from specstream_mlx.hardware import weights as weight_policy
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,3 +38,18 @@ def likely_drafts(expanded_weights):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "tune", lambda *_, **__: result)
         yield
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("cli") / "base")
+
+
+@pytest.fixture(scope="module")
+def streams(base):
+    return stream_adapter_directory(base.parent / "streams", base)
+
+
+@pytest.fixture(scope="module")
+def shared(base):
+    return stream_adapter_directory(base.parent / "shared", base, mode="shared", lora_rank=4)

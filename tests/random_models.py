@@ -11,18 +11,21 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
-from specstream_mlx import decoding, device
+from specstream_mlx import loop as decoding
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.decoder import Decoder
-from specstream_mlx.decoding import decode
-from specstream_mlx.draft_settings import DraftSettings
-from specstream_mlx.speculative_model import SpeculativeModel
-from specstream_mlx.streams import Streams
-from specstream_mlx.tree import DraftTree
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.hardware import device
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loop import decode
+from specstream_mlx.models.streams import Streams
 
 VOCAB_SIZE = 97
 
@@ -285,3 +288,55 @@ def plain_caches(model, tokens):
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([tokens]), cache=caches))
     return caches
+
+
+PROMPT = random_prompt(9)
+
+
+def empty_tree(model, count, prompt=PROMPT, **settings):
+    """The reference of the contract: tokens of ``--no-speculation``, its logits and its caches."""
+    tokens, logits = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Oracle([]).install(patch, drafts=False)
+        for step in decode(model, prompt, DraftSettings(speculation=False, **settings)):
+            assert len(step.tokens) == step.tested_nodes == 1
+            tokens += step.tokens
+            logits.append(step.result.logits[0])
+            if len(tokens) == count:
+                return tokens, mx.stack(logits), watch.decoders[0].caches
+
+
+TREES = {
+    "no drafts": {"speculation": False},
+    "no streams": {"num_streams": 0},
+    "chain": {"tree_width": 1, "tree_size": None},
+    "binary": {"tree_width": 2, "tree_size": None},
+    "best-first": {"tree_width": 4, "tree_size": 8},
+    "best-first, depth 1": {"tree_width": 5, "tree_size": 4, "num_streams": 1},
+    "pruned": {"tree_width": 2, "tree_size": None, "max_nodes": 5},
+    "pruned to the root": {"max_nodes": 1},
+    "threshold": {"prune_threshold": 0.01},
+    "likely drafts only": {"draft_threshold": 0.01},
+    "pruned, threshold": {
+        "tree_width": 3,
+        "tree_size": 11,
+        "max_nodes": 6,
+        "prune_threshold": 0.003,
+    },
+}
+
+
+def decoder_after(model, prompt):
+    """A decoder that holds all of ``prompt`` but its last token."""
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+    if len(prompt) > 1:
+        decoder.prefill(mx.array(prompt[:-1]))
+    return decoder
+
+
+def true_tree(model, seed=0, right=2):
+    """A tree with the model's own next tokens on a path."""
+    truth = []
+    for _ in range(right):
+        truth.append(mx.argmax(model.model(mx.array([[*PROMPT, *truth]]))[0, -1]).item())
+    return random_tree(np.random.default_rng(seed), PROMPT[-1], depth=3, width=3, truth=truth)

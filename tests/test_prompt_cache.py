@@ -19,10 +19,10 @@ from tiny_models import (
 )
 
 from specstream_mlx import PromptCache, UserError, load
-from specstream_mlx.decoding import decode, fill
-from specstream_mlx.draft_settings import DraftSettings
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loop import decode, fill
 from specstream_mlx.prompts import check_prompt
-from specstream_mlx.speculative_model import SpeculativeModel
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
 SETTINGS = {

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from specstream_mlx import PromptCache, UserError, generate, load, prompt_cache_files
 from specstream_mlx.cli import app
-from specstream_mlx.decoding import fill
+from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_prefix, chat_suffix
 
 TEXT, QUESTION = "the meeting is at noon, please", "send the report to the team?"

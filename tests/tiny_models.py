@@ -16,9 +16,9 @@ from mlx_lm.utils import save_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specstream_mlx.adapters import write_adapter
+from specstream_mlx.adapters.files import write_adapter
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.fingerprint import fingerprint
+from specstream_mlx.models.fingerprint import fingerprint
 
 VOCAB_SIZE = 320
 END, PAD = "<|end|>", "<|pad|>"

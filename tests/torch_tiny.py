@@ -5,8 +5,8 @@ import random
 
 import torch
 from peft import LoraConfig, get_peft_model
-from specstream_mlx.convert.losses import Batch
-from specstream_mlx.convert.reference import SpeculativeStreamingModel
+from specstream_mlx.convert.pytorch.losses import Batch
+from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx.config import StreamConfig

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.cli.errors import one_line_errors
 
 from .tools import Event, ToolFinished, ToolStarted, WritingTools, choose_tools, read_text, summary
 

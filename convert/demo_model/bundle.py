@@ -16,12 +16,12 @@ from typing import Annotated
 import typer
 
 from specstream_mlx import bundled
-from specstream_mlx.adapters import ADAPTER_CONFIG, STREAM_KEY, read_json
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.adapters.files import ADAPTER_CONFIG, STREAM_KEY, read_json
+from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 
-from ..adapter_to_mlx import convert_adapter
 from ..staging import staged_directory
+from ..to_mlx.adapter import convert_adapter
 from . import tasks
 from .calibration import write_calibration
 

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from specstream_mlx import bundled
-from specstream_mlx.calibration import CALIBRATION_FILE
+from specstream_mlx.autotune.calibration import CALIBRATION_FILE
 
 from . import tasks
 

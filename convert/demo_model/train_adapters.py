@@ -23,13 +23,13 @@ from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, sav
 from rich.console import Console
 from rich.progress import track
 
-from specstream_mlx.command_errors import one_line_errors
+from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import Mode, UserError
+from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.speculative_model import load as load_for_decoding
 
-from ..settings import TrainSettings
-from ..trainer import train
+from ..pytorch.settings import TrainSettings
+from ..pytorch.trainer import train
 from . import tasks
 from .slips import with_slips
 from .splices import patchwork

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..command_errors import print_error
 from ..config import UserError
 from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
+from .errors import print_error
 from .generate import generate
 from .inspect import inspect
 from .tune import tune

@@ -91,10 +91,10 @@ def cache_prompt(
     prompt_cache_files.check_target(prompt_cache_file)
     text = read_prompt(prompt)
 
-    from ..decoding import fill
+    from ..loading import load
+    from ..loop import fill
     from ..prompt_cache import PromptCache
     from ..prompts import chat_prefix, check_prompt, encode_prompt
-    from ..speculative_model import load
 
     tokenizer_config = {} if eos_token is None else {"eos_token": eos_token}
     loaded, tokenizer = load(source.model, tokenizer_config, source.adapter, weights=weights)

@@ -9,8 +9,8 @@ from ..config import UserError
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    from ..loading import SpeculativeModel
     from ..prompt_cache import PromptCache
-    from ..speculative_model import SpeculativeModel
 
 
 class CachedPrompt:

@@ -11,7 +11,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from rich.console import Console
 from rich.progress import track
 
-from ..kv import window_left_out
+from ..engine.kv import window_left_out
 from .request import Request
 
 PAIRS = 5

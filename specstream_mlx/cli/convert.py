@@ -101,9 +101,10 @@ def convert(
     if verify and not adapter_path:
         raise UserError("--verify compares adapters: it needs --adapter-path")
 
+    from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
+    from specstream_mlx.convert.to_mlx.base import convert_base
+
     from ..base_model import model_directory
-    from ..convert.adapter_to_mlx import convert_adapter, convert_adapters
-    from ..convert.base_to_mlx import convert_base
 
     base = model_directory(model)
     tokens = _sample_tokens(base) if verify else []
@@ -139,7 +140,7 @@ def _sample_tokens(model: Path) -> list[int]:
         UserError: torch is missing, or the model has no tokenizer that can be read.
     """
     try:
-        from ..convert import parity  # noqa: F401
+        from specstream_mlx.convert import parity  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
@@ -156,10 +157,10 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     from rich.console import Console
     from rich.table import Table
 
-    from ..convert.adapter_to_mlx import adapter_name
-    from ..convert.base_to_mlx import convert_base
-    from ..convert.parity import BOUND, layer_differences, plain_differences
-    from ..convert.tensor_files import STREAM_CONFIG
+    from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
+    from specstream_mlx.convert.tensor_files import STREAM_CONFIG
+    from specstream_mlx.convert.to_mlx.adapter import adapter_name
+    from specstream_mlx.convert.to_mlx.base import convert_base
 
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"

@@ -39,12 +39,13 @@ def examine(model: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: ``model`` cannot be used.
     """
-    from .. import bundled, device
+    from .. import bundled
+    from ..autotune.tuning import cached
     from ..base_model import model_directory, read_config, read_model
-    from ..blas import OPENBLAS_HINT
-    from ..speculative_model import SpeculativeModel
-    from ..tuning import cached
-    from ..weight_policy import hold_weights
+    from ..hardware import device
+    from ..hardware.blas import OPENBLAS_HINT
+    from ..hardware.weights import hold_weights
+    from ..loading import SpeculativeModel
 
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
@@ -89,7 +90,7 @@ def doctor(
 
     [bold]Example:[/bold] specstream-mlx doctor --json
     """
-    from ..row_blocks import BLOCK
+    from ..hardware.row_blocks import BLOCK
 
     facts = examine(model)
     if as_json:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from .. import blas
 from ..config import UserError
+from ..hardware import blas
 from . import numbers, reporting
 from .cache_options import KVBits, KVGroupSize, PromptCacheFile, QuantizedKVStart
 from .cached_prompt import CachedPrompt
@@ -236,12 +236,12 @@ def generate(
     import mlx.core as mx
     from mlx_lm.sample_utils import make_logits_processors
 
-    from .. import device
-    from ..draft_settings import draft_settings
-    from ..drafters.static_tree import StaticTree
-    from ..speculative_model import load
-    from ..step_profile import NO_PROFILE, Profile
-    from ..verify_rules import rule_name
+    from ..drafting.settings import draft_settings
+    from ..drafting.static_tree import StaticTree
+    from ..engine.profile import NO_PROFILE, Profile
+    from ..engine.verify_rules import rule_name
+    from ..hardware import device
+    from ..loading import load
     from .comparison import compare as run_both
     from .request import Request
 
@@ -344,7 +344,7 @@ def generate(
 
 def _tuned(request: "Request", adapts: bool) -> "Request":
     """The request with drafts as tuned; what adapts follows the clock, which no seed repeats."""
-    from ..tuning import tune
+    from ..autotune.tuning import tune
 
     note = partial(reporting.note, MEASURING)
     try:

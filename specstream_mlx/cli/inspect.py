@@ -11,8 +11,8 @@ from . import reporting
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..base_report import BaseReport, TensorGroup
-    from ..inspection import AdapterReport, Report
+    from ..inspection.base import BaseReport, TensorGroup
+    from ..inspection.directory import AdapterReport, Report
 
 
 def inspect(
@@ -34,7 +34,7 @@ def inspect(
 
     [cyan]  specstream-mlx inspect llama-streams --model llama-4bit --json[/cyan]
     """
-    from ..inspection import inspect_directory
+    from ..inspection.directory import inspect_directory
 
     report = inspect_directory(path, model)
     if as_json:

@@ -8,15 +8,15 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..draft_settings import DraftSettings
+from ..autotune.tuning import TuningResult
+from ..drafting.settings import DraftSettings
+from ..engine.profile import NO_PROFILE, Profile
+from ..engine.sampling import Sampling
+from ..engine.verify_rules import VerifyName
 from ..generation import GenerationResponse, stream_generate
+from ..hardware.stock_modules import stock_modules
+from ..loading import SpeculativeModel
 from ..prompt_cache import PromptCache
-from ..sampling import Sampling
-from ..speculative_model import SpeculativeModel
-from ..step_profile import NO_PROFILE, Profile
-from ..stock_modules import stock_modules
-from ..tuning import TuningResult
-from ..verify_rules import VerifyName
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from . import numbers
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..sampling import Sampling
+    from ..engine.sampling import Sampling
 
 _SAMPLING = "Sampling"
 
@@ -116,7 +116,7 @@ def checked_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, fl
 
 def sampler_of(tokenizer: "TokenizerWrapper", **fields: float) -> "Sampling | None":
     """The sampler of the fields of ``Sampling``; XTC spares what it spares in mlx_lm's CLI."""
-    from ..sampling import Sampling
+    from ..engine.sampling import Sampling
 
     special: tuple[int, ...] = ()
     if fields["xtc_probability"]:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from .. import blas
+from ..hardware import blas
 from . import numbers, reporting
 from .inputs import choose_source
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..adaptive import Arm
-    from ..tuning import TuningResult
+    from ..autotune.adaptive import Arm
+    from ..autotune.tuning import TuningResult
 
 MEASURING = "Measuring how to draft on this machine, once; see specstream-mlx tune"
 
@@ -83,10 +83,10 @@ def tune(
     """
     source = choose_source(model, adapter, adapter_path)
 
-    from .. import device
-    from ..calibration import read_prompts
-    from ..speculative_model import load
-    from ..tuning import tune as run
+    from ..autotune.calibration import read_prompts
+    from ..autotune.tuning import tune as run
+    from ..hardware import device
+    from ..loading import load
 
     texts = prompts and read_prompts(prompts)
     if device.slow_blas():

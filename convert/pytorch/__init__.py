@@ -1,0 +1,1 @@
+"""The reference implementation in PyTorch, and its trainer."""

@@ -1,0 +1,1 @@
+"""Bases and adapters of PyTorch's formats to MLX."""

@@ -1,0 +1,181 @@
+"""PyTorch-side adapter directories to MLX adapter directories.
+
+PEFT's LoRA is brought into mlx-lm's form by ``peft_lora``; streams and pruner keep their names and
+shapes. An adapter in mlx-lm's form already, such as ``mlx_lm.lora`` writes, is checked and taken as
+it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from specstream_mlx.adapters.files import read_adapter, read_json, write_adapter
+from specstream_mlx.adapters.lora import place_in_layer
+from specstream_mlx.base_model import read_model
+from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.models.fingerprint import fingerprint
+
+from ..staging import staged_directory
+from ..tensor_files import LORA_CONFIG, STREAM_CONFIG, STREAM_TENSORS, tensor_file
+from .peft import NO_LORA, LoraPart, read_peft_lora
+from .targets import check_target
+from .tensors import read_arrays
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The base that adapters are converted for; its model is made only if LoRA is met."""
+
+    directory: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.directory / "config.json")
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """One adapter in MLX's terms, ready to be written."""
+
+    lora: LoraPart
+    stream_config: StreamConfig | None
+    streams: dict[str, mx.array]
+
+    def astype(self, dtype: mx.Dtype) -> "_Adapter":
+        lora = {name: tensor.astype(dtype) for name, tensor in self.lora.tensors.items()}
+        streams = {name: tensor.astype(dtype) for name, tensor in self.streams.items()}
+        return replace(self, lora=replace(self.lora, tensors=lora), streams=streams)
+
+    def write(self, directory: Path) -> None:
+        write_adapter(
+            directory,
+            self.lora.tensors,
+            self.lora.parameters,
+            self.lora.num_layers,
+            self.stream_config,
+            self.streams,
+            self.lora.fine_tune_type,
+        )
+
+
+def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = None) -> None:
+    """Write the MLX form of an adapter directory.
+
+    Args:
+        source: PEFT files or mlx-lm's, speculative_streaming files, or both.
+        base: directory of the base, in either format.
+        target: replaced if it exists and ``check_target`` has nothing against it.
+        dtype: of the written tensors; ``None`` keeps the source's.
+
+    Raises:
+        UserError: one sentence with the file, the tensor, what was found and what was expected.
+    """
+    check_target(target, base, [source])
+    adapter = _read(source, _Base(base), dtype)
+    with staged_directory(target) as scratch:
+        adapter.write(scratch)
+
+
+def convert_adapters(
+    sources: Sequence[Path], base: Path, target: Path, dtype: str | None = None
+) -> list[Path]:
+    """Write the MLX forms of several adapter directories to ``target``, all or none.
+
+    Args:
+        sources: as in ``convert_adapter``, each of another name.
+        base: directory of the base, in either format.
+        target: as in ``convert_adapter``; each adapter becomes a directory in it, see
+            ``adapter_name``.
+        dtype: of the written tensors; ``None`` keeps the source's.
+
+    Returns:
+        What was written, in the order of ``sources``.
+
+    Raises:
+        UserError: as in ``convert_adapter``, or two sources have the same name.
+    """
+    names = [adapter_name(source) for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two adapters are named {name}, expected another name for each")
+    check_target(target, base, sources)
+    loaded = _Base(base)
+    adapters = [_read(source, loaded, dtype) for source in sources]
+    with staged_directory(target) as scratch:
+        for name, adapter in zip(names, adapters, strict=True):
+            (scratch / name).mkdir()
+            adapter.write(scratch / name)
+    return [target / name for name in names]
+
+
+def adapter_name(source: Path) -> str:
+    """The directory's name; its parent's for the ``adapter`` that a training run writes."""
+    path = source.resolve()
+    return path.parent.name if path.name == "adapter" else path.name
+
+
+def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
+    if not source.is_dir():
+        raise UserError(f"the adapter directory {source} does not exist")
+    has_streams = (source / STREAM_CONFIG).exists()
+    has_lora = (source / LORA_CONFIG).exists()
+    if not has_streams and not has_lora:
+        raise UserError(f"{source} has neither {STREAM_CONFIG} nor {LORA_CONFIG}")
+    adapter = _Adapter(NO_LORA, None, {})
+    if has_lora:
+        adapter = _read_lora(source, base)
+    if has_streams:
+        outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
+        if outside:  # what the streams' trainer refuses too
+            module = outside[0].rpartition(".")[0]
+            raise UserError(
+                f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
+            )
+        stream_config, streams = _read_streams(source, base)
+        adapter = replace(adapter, stream_config=stream_config, streams=streams)
+    return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
+
+
+def _read_lora(source: Path, base: _Base) -> _Adapter:
+    config = read_json(source / LORA_CONFIG)
+    if "peft_type" in config or "lora_parameters" not in config:
+        return _Adapter(read_peft_lora(source, base.model), None, {})
+    adapter = read_adapter(source, base.model, base.config)
+    kind = config.get("fine_tune_type", "lora")
+    lora = LoraPart(adapter.lora, config["lora_parameters"], config["num_layers"], kind)
+    return _Adapter(lora, adapter.stream_config, adapter.stream_tensors)
+
+
+def _read_streams(source: Path, base: _Base) -> tuple[StreamConfig, dict[str, mx.array]]:
+    path = source / STREAM_CONFIG
+    try:
+        config = StreamConfig.from_dict(read_json(path))
+    except ConfigError as error:
+        raise UserError(f"{path}: {error}") from None
+    expected = fingerprint(base.config)
+    if config.base_fingerprint and config.base_fingerprint != expected:
+        raise UserError(
+            f"{path}: the adapter was trained on {config.base_model!r} with fingerprint "
+            f"{config.base_fingerprint}, {base.directory} has {expected}"
+        )
+    tensors_path = tensor_file(source / STREAM_TENSORS)
+    tensors = read_arrays(tensors_path)
+    shapes = config.tensor_shapes()
+    for name in sorted(shapes.keys() ^ tensors.keys()):
+        what = "missing" if name in shapes else "unexpected"
+        raise UserError(f"{tensors_path}: tensor {name} is {what}")
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise UserError(
+                f"{tensors_path}: {name} has shape {tensors[name].shape}, expected {shape}"
+            )
+    return config, tensors

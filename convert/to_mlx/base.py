@@ -1,0 +1,117 @@
+"""A base model in Hugging Face's or mlx-lm's format to mlx-lm's, optionally quantized.
+
+Everything stays lazy until it is written, so memory follows the largest tensor, not the model. That
+is why a model of an untested architecture is not run here; it is checked when it is loaded.
+"""
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import get_total_parameters, quantize_model, save_config
+
+from specstream_mlx.base_model import read_model, read_tokenizer
+from specstream_mlx.config import UserError
+
+from ..staging import staged_directory
+from .recipes import quant_predicate
+from .shards import Progress, write_weights
+from .targets import check_target
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def convert_base(
+    source: Path,
+    target: Path,
+    bits: int | None = None,
+    group_size: int = 64,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    *,
+    recipe: str | None = None,
+    num_msa_layers: int | None = None,
+) -> None:
+    """Write ``source`` in MLX format to ``target``, which appears when it is complete.
+
+    A model that is quantized already keeps its packed weights.
+
+    Args:
+        source: directory with ``config.json``, safetensors and tokenizer files.
+        target: replaced if it exists and ``check_target`` has nothing against it.
+        bits: 4 or 8 for affine quantization; ``None`` for none.
+        group_size: 32, 64 or 128.
+        dtype: of what is not quantized; ``None`` keeps the source's.
+        progress: called with (bytes written, bytes in all).
+        recipe: of mixed quantization, instead of ``bits``; see ``recipes``.
+        num_msa_layers: N_s, for the recipes that need it.
+
+    Raises:
+        UserError: the source cannot be read as a model or quantized as asked, or the target cannot
+            be written.
+    """
+    if not source.is_dir():
+        raise UserError(f"the model directory {source} does not exist")
+    check_target(target, source)
+    with staged_directory(target) as scratch:
+        model, config = read_model(source, to_run=False)
+        if dtype is not None:
+            _cast(model, getattr(mx, dtype))
+        if bits is not None or recipe is not None:
+            config = _quantize(source, model, config, bits, group_size, recipe, num_msa_layers)
+        parameters = get_total_parameters(model)
+        weights = dict(tree_flatten(model.parameters()))
+        del model  # its arrays are to go as they are written
+        tokenizer = read_tokenizer(source, config)
+        write_weights(scratch, weights, parameters, progress)
+        save_config(config, scratch / "config.json")
+        tokenizer.save_pretrained(scratch)
+        generation = source / "generation_config.json"
+        if generation.exists():
+            shutil.copy(generation, scratch)
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Change the dtype of the floating-point weights, but for those that the model excepts."""
+    castable = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(path: str, tensor: mx.array) -> mx.array:
+        floating = mx.issubdtype(tensor.dtype, mx.floating)
+        return tensor.astype(dtype) if floating and castable(path) else tensor
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _quantize(
+    source: Path,
+    model: nn.Module,
+    config: dict[str, Any],
+    bits: int | None,
+    group_size: int,
+    recipe: str | None,
+    num_msa_layers: int | None,
+) -> dict[str, Any]:
+    """Quantize ``model`` in place, lazily, and return its configuration."""
+    present = config.get("quantization")
+    if present:
+        raise UserError(
+            f"{source / 'config.json'}: the model is quantized already, {present.get('bits')} bits "
+            f"in groups of {present.get('group_size')}; leave --bits and --quant-predicate out to "
+            "keep it, or give an unquantized model"
+        )
+    predicate = None
+    if recipe is not None:
+        predicate, bits = quant_predicate(recipe, model, group_size, num_msa_layers)
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints the bits per weight
+        _, config = quantize_model(model, config, group_size, bits, quant_predicate=predicate)
+    if not any("scales" in module for _, module in model.named_modules()):
+        raise UserError(
+            f"{source}: no layer's width is a multiple of the group size {group_size}, "
+            "so nothing would be quantized"
+        )
+    return config

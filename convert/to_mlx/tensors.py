@@ -1,0 +1,51 @@
+"""Tensors of the PyTorch side as MLX arrays; torch is imported for its own formats only."""
+
+from pathlib import Path
+
+import mlx.core as mx
+from safetensors import SafetensorError
+
+from specstream_mlx.adapters.files import tensor_headers
+from specstream_mlx.config import UserError
+
+from ..tensor_files import tensor_file
+
+
+def read_arrays(path: Path) -> dict[str, mx.array]:
+    """Tensors of a safetensors file, or of the ``.bin`` or ``.pt`` one in its place.
+
+    Raises:
+        UserError: the file is missing, damaged, or holds anything but floating-point tensors; or
+            torch is needed and missing.
+    """
+    path = tensor_file(path)
+    arrays = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
+    for name, array in arrays.items():
+        if not mx.issubdtype(array.dtype, mx.floating):
+            raise UserError(
+                f"{path}: {name} has dtype {array.dtype}, expected a floating-point one"
+            )
+    return arrays
+
+
+def _from_safetensors(path: Path) -> dict[str, mx.array]:
+    tensor_headers(path)
+    try:
+        return dict(mx.load(str(path)))
+    except (RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def _from_torch(path: Path) -> dict[str, mx.array]:
+    try:
+        from ..pytorch.formats import read_tensors
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"reading {path} needs {error.name}: pip install 'specstream-mlx[torch]'"
+        ) from None
+    arrays = {}
+    for name, tensor in read_tensors(path).items():
+        array = mx.array(tensor.detach().float().numpy())  # numpy has no bfloat16
+        dtype = getattr(mx, str(tensor.dtype).removeprefix("torch."), mx.float32)
+        arrays[name] = array.astype(dtype)
+    return arrays

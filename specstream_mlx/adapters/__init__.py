@@ -1,0 +1,1 @@
+"""Adapter directories: read, write, mount."""

@@ -1,0 +1,1 @@
+"""How much to draft on this machine: costs, acceptance, and the choice."""

@@ -1,0 +1,1 @@
+"""Draft trees and who grows them."""

@@ -1,0 +1,231 @@
+"""How a step drafts: the shape of its tree, what pruning keeps, where the streams run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..config import StreamConfig, UserError
+from .hybrid import hybrid_tree
+from .lookup import Lookup
+from .static_tree import StaticTree
+from .tree import DraftTree, best_first_tree, full_tree
+
+MAX_TREE_SIZE = 4096
+
+StreamPlacement = Literal["beside", "deferred", "none"]
+"""``beside`` every kept node, ``deferred`` to a pass for the accepted node (lossless), or none."""
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How a step drafts and what it keeps.
+
+    Attributes:
+        num_streams: depth of the tree; ``None``: all trained streams; 0: no drafts.
+        tree_width: children of every node in a full tree, and candidates per stream.
+        tree_size: nodes drafted best-first by joint probability; ``None``: the full tree, with
+            ``lookup`` as many nodes as it and one run have, with ``static_tree`` its own size.
+        draft_threshold: joint probability below which a node is not drafted; ``None``: no bound.
+        max_nodes: nodes kept by early-exit pruning, the root included; ``None``: no pruning.
+        prune_threshold: probability below which an edge's subtree is dropped.
+        static_tree: acceptance by depth and rank, by which nodes are then chosen instead of by the
+            streams' own probabilities; ``tree_size`` and the other limits hold.
+        lookup: also draft what followed the newest n-gram in the prompt and the text so far
+            (prompt lookup), ranked with the streams' nodes; works without streams too.
+        lookup_size: depth down to which lookup drafts; may exceed the number of streams.
+        lookup_ngram: tokens of the longest n-gram that is looked up.
+        deferred: lossless only: run the streams for the accepted node alone, after verification.
+        stream_nodes: lossless only, instead of ``deferred``: run the streams beside so many nodes,
+            those that are most probably the last accepted one. Where another one is, they draft
+            nothing and the next tree is the root, with ``lookup`` what that drafts.
+        speculation: ``False``: an empty tree, one token a step.
+    """
+
+    num_streams: int | None = None
+    tree_width: int = 4
+    tree_size: int | None = 8
+    draft_threshold: float | None = None
+    max_nodes: int | None = None
+    prune_threshold: float | None = None
+    static_tree: StaticTree | None = None
+    lookup: bool = False
+    lookup_size: int = 10
+    lookup_ngram: int = 4
+    deferred: bool = True
+    stream_nodes: int | None = None
+    speculation: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("tree_width", "tree_size", "max_nodes", "lookup_size", "lookup_ngram"),
+            "stream_nodes",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}, expected an integer of at least 1")
+        if self.num_streams is not None and self.num_streams < 0:
+            raise UserError(f"num_streams is {self.num_streams}, expected at least 0")
+        for name in ("draft_threshold", "prune_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise UserError(f"{name} is {value}, expected a probability below 1")
+        if self.stream_nodes is not None:
+            for name in ("max_nodes", "prune_threshold"):
+                if getattr(self, name) is not None:
+                    raise UserError(
+                        f"stream_nodes and {name} were both given, expected one of them: streams "
+                        "are placed before it is known which nodes pruning keeps"
+                    )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether streams draft, given streams."""
+        return self.speculation and self.num_streams != 0
+
+    def drafts_with(self, streams: object | None) -> bool:
+        """Whether anything is drafted, with these streams or ``None``."""
+        return self.speculation and (self.lookup or (streams is not None and self.speculates))
+
+    def placement(self, streams: StreamConfig | None) -> StreamPlacement:
+        """Where the streams of a step run; in shared mode beside every node, drafts or not."""
+        if streams is not None and streams.mode == "shared":
+            return "beside"
+        if streams is None or not self.speculates:
+            return "none"
+        return "deferred" if self.deferred and self.stream_nodes is None else "beside"
+
+    def new_lookup(self, prompt: Sequence[int]) -> Lookup | None:
+        """What ``grow`` asks for n-grams during one generation, if lookup drafts."""
+        return Lookup(prompt, self.lookup_ngram) if self.lookup and self.speculation else None
+
+    def grow(
+        self,
+        root: int,
+        candidates: np.ndarray,
+        log_probs: np.ndarray,
+        lookup: Lookup | None = None,
+    ) -> DraftTree:
+        """The next tree.
+
+        Args:
+            root: the newest committed token.
+            candidates: (gamma, k) the streams' token ids, best first; gamma may be 0.
+            log_probs: (gamma, k) their log-probabilities in nats.
+            lookup: from ``new_lookup``, having accepted all tokens up to ``root``.
+        """
+        depth = len(candidates) if self.num_streams is None else self.num_streams
+        candidates = candidates[:depth, : self.tree_width]
+        log_probs = log_probs[:depth, : self.tree_width]
+        if self.static_tree is not None:
+            log_probs = self.static_tree.log_rates(*candidates.shape)
+            candidates = candidates[: len(log_probs), : log_probs.shape[1]]
+        if lookup is not None:
+            size = self.most_nodes(len(candidates))
+            return hybrid_tree(
+                root, candidates, log_probs, lookup, self.lookup_size, size, self.draft_threshold
+            )
+        if self.static_tree is not None:
+            return self.static_tree.grow(root, candidates, self.tree_size, self.draft_threshold)
+        if self.tree_size is None and self.draft_threshold is None:
+            return full_tree(root, candidates, self.tree_width, log_probs)
+        return best_first_tree(root, candidates, log_probs, self.tree_size, self.draft_threshold)
+
+    def most_nodes(self, depth: int) -> int:
+        """The node budget besides the root with ``depth`` streams."""
+        size = self.tree_size
+        if size is None and self.static_tree is not None:
+            size = self.static_tree.tree_size
+        full = sum(self.tree_width**level for level in range(1, depth + 1))
+        if self.lookup:  # lookup nodes are none of the full tree's
+            return full + self.lookup_size if size is None else size
+        return full if size is None else min(full, size)
+
+    def describe(self, streams: bool = True) -> str:
+        """A few words for people, on a model with streams or without."""
+        if not self.drafts_with(streams or None):
+            return "no drafts"
+        if not streams or not self.speculates:
+            shape = f"best-first, {self.most_nodes(0)} nodes"
+        elif self.static_tree is not None:
+            shape = f"static, {self.tree_size or self.static_tree.tree_size} nodes"
+        elif self.tree_size is None:
+            shape = "chain" if self.tree_width == 1 else f"full {self.tree_width}-ary"
+        else:
+            shape = f"best-first, {self.tree_size} nodes, width {self.tree_width}"
+        if streams and self.num_streams:
+            shape += f", depth {self.num_streams}"
+        if self.lookup:
+            who = "lookup" if not streams or not self.speculates else "with lookup"
+            shape += f", {who} of up to {self.lookup_ngram}-grams to depth {self.lookup_size}"
+        if self.draft_threshold is not None:
+            shape += f", nodes above {self.draft_threshold}"
+        if self.max_nodes is not None:
+            shape += f", pruned to {self.max_nodes}"
+        if self.prune_threshold is not None:
+            shape += f", edges above {self.prune_threshold}"
+        if self.stream_nodes is not None and streams and self.speculates:
+            shape += f", streams beside {self.stream_nodes}"
+        return shape
+
+    def check(self, vocab_size: int, streams: StreamConfig | None) -> None:
+        """Whether these settings fit a model and its streams.
+
+        Raises:
+            UserError: the first setting that does not.
+        """
+        if self.tree_width > vocab_size:
+            raise UserError(
+                f"tree_width is {self.tree_width}, expected at most the vocabulary's {vocab_size}"
+            )
+        trained = 0 if streams is None else streams.num_streams
+        depth = trained if self.num_streams is None else self.num_streams
+        if streams is not None and depth > trained:
+            raise UserError(f"num_streams is {depth}, the adapter has {trained}")
+        drafted = self.most_nodes(min(depth, trained))
+        if drafted > MAX_TREE_SIZE:
+            raise UserError(
+                f"the draft tree has {drafted} nodes, expected at most {MAX_TREE_SIZE}: "
+                "lower tree_size or tree_width"
+            )
+        if self.speculation and self.placement(streams) == "none":
+            for name in ("max_nodes", "prune_threshold", "stream_nodes"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
+        if streams is None:
+            return
+        if self.stream_nodes is not None and streams.mode == "shared":
+            raise UserError(
+                "stream_nodes needs an adapter in lossless mode, this one is shared: its target "
+                "has streams beside every node"
+            )
+        prunes = self.max_nodes is not None or self.prune_threshold is not None
+        if prunes and not streams.pruner_rank:
+            raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")
+
+
+LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
+"""What is drafted where nobody says otherwise: rows are not free, so no unlikely nodes."""
+
+
+DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
+"""The same where drafts are drawn, and so must not decide which of them is kept."""
+
+
+def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
+    """The default settings with some fields replaced.
+
+    Args:
+        drawn: whether the drafts are drawn (the verify rule ``rejection``).
+        **fields: of ``DraftSettings``; a tree whose shape is given has no threshold. A
+            ``static_tree`` also gives ``tree_size`` and ``tree_width`` where they are not among
+            them.
+    """
+    tree = fields.get("static_tree")
+    if tree is not None:
+        fields = {"tree_size": tree.tree_size, "tree_width": tree.width} | fields
+    if drawn:
+        return replace(DRAWN_DRAFTS, **fields)
+    shaped = "tree_width" in fields or "tree_size" in fields
+    return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)

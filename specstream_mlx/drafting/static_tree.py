@@ -1,0 +1,167 @@
+"""Static calibrated trees: the best tree for a table of acceptance by depth and rank.
+
+As in Medusa and Sequoia: a node is the candidate of some rank behind its parent, and the tree
+of these ranks is the same in every step. The file is a JSON object::
+
+    {"acceptance": [[0.71, 0.1, 0.05], [0.52, 0.11, 0.04]], "tree_size": 8}
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import UserError
+from .best_first import Shape, best_first
+from .tree import DraftTree
+
+_ROUNDING = 1e-6
+
+
+class TreeFileError(UserError):
+    """A tree file that cannot be used; the message names the file."""
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """Acceptance by depth and rank, and the tree that follows from it.
+
+    Attributes:
+        acceptance: for each depth from 1 on, for each rank from 0 on, the probability that this
+            candidate is right, given that the tokens before it were. The ranks of one depth
+            exclude each other.
+        tree_size: nodes besides the root, where nobody says otherwise.
+    """
+
+    acceptance: tuple[tuple[float, ...], ...]
+    tree_size: int = 8
+
+    def __post_init__(self) -> None:
+        """Raises ``UserError`` for what is no table of probabilities."""
+        rows = self.acceptance
+        if not rows or not rows[0]:
+            raise UserError("acceptance is empty, expected at least one depth with one rank")
+        for depth, row in enumerate(rows, start=1):
+            if len(row) != len(rows[0]):
+                raise UserError(
+                    f"acceptance at depth {depth} has {len(row)} ranks, expected {len(rows[0])} "
+                    "as at depth 1"
+                )
+            for rank, rate in enumerate(row):
+                if not _is_number(rate) or not 0 <= rate <= 1:
+                    raise UserError(
+                        f"acceptance at depth {depth}, rank {rank} is {rate!r}, "
+                        "expected a probability"
+                    )
+            if sum(row) > 1 + _ROUNDING:
+                raise UserError(
+                    f"acceptance at depth {depth} sums to {sum(row):.4g}, expected at most 1: "
+                    "one candidate at most is right"
+                )
+        if type(self.tree_size) is not int or self.tree_size < 1:
+            raise UserError(f"tree_size is {self.tree_size!r}, expected an integer of at least 1")
+
+    @property
+    def depth(self) -> int:
+        """Depths of the table."""
+        return len(self.acceptance)
+
+    @property
+    def width(self) -> int:
+        """Ranks of the table."""
+        return len(self.acceptance[0])
+
+    def log_rates(self, depth: int, width: int) -> np.ndarray:
+        """(depth, width) log-acceptance, cut to what the table holds; -inf where it is 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(np.array(self.acceptance)[:depth, :width])
+
+    def grow(
+        self,
+        root: int,
+        candidates: np.ndarray,
+        size: int | None = None,
+        threshold: float | None = None,
+    ) -> DraftTree:
+        """The tree over a step's candidates.
+
+        Args:
+            root: the newest committed token.
+            candidates: (gamma, k) token ids, best first; they limit depth and width.
+            size: nodes besides the root; ``tree_size`` where ``None``.
+            threshold: a path's acceptance below which its node is left out.
+        """
+        shape = best_shape(self, size or self.tree_size, *candidates.shape, threshold)
+        tokens = np.empty(len(shape.labels), np.int32)
+        tokens[0] = root
+        tokens[1:] = candidates[shape.depths[1:] - 1, shape.labels[1:]]
+        return DraftTree(tokens, shape.parents, shape.depths, shape.log_probs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file that ``load`` reads."""
+        rows = ",\n    ".join(json.dumps(row) for row in self.acceptance)
+        text = f'{{\n  "acceptance": [\n    {rows}\n  ],\n  "tree_size": {self.tree_size}\n}}\n'
+        Path(path).write_text(text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "StaticTree":
+        """Read a tree file.
+
+        Raises:
+            TreeFileError: one sentence: the file, what was found and what was expected.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise TreeFileError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise TreeFileError(f"{path} is not JSON, expected a tree file") from None
+        try:
+            return cls(**_fields(values))
+        except UserError as error:
+            raise TreeFileError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def best_shape(
+    tree: StaticTree, size: int, depth: int, width: int, threshold: float | None = None
+) -> Shape:
+    """The tree of ``size`` nodes below the root with the greatest expected accepted length.
+
+    That is 1 + the sum of the nodes' path acceptances, and no child's is above its parent's, so
+    the most probable nodes are the best tree. Nodes that cannot be right are left out.
+
+    Args:
+        tree: the table.
+        size: nodes besides the root.
+        depth, width: limits beside the table's own.
+        threshold: a path's acceptance below which its node is left out.
+
+    Returns:
+        The ranks; its arrays are shared by all callers.
+    """
+    rates = tree.log_rates(depth, width).tolist()
+    return best_first(
+        lambda path: enumerate(rates[len(path)]) if len(path) < len(rates) else (), size, threshold
+    )
+
+
+def _fields(values: Any) -> dict[str, Any]:
+    """The arguments of ``StaticTree`` in a file's content."""
+    if not isinstance(values, dict):
+        raise UserError(f"found a {type(values).__name__}, expected an object with acceptance")
+    unknown = sorted(set(values) - {"acceptance", "tree_size"})
+    if unknown:
+        raise UserError(f"found {unknown[0]!r}, expected acceptance and tree_size only")
+    table = values.get("acceptance")
+    if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
+        raise UserError("acceptance is not a list of lists, expected one list for each depth")
+    return values | {"acceptance": tuple(map(tuple, table))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)

@@ -1,0 +1,104 @@
+"""The int8 or int4 KV cache that mlx_lm offers: when it begins, and on which models.
+
+mlx_lm stores float rows until a pass ends at row ``start`` or behind it, then quantizes all of
+them at once; from there on every pass reads and writes quantized rows. To print the same text, a
+tree must not reach past the pass at which mlx_lm does so: see ``fitting``. One thing remains: rows
+computed together differ from single ones in their last bits, and where such a value lies halfway
+between two quantized ones it is rounded the other way, so near-ties may fall otherwise than there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+from mlx_lm.generate import maybe_quantize_kv_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from ..config import UserError
+from ..drafting.tree import DraftTree
+from ..models.architectures import ARCHITECTURES, architecture_of, completed
+from .structure import own_caches
+
+KV_BITS = 4, 8
+KV_GROUP_SIZES = 32, 64, 128
+
+
+@dataclass(frozen=True)
+class KVQuantization:
+    """When and how the KV caches of a generation are quantized.
+
+    Attributes:
+        bits: of an element; ``None``: never quantized.
+        group_size: elements of a head that share a scale and a bias.
+        start: rows from which on the caches are quantized.
+
+    Raises:
+        UserError: a value that cannot be.
+    """
+
+    bits: int | None
+    group_size: int
+    start: int
+
+    def __post_init__(self) -> None:
+        if self.bits is not None and self.bits not in KV_BITS:
+            raise UserError(f"kv_bits is {self.bits!r}, expected one of {KV_BITS}")
+        if self.group_size not in KV_GROUP_SIZES:
+            raise UserError(
+                f"kv_group_size is {self.group_size!r}, expected one of {KV_GROUP_SIZES}"
+            )
+        if self.start < 0:
+            raise UserError(f"quantized_kv_start is {self.start}, expected at least 0")
+
+    def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
+        """Whether the KV caches of a model can be quantized.
+
+        Args:
+            model: an mlx-lm model.
+            config: its ``config.json``.
+
+        Raises:
+            UserError: its attention reads no quantized rows, mlx_lm cannot quantize its caches, or
+                the group size does not divide its heads.
+        """
+        if self.bits is None:
+            return
+        model_type = config["model_type"]
+        architecture = architecture_of(model_type)
+        if not architecture.quantized_kv:
+            able = tuple(name for name, entry in ARCHITECTURES.items() if entry.quantized_kv)
+            raise UserError(
+                f"kv_bits is {self.bits}, but model_type is {model_type!r}, whose attention is not "
+                f"known to read a quantized KV cache, expected one of {able}"
+            )
+        for number, cache in enumerate(own_caches(model)):
+            if type(cache) is not KVCache:
+                raise UserError(
+                    f"kv_bits is {self.bits}, but layer {number} has a sliding window, for which "
+                    f"mlx_lm keeps a {type(cache).__name__}, expected a KVCache: "
+                    "no other can be quantized"
+                )
+        full_config = completed(config)
+        heads = full_config["num_attention_heads"]
+        head_dim = full_config.get("head_dim") or full_config["hidden_size"] // heads
+        if head_dim % self.group_size:
+            raise UserError(
+                f"kv_group_size is {self.group_size}, expected one that divides the model's "
+                f"head_dim of {head_dim}"
+            )
+
+    def apply(self, caches: list[Any]) -> None:
+        """Replace the caches by quantized ones where it is time to; to be called between passes."""
+        maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
+
+    def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:
+        """What of ``tree`` one pass may verify: float rows must end where quantized ones begin.
+
+        Args:
+            tree: its root is the row behind the committed ones.
+            cache: any layer's.
+        """
+        if self.bits is None or isinstance(cache, QuantizedKVCache):
+            return tree
+        return tree.to_depth(max(0, self.start - 1 - cache.offset))

@@ -1,0 +1,88 @@
+"""Whether a model computes a tree as it computes the tree's paths: a few tokens, at load.
+
+Some of mlx-lm's models ignore masks or positions that they are handed and answer wrongly without
+an error, so a model that is not of a tested architecture has to show that it does not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import StreamConfig, UserError
+from ..drafting.tree import DraftTree
+from ..models.streams import Streams
+from .decoder import Decoder
+from .kv import make_caches
+
+_PARENTS = [-1, 0, 0, 1, 1, 2]
+_DEPTHS = [0, 1, 1, 2, 2, 2]
+_PREFIX = 5
+_TOLERANCES = {mx.float32: 1e-3}
+_ROUGH = 5e-2
+"""The largest difference allowed, relative to the largest logit; a wrong mask shows as more."""
+
+
+def check_tree(model: Any, config: Mapping[str, Any]) -> None:
+    """Compare a small tree with its paths: whole, with streams beside it, and pruned.
+
+    Args:
+        model: an mlx-lm model; it is left as it was.
+        config: its ``config.json``.
+
+    Raises:
+        UserError: the model cannot be driven, or its logits differ.
+    """
+    kind = f"model_type {config['model_type']!r} is not of a tested architecture and"
+    tokens = np.random.default_rng(0).integers(0, config["vocab_size"], _PREFIX + len(_PARENTS))
+    prefix, drafts = tokens[:_PREFIX].tolist(), tokens[_PREFIX:].astype(np.int32)
+    tree = DraftTree(drafts, np.array(_PARENTS, np.int32), np.array(_DEPTHS, np.int32))
+    try:
+        paths = [[*prefix, *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]
+        expected = mx.stack([model(mx.array([path]))[0, -1] for path in paths])
+        passes = _passes(model, config, prefix, tree)
+        mx.eval(expected, *(logits for _, _, logits in passes))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a model file does with rows that it did not expect
+        text = " ".join(str(error).split())[:240] or type(error).__name__
+        raise UserError(f"{kind} cannot be run over a tree: {text}") from None
+    tolerance = _TOLERANCES.get(expected.dtype, _ROUGH)
+    for name, nodes, logits in passes:
+        wanted = expected[nodes].astype(mx.float32)
+        error = mx.abs(logits.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
+        if not error.item() <= tolerance:
+            raise UserError(
+                f"{kind} its logits over a tree {name} differ from those of the tree's paths by "
+                f"{error.item():.1e} of the largest, expected at most {tolerance:.0e}"
+            )
+
+
+def _passes(
+    model: Any, config: Mapping[str, Any], prefix: list[int], tree: DraftTree
+) -> list[tuple[str, mx.array, mx.array]]:
+    """For each way to run the tree: its name, the kept nodes, and their logits."""
+    layers, hidden_size = config["num_hidden_layers"], config["hidden_size"]
+    stream_config = StreamConfig(
+        mode="lossless",
+        num_streams=2,
+        num_msa_layers=max(1, layers // 2),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        stream_init="value_rotation",
+        value_rotation_epsilon=0.1,
+    )
+    streams = Streams(stream_config)
+    found = []
+    for name, placement, max_nodes in (
+        ("as a whole", "none", None),
+        ("with streams", "beside", None),
+        ("that is pruned", "beside", 4),
+    ):
+        decoder = Decoder(model, streams, make_caches(model, config))
+        decoder.prefill(mx.array(prefix))
+        result = decoder.step(tree, placement, max_nodes=max_nodes)
+        kept = mx.arange(len(tree)) if result.kept is None else result.kept
+        found.append((name, kept, result.logits))
+    return found

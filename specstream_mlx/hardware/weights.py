@@ -1,0 +1,206 @@
+"""How a quantized model's weights are held: packed as in the file, or expanded once.
+
+Packed weights take less memory and, where reading them is the bottleneck, less time. A backend
+whose quantized product costs as much for every further row loses on the trees that are verified
+here. Which of the two it is on a machine is measured on one of the model's own products, and kept
+in the user's cache.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.utils import dequantize_model
+
+from ..config import UserError
+from . import device, user_cache
+from .row_blocks import blocks_pay, product_seconds, use_blocks
+
+Weights = Literal["packed", "expanded"]
+CHOICES = ("auto", "packed", "expanded")
+
+PROBED_ROWS = (1, 9)  # plain decoding, and a draft of the default size
+_ROUNDS = 5
+_WORTH = 0.9  # expanded weights must save a tenth of the time for their memory
+_MEMORY_SHARE = 0.5  # of the machine's memory, for expanded weights at most
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Times of one of the model's products.
+
+    Attributes:
+        shape: (out, in) of its weights.
+        packed_ms: milliseconds by ``PROBED_ROWS``.
+        expanded_ms: the same with expanded weights.
+    """
+
+    shape: tuple[int, int]
+    packed_ms: tuple[float, ...]
+    expanded_ms: tuple[float, ...]
+
+    @property
+    def faster(self) -> Weights:
+        """What takes less time over all probed rows; packed where it is close."""
+        return "expanded" if sum(self.expanded_ms) < _WORTH * sum(self.packed_ms) else "packed"
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """What became of a model's weights.
+
+    Attributes:
+        form: how they are held; a model that is not quantized has nothing to pack.
+        reason: why, as a part of a sentence.
+        stored_bytes: before.
+        held_bytes: after.
+        row_blocks: whether products fill up their rows, see ``row_blocks``.
+    """
+
+    form: Weights
+    reason: str
+    stored_bytes: int
+    held_bytes: int
+    row_blocks: bool = False
+
+
+def hold_weights(
+    model: nn.Module, choice: str = "auto", *, measure_again: bool = False
+) -> tuple[nn.Module, HeldWeights]:
+    """Hold the weights as this machine runs them fastest, or as ``choice`` says.
+
+    On the CPU everything but packed weights becomes float32, scales too, as half precision has no
+    fast products there; elsewhere it keeps its precision. The quantized values stay the target.
+
+    Args:
+        model: an mlx-lm model, lazy or not.
+        choice: one of ``CHOICES``.
+        measure_again: what is in the cache does not count.
+
+    Raises:
+        UserError: ``choice`` is something else, or packed for a model that is not quantized.
+    """
+    if choice not in CHOICES:
+        raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
+    stored = _bytes(model)
+    layer = _largest_product(model)
+    if layer is None:
+        if choice == "packed":
+            raise UserError("weights is 'packed', expected 'expanded': the model is not quantized")
+        form, reason = "expanded", "the model is not quantized"
+    elif choice != "auto":
+        form, reason = choice, "as asked"
+    elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
+        form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
+    else:
+        probe = cached_probe(layer, measure_again)
+        form, reason = probe.faster, _sentence(probe)
+    _cast(model)  # before expanding, which rounds to the dtype of the scales
+    blocks = False
+    if form == "expanded":
+        model = dequantize_model(model)
+        dense = _largest_product(model, nn.Linear)
+        blocks = dense is not None and blocks_pay(dense, measure_again)
+        if blocks:
+            use_blocks(model)
+    return model, HeldWeights(form, reason, stored, _bytes(model), blocks)
+
+
+def run_probe(layer: nn.QuantizedLinear) -> Probe:
+    """Time ``layer`` on ``PROBED_ROWS`` rows, packed and expanded in turn."""
+    scales, biases = map(_fast, (layer.scales, layer.get("biases")))
+    kind = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+    dense = _fast(mx.dequantize(layer.weight, scales, biases, **kind))
+    mx.eval(dense, layer.weight, scales, biases)
+
+    def packed_product(rows: mx.array) -> mx.array:
+        return mx.quantized_matmul(rows, layer.weight, scales, biases, **kind)
+
+    def dense_product(rows: mx.array) -> mx.array:
+        return rows @ dense.T
+
+    packed_ms, expanded_ms = [], []
+    for count in PROBED_ROWS:
+        drawn = mx.random.normal((count, dense.shape[1]), key=mx.random.key(0))
+        rows = drawn.astype(dense.dtype)
+        mx.eval(rows)
+        times = [
+            (product_seconds(packed_product, rows), product_seconds(dense_product, rows))
+            for _ in range(_ROUNDS)
+        ]
+        packed_ms.append(1e3 * min(packed for packed, _ in times))
+        expanded_ms.append(1e3 * min(expanded for _, expanded in times))
+    return Probe(dense.shape, tuple(packed_ms), tuple(expanded_ms))
+
+
+def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
+    """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
+    facts = device.describe()
+    parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
+    parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
+    key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
+    return user_cache.measured(
+        cache_file(), key, lambda: asdict(run_probe(layer)), _probe_of, measure_again
+    )
+
+
+def _probe_of(values: Any) -> Probe:
+    return Probe(*(tuple(values[name]) for name in ("shape", "packed_ms", "expanded_ms")))
+
+
+def cache_file() -> Path:
+    """Where probes are kept."""
+    return user_cache.directory() / "weight-policy.json"
+
+
+def _sentence(probe: Probe) -> str:
+    parts = [
+        f"{rows} row{'s' * (rows > 1)} {packed:.2f} ms packed, {expanded:.2f} ms expanded"
+        for rows, packed, expanded in zip(
+            PROBED_ROWS, probe.packed_ms, probe.expanded_ms, strict=True
+        )
+    ]
+    return f"a product of {probe.shape[0]} x {probe.shape[1]} takes for " + ", for ".join(parts)
+
+
+def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
+    """(out, in) of the weights that ``layer`` stands for."""
+    return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
+
+
+def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Module | None:
+    """The largest linear layer of ``kind`` among the decoder layers, the first of its size."""
+    modules = [module for layer in model.layers for _, module in layer.named_modules()]
+    layers = [module for module in modules if isinstance(module, kind)]
+    return max(layers, key=lambda layer: layer.weight.nbytes, default=None)
+
+
+def _bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for _, tensor in tree_flatten(model.parameters()))
+
+
+def _expanded_bytes(model: nn.Module) -> int:
+    size = device.fast_dtype(mx.float16).size
+    total = 0
+    for _, module in model.named_modules():
+        own = [tensor for tensor in module.values() if isinstance(tensor, mx.array)]
+        if "scales" in module:
+            total += module.weight.size * 32 // module.bits * size
+        else:
+            total += sum(tensor.size for tensor in own) * size
+    return total
+
+
+def _fast(tensor: mx.array | None) -> mx.array | None:
+    """``tensor`` in a dtype that is fast here; packed weights and exponents stay as they are."""
+    if tensor is None or not mx.issubdtype(tensor.dtype, mx.floating):
+        return tensor
+    return tensor.astype(device.fast_dtype(tensor.dtype))
+
+
+def _cast(model: nn.Module) -> None:
+    """Change what is not packed to a dtype that is fast here."""
+    model.update(tree_map(_fast, model.parameters()))

@@ -1,0 +1,1 @@
+"""What lies in a directory, without reading a weight."""

@@ -1,0 +1,1 @@
+"""What is known of model families, and the trained parts of streams."""

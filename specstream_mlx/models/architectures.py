@@ -1,0 +1,408 @@
+"""What this project knows of each family of models. Adding one: an entry here and a parity test.
+
+mlx-lm's own model files do the computing. An entry says what they take for granted, which fields
+transformers reads otherwise, and the few names and forms that the decoder needs. MLX is imported
+only where a model is asked: training reads the table without it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..config import UserError
+from .rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+
+if TYPE_CHECKING:
+    import mlx.nn as nn
+
+Config = Mapping[str, Any]
+Windows = list[int | None]
+Classes = tuple[type["nn.Module"], type]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One ``model_type``.
+
+    Attributes:
+        defaults: fields that a ``config.json`` may leave out, with transformers' values, where
+            mlx-lm's are others or none, or where ``inspect`` and the fingerprint need them.
+        assumes: fields of which mlx-lm's model computes this value alone.
+        ropes: rope types that mlx-lm's model computes; empty where positions are learned.
+        windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
+            function where mlx-lm's model computes full attention on all layers.
+        fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
+        norm: name of the final norm beside the list of layers.
+        mlp: modules of a transformers layer that are its MLP, in the order in which they are
+            applied; here they all are, or are in, a module ``mlp``.
+        positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
+            a model that takes a cache's array ``offset`` as one position per row.
+        array_masks: the model reads masks as arrays only, never as ``"causal"``.
+        quantized_kv: the model's attention reads a quantized KV cache.
+        classes: model and arguments, where mlx-lm has none.
+        tested: parity with transformers is tested, so nothing is checked at load.
+    """
+
+    defaults: Config = field(default_factory=dict)
+    assumes: Config = field(default_factory=dict)
+    ropes: tuple[str, ...] = POSITION_ONLY
+    windows: Callable[[Config], Windows] | None = None
+    fields: Callable[[Config], dict[str, Any]] | None = None
+    norm: str = "norm"
+    mlp: tuple[str, ...] = ("mlp",)
+    positions: Literal["rope", "learned"] = "rope"
+    array_masks: bool = False
+    quantized_kv: bool = True
+    classes: Callable[[], Classes] | None = None
+    tested: bool = True
+
+    def module_name(self, name: str) -> str:
+        """The full name here of the linear layer or embedding ``name`` of transformers."""
+        owner, _, last = name.rpartition(".")
+        return f"{owner}.mlp.{last}" if last in self.mlp else name
+
+
+def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windows]:
+    """Windows by ``layer_types``, or on the layers that ``default`` names by number."""
+
+    def windows(config: Config) -> Windows:
+        count, window = config["num_hidden_layers"], config.get("sliding_window")
+        types = config.get("layer_types")
+        if types:
+            slides = [kind == "sliding_attention" for kind in types]
+        else:
+            slides = [default(config, number) for number in range(count)]
+        return [window if slide else None for slide in slides]
+
+    return windows
+
+
+def _qwen_slides(config: Config, layer: int) -> bool:
+    if not config.get("use_sliding_window"):
+        return False
+    _check_integer("max_window_layers", config["max_window_layers"], least=0)
+    return layer >= config["max_window_layers"]
+
+
+def _without_layer_types(config: Config) -> dict[str, Any]:
+    """mlx-lm's Llama stands for Mistral and cannot be made of sliding layers alone."""
+    return {"layer_types": None}
+
+
+def _gemma3_fields(config: Config) -> dict[str, Any]:
+    """mlx-lm counts sliding layers by a period, and has one more base for their rope."""
+    types, period = config.get("layer_types"), 6
+    for name in ("_sliding_window_pattern", "sliding_window_pattern"):
+        if config.get(name) is not None:
+            period = config[name]
+            _check_integer(name, period)
+    if types:
+        full = [number for number, kind in enumerate(types) if kind == "full_attention"]
+        period = full[0] + 1 if full else len(types) + 1
+    count = config["num_hidden_layers"]
+    expected = [
+        "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)
+    ]
+    if types and list(types) != expected:
+        raise UserError(
+            f"layer_types is not periodic, expected every {period}th layer to be full_attention"
+        )
+    if period > count:
+        raise UserError(
+            f"num_hidden_layers is {count}, expected at least {period}, "
+            "the first layer without a sliding window"
+        )
+    sliding = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    kind = sliding.get("rope_type", "default")
+    if kind != "default":
+        raise UserError(f"rope_type of the sliding layers is {kind!r}, expected 'default'")
+    base = sliding.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    return {"sliding_window_pattern": period, "rope_local_base_freq": base}
+
+
+def _opt_classes() -> Classes:
+    from . import opt
+
+    return opt.Model, opt.ModelArgs
+
+
+def _opt_fields(config: Config) -> dict[str, Any]:
+    """Refuses the one OPT whose embeddings are narrower than its layers."""
+    width = config.get("word_embed_proj_dim", config["hidden_size"])
+    if width != config["hidden_size"]:
+        raise UserError(
+            f"word_embed_proj_dim is {width}, expected hidden_size = {config['hidden_size']}: "
+            "project_in and project_out are not supported"
+        )
+    return {}
+
+
+_LLAMA = {"tie_word_embeddings": False}
+_SILU = {"hidden_act": "silu"}
+_TIED = {"tie_word_embeddings": True}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(defaults=_LLAMA, assumes=_SILU),
+    "mistral": Architecture(
+        defaults={**_LLAMA, "sliding_window": 4096},
+        assumes=_SILU,
+        windows=_windows(lambda config, layer: True),
+        fields=_without_layer_types,
+    ),
+    "phi": Architecture(
+        defaults={"partial_rotary_factor": 0.5},
+        assumes={"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": False},
+        ropes=("default",),
+        norm="final_layernorm",
+        quantized_kv=False,
+    ),
+    "phi3": Architecture(
+        defaults=_LLAMA,
+        assumes=_SILU,
+        ropes=("default", "linear", "longrope"),
+        windows=_windows(lambda config, layer: True),
+    ),
+    "qwen2": Architecture(defaults=_QWEN, assumes=_SILU, windows=_windows(_qwen_slides)),
+    "qwen3": Architecture(
+        defaults={**_QWEN, "head_dim": 128},
+        assumes={**_SILU, "attention_bias": False},
+        windows=_windows(_qwen_slides),
+    ),
+    "gemma2": Architecture(
+        defaults={
+            **_TIED,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        assumes={**_GEMMA, **_TIED},
+        ropes=("default",),
+        windows=_windows(lambda config, layer: layer % 2 == 0),
+        array_masks=True,
+        quantized_kv=False,
+    ),
+    "gemma3_text": Architecture(
+        defaults={
+            **_TIED,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
+        assumes={
+            **_GEMMA,
+            "use_bidirectional_attention": False,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        },
+        fields=_gemma3_fields,
+    ),
+    "opt": Architecture(
+        defaults={**_TIED, "max_position_embeddings": 2048},
+        assumes={
+            "activation_function": "relu",
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        ropes=(),
+        fields=_opt_fields,
+        norm="final_layer_norm",
+        mlp=("fc1", "activation_fn", "fc2"),
+        positions="learned",
+        classes=_opt_classes,
+    ),
+}
+
+UNTESTED = Architecture(array_masks=True, quantized_kv=False, tested=False)
+"""A model of mlx-lm's that is not in the table: it has to pass ``self_check`` when loaded."""
+
+_RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"
+_SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
+_POSITIONS = "mlx-lm's model takes its positions from a single offset, a tree has one per row"
+
+_MULTIMODAL = "its checkpoints hold the text model inside one that also reads pictures or sound"
+
+REFUSED: dict[str, str] = {
+    "afm7": _SHARED,
+    "gemma3": f"{_MULTIMODAL}; text-only checkpoints, of model_type 'gemma3_text', are supported",
+    "gemma3n": _SHARED,
+    "gemma4": _SHARED,
+    "gemma4_text": _SHARED,
+    "phi3small": "its block-sparse attention makes masks of its own and ignores the tree's",
+    "gpt2": _POSITIONS,
+    "gpt_bigcode": _POSITIONS,
+    "nanochat": _POSITIONS,
+    "ministral3": _POSITIONS,
+    "llama4": "its chunked attention keeps a cache that cannot go back to an accepted path",
+    "llama4_text": "its chunked attention keeps a cache that cannot go back to an accepted path",
+    **dict.fromkeys(
+        (
+            "bailing_moe_linear",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "kimi_linear",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "olmo_hybrid",
+            "plamo2",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_next",
+            "recurrent_gemma",
+            "rwkv7",
+        ),
+        _RECURRENT,
+    ),
+}
+"""Why a model of mlx-lm's cannot be driven, by ``model_type``."""
+
+
+def architecture_of(model_type: str | None) -> Architecture:
+    """The entry of ``model_type``, or ``UNTESTED``, also where it is no text at all."""
+    return ARCHITECTURES.get(model_type, UNTESTED) if isinstance(model_type, str) else UNTESTED
+
+
+def completed(config: Config) -> dict[str, Any]:
+    """A ``config.json`` with the fields that it leaves to the architecture's defaults."""
+    return {**architecture_of(config.get("model_type")).defaults, **config}
+
+
+def model_classes(config: Config) -> Classes:
+    """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    model_type = config.get("model_type")
+    own = architecture_of(model_type).classes
+    if own is not None:
+        return own()
+    if isinstance(model_type, str) and re.fullmatch(r"[\w-]+", model_type):
+        from mlx_lm.utils import MODEL_REMAPPING
+
+        try:
+            module = import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
+        except ImportError:
+            module = None
+        # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
+        if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
+            return module.Model, module.ModelArgs
+    raise UserError(
+        f"model_type is {model_type!r}, expected one that mlx-lm has a model for, "
+        f"or one of {tuple(ARCHITECTURES)}"
+    )
+
+
+def explicit_fields(config: Config) -> dict[str, Any]:
+    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
+
+    Args:
+        config: a ``config.json`` as transformers or mlx-lm writes it.
+
+    Raises:
+        UserError: they say what mlx-lm's model cannot compute.
+    """
+    architecture = architecture_of(config.get("model_type"))
+    silent = {name: v for name, v in architecture.defaults.items() if name not in config}
+    full_config = completed(config)
+    fields = dict(silent)
+    if architecture.ropes:
+        rope = rope_parameters(full_config, "full_attention")
+        check_rope(rope, full_config, architecture.ropes)
+        fields |= rope_fields(rope, full_config)
+    if architecture.fields:
+        fields |= architecture.fields(full_config)
+    return fields
+
+
+_COUNTS_IF_GIVEN = ("num_attention_heads", "head_dim", "sliding_window", "max_position_embeddings")
+
+
+def check_config(config: Config) -> None:
+    """Whether a model can be driven, as far as its ``config.json`` tells.
+
+    Raises:
+        UserError: it cannot; the sentence names the field.
+    """
+    model_type = config.get("model_type")
+    architecture = architecture_of(model_type)
+    if isinstance(model_type, str) and model_type in REFUSED:
+        raise UserError(f"model_type is {model_type!r}, which is refused: {REFUSED[model_type]}")
+    if not architecture.tested:
+        model_classes(config)
+    if config.get("text_config") is not None and config.get("hidden_size") is None:
+        raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        _check_integer(name, config.get(name))
+    for name in _COUNTS_IF_GIVEN:
+        if config.get(name) is not None:
+            _check_integer(name, config[name])
+    types, count = config.get("layer_types"), config["num_hidden_layers"]
+    if types is not None and (not isinstance(types, list) or len(types) != count):
+        raise UserError(f"layer_types is {types!r}, expected a list of num_hidden_layers = {count}")
+    for name, expected in architecture.assumes.items():
+        found = config.get(name)
+        if found is not None and found != expected:
+            raise UserError(f"{name} is {found!r}, expected {expected!r}")
+    fields = explicit_fields(config)
+    if architecture.windows is not None:
+        architecture.windows(completed(config))
+    if not architecture.tested:
+        _check_caches({**config, **fields})
+
+
+def _check_integer(name: str, value: Any, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}, expected an integer of at least {least}")
+
+
+def _check_caches(config: Config) -> None:
+    """Whether the caches of a model without weights can go back to an accepted path."""
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+    model_class, arguments = model_classes(config)
+    try:
+        caches = make_prompt_cache(model_class(arguments.from_dict(config)))
+    except Exception as error:  # whatever a missing field leads to in mlx-lm's model files
+        raise UserError(
+            f"mlx-lm's model of model_type {config['model_type']!r} cannot be made: {error}"
+        ) from None
+    for number, cache in enumerate(caches):
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", 0):
+            raise UserError(
+                f"model_type is {config['model_type']!r}, whose layer {number} has a "
+                f"{type(cache).__name__}, expected a KVCache: {_RECURRENT}"
+            )
+
+
+def text_limit(config: Config) -> int | None:
+    """How many tokens a model with learned positions can read; ``None``: any number."""
+    architecture = architecture_of(config.get("model_type"))
+    if architecture.positions == "rope":
+        return None
+    return completed(config)["max_position_embeddings"]
+
+
+def layer_windows(config: Config, model: "nn.Module") -> Windows:
+    """Each layer's sliding window, as transformers applies it; ``None``: full attention.
+
+    Args:
+        config: the model's ``config.json``.
+        model: the mlx-lm model; its layers are asked where the table leaves it to them.
+    """
+    architecture = architecture_of(config.get("model_type"))
+    if architecture.windows is not None:
+        return architecture.windows(completed(config))
+    from ..engine.structure import own_caches
+
+    return [getattr(cache, "max_size", None) for cache in own_caches(model)]

@@ -1,0 +1,166 @@
+"""LoRA and DoRA as ``mlx_lm.lora`` writes them: as they are, without streams."""
+
+import json
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models import mixtral
+from mlx_lm.tuner.lora import LoRALinear
+from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from random_models import relative_error
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
+from tiny_peft import edit, mlx_logits
+from typer.testing import CliRunner
+
+from specstream_mlx import UserError, load
+from specstream_mlx.adapters.files import mount, read_adapter
+from specstream_mlx.adapters.lora import AddedLoRALinear, unmount
+from specstream_mlx.cli import app
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(
+        tmp_path_factory.mktemp("mlx-lm") / "base", tie_word_embeddings=False
+    )
+
+
+def mlx_lm_directory(base, directory, kind, keys, num_layers):
+    model, _ = mlx_lm.load(str(base))
+    return write_mlx_lm_adapter(model, directory, kind, keys, num_layers)
+
+
+def write_mlx_lm_adapter(model, directory, kind, keys, num_layers):
+    """An adapter as ``mlx_lm.lora`` leaves it: all its settings in the file, checkpoints beside."""
+    model.freeze()
+    parameters = {"rank": 3, "dropout": 0.1, "scale": 4.0} | ({"keys": keys} if keys else {})
+    linear_to_lora_layers(model, num_layers, parameters, use_dora=kind == "dora")
+    mx.random.seed(3)
+    tensors = {
+        name: mx.random.normal(tensor.shape) * (0.1 if ".lora" in name else 1.0)
+        for name, tensor in tree_flatten(model.trainable_parameters())
+    }
+    directory.mkdir()
+    mx.save_safetensors(str(directory / "adapters.safetensors"), tensors)
+    mx.save_safetensors(str(directory / "0000100_adapters.safetensors"), tensors)
+    config = {
+        "model": "some/model",
+        "train": True,
+        "fine_tune_type": kind,
+        "optimizer": "adam",
+        "num_layers": num_layers,
+        "adapter_path": str(directory),
+        "lora_parameters": parameters,
+        "lr_schedule": None,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "num_layers"),
+    [
+        ("lora", None, 2),
+        ("lora", None, -1),
+        ("lora", ["self_attn.q_proj", "lm_head"], 3),
+        ("lora", ["self_attn.q_proj", "model.embed_tokens"], 0),
+        ("dora", None, 2),
+    ],
+)
+def test_an_adapter_of_mlx_lm_itself(kind, keys, num_layers, base, tmp_path):
+    directory = mlx_lm_directory(base, tmp_path / "lora", kind, keys, num_layers)
+    stock, _ = mlx_lm.load(str(base), adapter_path=str(directory))
+    expected = mlx_logits(stock)
+    ours, _ = load(base, adapter_path=directory)
+    assert ours.streams is None
+    np.testing.assert_array_equal(mlx_logits(ours.model), expected)
+    convert_adapter(directory, base, tmp_path / "out")
+    again = read_adapter(tmp_path / "out", ours.model, ours.config)
+    assert again.lora.keys() == ours.adapter.lora.keys()
+    ours.swap_adapter(tmp_path / "out")
+    np.testing.assert_array_equal(mlx_logits(ours.model), expected)
+    unmount(ours.model)
+    bare, _ = mlx_lm.load(str(base))
+    np.testing.assert_array_equal(mlx_logits(ours.model), mlx_logits(bare))
+
+
+def test_magnitudes_keep_their_precision(base, tmp_path):
+    """In a 16-bit model DoRA's magnitudes stay float32, as mlx_lm holds them; the rest follows."""
+    directory = mlx_lm_directory(base, tmp_path / "dora", "dora", None, 1)
+    model, _ = mlx_lm.load(str(base))
+    model.set_dtype(mx.bfloat16)
+    mount(model, read_adapter(directory, model, tiny_llama_config(tie_word_embeddings=False)))
+    layer = model.layers[-1].mlp.down_proj
+    assert (layer.m.dtype, layer.lora_a.dtype) == (mx.float32, mx.bfloat16)
+
+
+def test_experts(tmp_path):
+    """Without keys mlx_lm adapts the experts of a mixture too."""
+    config = {
+        "model_type": "mixtral",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 3,
+    }
+    models = [mixtral.Model(mixtral.ModelArgs.from_dict(config)) for _ in range(2)]
+    models[1].update(models[0].parameters())
+    directory = write_mlx_lm_adapter(models[0], tmp_path / "lora", "lora", None, 1)
+    unmount(models[0])
+    adapter = read_adapter(directory, models[1], config)
+    assert "model.layers.1.block_sparse_moe.switch_mlp.up_proj.lora_a" in adapter.lora
+    mount(models[1], adapter)
+    load_adapters(models[0], str(directory))
+    np.testing.assert_array_equal(mlx_logits(models[0].eval()), mlx_logits(models[1]))
+
+
+def test_an_adapter_without_streams_says_so(base, tmp_path):
+    directory = mlx_lm_directory(base, tmp_path / "lora", "lora", None, 4)
+    flags = ("--adapter-path", directory, "--ignore-chat-template", "--compare", "--json")
+    arguments = ("generate", "--model", base, "-p", "the meeting", "-m", 8, *flags)
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    assert f"The adapter {directory} has no streams, so only lookup may draft" in result.stderr
+    values = json.loads(result.stdout)
+    assert (values["identical"], values["accepted_length"]) == (True, 1.0)
+
+
+def test_full_fine_tuning_is_refused(base, tmp_path):
+    directory = mlx_lm_directory(base, tmp_path / "lora", "lora", None, 2)
+    edit(directory / "adapter_config.json", fine_tune_type="full", lora_parameters=None)
+    with pytest.raises(UserError, match="fine_tune_type is 'full', expected 'lora' or 'dora'"):
+        load(base, adapter_path=directory)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_our_lora_layer_computes_what_mlx_lm_s_does(bits, dtype):
+    mx.random.seed(0)
+    linear = nn.Linear(64, 96, bias=bits is None)
+    layer = LoRALinear.from_base(linear if bits is None else linear.to_quantized(64, bits), 4)
+    layer.scale, layer.lora_b = 3.3, mx.random.normal((4, 96))
+    layer.set_dtype(dtype)
+    x = mx.random.normal((1, 5, 64)).astype(dtype)
+    expected = layer(x)
+    layer.__class__ = AddedLoRALinear
+    found = layer(x)
+    assert found.dtype == expected.dtype == dtype
+    tolerance = 1e-6 if dtype == mx.float32 else 2e-3
+    assert relative_error(found.astype(mx.float32), expected.astype(mx.float32)) < tolerance
+
+
+def test_mounted_lora_is_ours_and_comes_off(base, tmp_path):
+    adapter = mlx_lm_directory(base, tmp_path / "lora", "lora", ["self_attn.q_proj"], 2)
+    model, _ = load(base, adapter_path=adapter)
+    kinds = {type(module) for module in model.model.modules() if isinstance(module, LoRALinear)}
+    assert kinds == {AddedLoRALinear}
+    unmount(model.model)
+    assert not any(isinstance(module, LoRALinear) for module in model.model.modules())

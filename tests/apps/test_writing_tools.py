@@ -1,0 +1,235 @@
+"""The writing tools on a tiny random model that stands in for the bundled one."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from specstream_mlx.apps.writing_tools.__main__ import app
+from specstream_mlx.apps.writing_tools.tools import (
+    ToolFinished,
+    ToolStarted,
+    ToolText,
+    WritingTools,
+    choose_tools,
+    read_text,
+    summary,
+)
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+from typer.testing import CliRunner
+
+from specstream_mlx import UserError, bundled, generate, load
+from specstream_mlx.prompts import chat_prompt
+
+TEXT = "please send the report"
+TEMPLATES = {"a": "Fix this: {text}", "b": "Shorten this: {text}"}
+KEYS = {
+    *("tool", "text", "swap_seconds", "adapter_bytes"),
+    *("generation_tokens", "generation_tps", "accepted_length"),
+}
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory):
+    """What the bundled model consists of: base, streams, and the adapters ``a`` and ``b``."""
+    root = tmp_path_factory.mktemp("bundled")
+    base = tiny_llama_directory(root / "base", tie_word_embeddings=False)
+    stream_adapter_directory(root / "streams", base)
+    for seed, (name, template) in enumerate(TEMPLATES.items(), start=1):
+        stream_adapter_directory(
+            root / "adapters" / name,
+            base,
+            mode="shared",
+            lora_rank=4 * seed,
+            lora_scale=2.0,
+            seed=seed,
+            prompt_template=template,
+        )
+    return root
+
+
+@pytest.fixture(autouse=True)
+def installed(installation, monkeypatch):
+    monkeypatch.setattr(bundled, "ROOT", installation)
+    return installation
+
+
+@pytest.fixture
+def never_load(monkeypatch):
+    """Fail where the model is loaded."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("specstream_mlx.apps.writing_tools.tools.load", refuse)
+
+
+def run(*args, stdin=None):
+    return CliRunner().invoke(app, [str(a) for a in ("--max-tokens", 8, *args)], input=stdin)
+
+
+def expected_text(root, tool, max_tokens=8):
+    model, tokenizer = load(root / "base", adapter_path=root / "adapters" / tool)
+    prompt = chat_prompt(tokenizer, TEXT, TEMPLATES[tool])
+    return generate(model, tokenizer, prompt, max_tokens=max_tokens)
+
+
+def test_events_come_in_order_and_hold_the_whole_text(installed):
+    tools = WritingTools()
+    for name in ("b", "a", "b"):
+        first, *pieces, last = tools.apply(TEXT, name, max_tokens=8)
+        assert isinstance(first, ToolStarted)
+        assert isinstance(last, ToolFinished)
+        assert {type(piece) for piece in pieces} == {ToolText}
+        assert {event.tool for event in (first, *pieces, last)} == {name}
+        assert "".join(piece.text for piece in pieces) == expected_text(installed, name)
+        assert first.swap_seconds > 0
+        assert first.adapter_bytes == sum(
+            tensor.nbytes
+            for file in (installed / "adapters" / name).glob("*.safetensors")
+            for tensor in mx.load(str(file)).values()
+        )
+        assert last.generation_tokens == 8
+        assert last.generation_tps > 0
+        assert last.accepted_length >= 1
+
+
+def test_text_streams_before_the_tool_has_finished():
+    events = WritingTools().apply(TEXT, "a", max_tokens=-1)
+    assert isinstance(next(events), ToolStarted)
+    assert isinstance(next(events), ToolText)
+    events.close()
+
+
+def base_weights(tools):
+    pairs = tree_flatten(tools.model.model.parameters())
+    return {name.replace(".linear.", "."): w for name, w in pairs if "lora_" not in name}
+
+
+def test_swap_leaves_base_weights_untouched():
+    tools = WritingTools()
+    before = {name: mx.array(weight) for name, weight in base_weights(tools).items()}
+    for name in ("a", "b", "a"):
+        list(tools.apply(TEXT, name, max_tokens=2))
+        after = base_weights(tools)
+        assert after.keys() == before.keys()
+        assert all(mx.array_equal(after[key], before[key]).item() for key in before)
+
+
+def test_every_tool_in_turn(installed):
+    result = run(TEXT)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    first, second = (expected_text(installed, name) for name in TEMPLATES)
+    assert first != second
+    places = [result.stdout.index(part) for part in ("a  (swapped", first, "b  (swapped", second)]
+    assert places == sorted(places)
+    assert result.stdout.count(" tokens/s, ") == 2
+    assert result.stdout.count(" tokens per call") == 2
+    assert result.stdout.count(" MB)") == 2
+
+
+def test_named_tools_alone_and_in_their_order():
+    assert "a  (swapped" not in run("--tool", "b", TEXT).stdout
+    lines = run("--json", "--tool", "b", "--tool", "a", TEXT).stdout.splitlines()
+    assert [json.loads(line)["tool"] for line in lines] == ["b", "a"]
+
+
+def test_json_is_one_object_per_tool(installed):
+    result = run("--json", TEXT)
+    values = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [value["tool"] for value in values] == ["a", "b"]
+    for value in values:
+        assert set(value) == KEYS
+        assert value["text"] == expected_text(installed, value["tool"])
+        assert value["generation_tokens"] == 8
+
+
+def test_text_from_standard_input_is_the_same_text():
+    given, read = run("--json", TEXT), run("--json", stdin=f"{TEXT}\n")
+    texts = [
+        [json.loads(line)["text"] for line in result.stdout.splitlines()]
+        for result in (given, read)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_unknown_tool_is_refused_before_anything_happens(never_load):
+    result = run("--tool", "a", "--tool", "poem", TEXT)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: there is no tool 'poem', expected one of a, b\n"
+
+
+@pytest.mark.parametrize(("args", "stdin"), [([""], None), (["  \n"], None), ([], " \n")])
+def test_empty_text_is_refused(args, stdin, never_load):
+    result = run(*args, stdin=stdin)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: the text is empty, expected")
+
+
+def test_terminal_without_text_is_refused(monkeypatch):
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    for stdin in (terminal, None):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UserError, match="there is no text, expected an argument or a file"):
+            read_text(None)
+        assert read_text("hello ") == "hello"
+
+
+def test_input_that_is_not_text_is_refused(never_load):
+    result = run(stdin=b"caf\xe9")
+    assert result.exit_code == 2
+    assert result.stderr == "error: standard input is not UTF-8 text\n"
+
+
+def test_text_longer_than_the_context_is_one_sentence():
+    result = run(TEXT * 200)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: the prompt has ")
+    assert result.stderr.endswith("holds 512\n")
+
+
+def test_missing_bundle_is_one_sentence(tmp_path, monkeypatch, never_load):
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    result = run(TEXT)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: this installation has no bundled adapters (")
+
+
+def test_all_tools_by_default():
+    assert choose_tools() == choose_tools(["a", "b"]) == ["a", "b"]
+
+
+def test_summary_joins_the_text():
+    events = [ToolStarted("a", 0.1, 5), ToolText("a", "x"), ToolText("a", "y")]
+    events.append(ToolFinished("a", 2, 30.0, 1.5))
+    assert summary(events) == {
+        "tool": "a",
+        "text": "xy",
+        "swap_seconds": 0.1,
+        "adapter_bytes": 5,
+        "generation_tokens": 2,
+        "generation_tps": 30.0,
+        "accepted_length": 1.5,
+    }
+
+
+@pytest.mark.parametrize("module", ["apps.writing_tools", "specstream_mlx.apps.writing_tools"])
+def test_runs_as_a_module(module):
+    result = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "python -m apps.writing_tools --tool proofread" in result.stdout

@@ -1,0 +1,77 @@
+"""The benchmark of quantized bases: its variants, its table, and a short run."""
+
+import json
+
+import pytest
+import typer
+from specstream_mlx.convert.to_mlx.recipes import RECIPES
+from tiny_models import tiny_llama_directory
+
+from benchmarks import quantization
+from benchmarks.quantization import VARIANTS, WHOLE, Row, check_variants, make_variant
+from specstream_mlx import UserError, bundled
+
+
+def row(variant, call_reduction, mode="shared"):
+    return Row(
+        variant, "sql", mode, "packed", 4_000_000, 9_000_000, 50.0, 90.0, 1.8, call_reduction,
+        16, 16, "exact match", 0.9, 0.9,
+    )  # fmt: skip
+
+
+def test_variants_are_those_named():
+    assert check_variants("") == list(VARIANTS)
+    assert check_variants("int4; mixed_3_6") == ["int4", "mixed_3_6"]
+    with pytest.raises(UserError, match="unknown variant 'int5', expected some of 16 bit; int8"):
+        check_variants("int5")
+
+
+def test_call_reduction_is_compared_with_16_bits_of_the_same_mode():
+    rows = [row(WHOLE, 4.0), row("int4", 3.0), row("int4", 2.0, "lossless")]
+    shares = [quantization.share_of_whole(measured, rows) for measured in rows]
+    assert shares == [1.0, 0.75, None]
+
+
+def test_the_table_has_a_line_for_each_row():
+    facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b"}
+    facts |= {"generator": "g", "items": 16}
+    table = quantization.markdown([row(WHOLE, 4.0), row("int4", 3.0)], facts)
+    line = next(line for line in table.splitlines() if "int4" in line)
+    assert line == (
+        "| sql, shared | int4 | packed | 4.0 | 9 | 50 | 90 | 1.80x | 3.00 | 0.75 | "
+        "exact match 0.90 | 0.90 |"
+    )
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "int4, groups of 32", "msa_4_8"])
+def test_variants_are_what_they_are_called(tmp_path, name):
+    base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
+    made = make_variant(base, name, 2, tmp_path / "made")
+    config = json.loads((made / "config.json").read_text())["quantization"]
+    layers = {key: value for key, value in config.items() if key.startswith("model.")}
+    if name in RECIPES:
+        assert layers["model.layers.0.mlp.up_proj"]["bits"] == 4
+        assert layers["model.layers.3.mlp.up_proj"]["bits"] == 8
+    else:
+        assert config["bits"] == int(name[3])
+        assert config["group_size"] == (32 if "32" in name else 64)
+    assert quantization.stored_bytes(made) < quantization.stored_bytes(base)
+    assert make_variant(base, WHOLE, 2, tmp_path / "other") == base
+
+
+def test_an_unknown_task_ends_with_a_sentence(capsys):
+    with pytest.raises(typer.Exit) as error:
+        quantization.main(only="sql,poem")
+    assert error.value.exit_code == 2
+    assert "unknown task 'poem', expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("sql" not in bundled.adapter_names(), reason="no bundled model")
+def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
+    quantization.main("16 bit;int4", "sql", items=8, max_tokens=64, output=tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    rows = [Row(**values) for values in json.loads(file.read_text())["rows"]]
+    (four,) = [r for r in rows if (r.variant, r.mode) == ("int4", "shared")]
+    assert quantization.share_of_whole(four, rows) >= 0.95
+    assert four.stored_bytes < rows[0].stored_bytes / 3

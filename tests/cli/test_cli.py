@@ -1,0 +1,310 @@
+"""The command line on a tiny random model: output, statistics, JSON, comparison, help."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import mlx_lm
+import pytest
+from command_line import generate, run
+from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+
+from specstream_mlx import UserError, bundled, load
+from specstream_mlx.autotune import tuning
+from specstream_mlx.cli import comparison
+from specstream_mlx.cli.drafts import DraftMarks
+from specstream_mlx.cli.request import Request
+
+KEYS = {
+    *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
+    *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
+    "verify",
+}
+
+
+def test_text_on_stdout_and_statistics_on_stderr(base, streams):
+    result = generate(base, "--adapter-path", streams)
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert "call reduction" not in result.stdout
+    assert "call reduction" in result.stderr
+    assert "Generation: 12 tokens" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["streams", "shared"])
+def test_json_with_comparison(kind, base, request):
+    directory = request.getfixturevalue(kind)
+    shape = ("--tree-size", 8)  # without a threshold, which random streams never reach
+    result = generate(base, "--adapter-path", directory, "--json", "--compare", *shape)
+    assert result.exit_code == 0
+    values = json.loads(result.stdout)
+    assert set(values) == {*KEYS, "plain", "speedup", "identical"}
+    assert values["identical"] is True
+    assert values["generation_tokens"] == 12
+    assert values["mode"] == ("shared" if kind == "shared" else "lossless")
+    assert set(values["plain"]) == {"text", "generation_tps"}
+    if kind == "streams":
+        assert values["plain"]["text"] == values["text"]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_comparison_with_a_quantized_kv_cache(mode, tmp_path, monkeypatch):
+    """mlx_lm is given the same arguments, and prints the same text, another than from floats."""
+    base = tiny_llama_directory(tmp_path / "base", num_attention_heads=2, seed=1)
+    lora = {"lora_rank": 4} if mode == "shared" else {}
+    adapter = stream_adapter_directory(tmp_path / "adapter", base, mode=mode, **lora)
+    given, plain = [], mlx_lm.stream_generate
+
+    def watched(*args, **kwargs):
+        given.append({name: kwargs[name] for name in kwargs if "kv" in name})
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(mlx_lm, "stream_generate", watched)
+    flags = ("--adapter-path", adapter, "--json", "--compare", "--tree-size", 8)
+    cache = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 8)
+    values = json.loads(generate(base, *flags, *cache).stdout)
+    assert values["identical"] is True
+    if mode == "lossless":
+        assert values["plain"]["text"] == values["text"]
+    expected = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 8}
+    assert given == [expected] * len(given) != []
+    assert values["text"] != json.loads(generate(base, *flags).stdout)["text"]
+    assert given[-1] == {"kv_bits": None, "kv_group_size": 64, "quantized_kv_start": 5000}
+
+
+def test_json_alone_has_no_comparison(base):
+    values = json.loads(generate(base, "--json").stdout)
+    assert set(values) == KEYS
+    assert values["target_calls"] == values["generation_tokens"] == 12
+
+
+def test_comparison_for_people(base, streams):
+    result = generate(base, "--adapter-path", streams, "--compare")
+    assert "Identical output: yes" in result.stderr
+    assert "Speedup:" in result.stderr
+
+
+def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
+    """mlx_lm reads a Mistral's whole text, transformers and we the window."""
+    base = tiny_llama_directory(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    for size, answer in ((8, "no"), (400, "yes")):
+        text = json.dumps({**config, **window, "sliding_window": size})
+        (base / "config.json").write_text(text)
+        result = generate(base, "--compare")
+        assert f"Identical output: {answer}" in result.stderr
+        note = f"mlx_lm leaves out this model's sliding window of {size} tokens"
+        assert (note in result.stderr) == (answer == "no")
+
+
+def test_prompt_from_standard_input_is_the_same_prompt(base):
+    given = generate(base, "--json").stdout
+    read = run("generate", "--model", base, "-m", 12, "--json", stdin="hello there\n").stdout
+    assert json.loads(given)["text"] == json.loads(read)["text"]
+
+
+def test_show_drafts_keeps_the_text(tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
+    streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
+    plain = generate(base, "--adapter-path", streams)
+    marked = generate(base, "--adapter-path", streams, "--show-drafts")
+    assert "[" in marked.stdout
+    assert marked.stdout.replace("[", "").replace("]", "") == plain.stdout
+    assert "Drafts: [accepted in one step]" in marked.stderr
+
+
+def test_no_speculation_takes_one_call_a_token(base, streams):
+    for flags in (["--no-speculation"], ["--num-streams", 0]):
+        values = json.loads(generate(base, "--adapter-path", streams, "--json", *flags).stdout)
+        assert values["target_calls"] == values["generation_tokens"]
+        assert values["tree"] == "no drafts"
+
+
+def test_stop_string_ends_the_text(base):
+    text = json.loads(generate(base, "--json").stdout)["text"]
+    stop = text[len(text) // 2 :][:2]
+    values = json.loads(generate(base, "--json", "--stop", stop).stdout)
+    assert values["text"] == text.split(stop)[0]
+    assert values["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_max_tokens_is_exact(count, tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
+    streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
+    values = json.loads(generate(base, "--adapter-path", streams, "--json", "-m", count).stdout)
+    assert values["generation_tokens"] == count
+    assert values["finish_reason"] == "length"
+    assert values["target_calls"] < count or count < 3
+
+
+def test_comparison_of_a_single_token_has_no_rates(base, streams):
+    args = ("--adapter-path", streams, "--json", "--compare", "-m", 1)
+    values = json.loads(generate(base, *args).stdout)
+    assert values["identical"] is True
+    assert values["speedup"] is None
+
+
+def test_pairs_with_a_side_of_a_single_token_have_no_rates(base, streams, monkeypatch):
+    """Where tokens are drawn, any run may end at once."""
+    lengths = iter([5, 5, 1, 5, 5, 5, 5, 1, 5, 5])  # two of the five pairs
+
+    def responses(request):
+        last = next(lengths)
+        yield SimpleNamespace(generation_tps=10.0, generation_tokens=last)
+
+    monkeypatch.setattr(Request, "responses", responses)
+    monkeypatch.setattr(Request, "plain_responses", responses)
+    model = SimpleNamespace(model=load(base, adapter_path=streams)[0].model)
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Request))
+    ours, plain = comparison._rates(Request(**fields | {"model": model}))
+    assert len(ours) == len(plain) == 3
+    assert set(ours) == set(plain) == {8.0}
+
+
+def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
+    adapter = stream_adapter_directory(tmp_path / "a", base, prompt_template="Fix {this}: {text}!")
+    for flags, prompt in (
+        ([], "<|user|>Fix {this}: a {text} b!<|end|><|assistant|>"),
+        (["--ignore-chat-template"], "a {text} b"),
+    ):
+        result = generate(base, "--adapter-path", adapter, "--json", *flags, prompt="a {text} b")
+        expected = len(tiny_tokenizer().encode(prompt, add_special_tokens=False))
+        assert json.loads(result.stdout)["prompt_tokens"] == expected
+
+
+def test_drafts_in_colour_take_turns(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    marks = DraftMarks()
+    steps = [("a", True), ("b", False), ("c", True), ("d", False), ("e", True)]
+    shown = [marks.mark(text, from_draft) for text, from_draft in steps]
+    assert shown[1] == "b"
+    assert shown[3] == "d"
+    assert shown[0].replace("a", "e") == shown[4]
+    assert shown[0].replace("a", "c") != shown[2]
+    assert marks.close() == ""
+
+
+@pytest.fixture
+def installed(base, streams, shared, tmp_path, monkeypatch):
+    """An installation that has the bundled model and one adapter, ``sql``."""
+    for source, target in ((base, "base"), (streams, "streams"), (shared, "adapters/sql")):
+        shutil.copytree(source, tmp_path / target)
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "adapter", "mode"),
+    [([], "streams", "lossless"), (["--adapter", "sql"], "sql", "shared")],
+)
+def test_bundled_model(flags, adapter, mode, installed):
+    result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
+    assert result.stderr.splitlines()[0].startswith("Using the bundled demonstration model")
+    values = json.loads(result.stdout)
+    assert (values["model"], values["adapter"], values["mode"]) == ("bundled", adapter, mode)
+
+
+def test_unknown_bundled_adapter_lists_the_names(installed):
+    result = run("generate", "-p", "hi", "--adapter", "poem")
+    assert result.exit_code == 2
+    assert result.stderr == "error: there is no bundled adapter 'poem', expected one of sql\n"
+
+
+def start(base, *args):
+    command = [sys.executable, "-m", "specstream_mlx", "generate", "--model", base, "-p", "hi"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([str(a) for a in (*command, *args)], stdout=pipe, stderr=pipe)
+
+
+def test_interrupt_is_quiet(base):
+    process = start(base, "-m", 10**6)
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+
+
+def test_closed_pipe_is_quiet(base):
+    process = start(base, "-m", 10**6)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_doctor_reports_device_and_what_is_missing():
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["device"]["backend"] in ("cpu", "metal", "cuda")
+    assert facts["device"]["blas"]
+    assert facts["packages"]["mlx"]
+    assert all(isinstance(sentence, str) for sentence in facts["missing"])
+
+
+def test_help_does_not_import_mlx():
+    code = (
+        "import sys; from typer.testing import CliRunner; from specstream_mlx.cli import app; "
+        "assert CliRunner().invoke(app, ['generate', '--help']).exit_code == 0; "
+        "assert 'mlx.core' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_sampling_from_the_command_line(base, streams):
+    """A seed repeats a run, the rule is named, and a comparison asks for rates alone."""
+    flags = ("--adapter-path", streams, "--temp", 0.9, "--top-p", 0.95, "--seed", 3, "--json")
+    penalties = ("--repetition-penalty", 1.1, "--logit-bias", '{"5": -2}')
+    first, again = (json.loads(generate(base, *flags, *penalties).stdout) for _ in range(2))
+    assert first["text"] == again["text"]
+    assert first["verify"] == "sample"
+    result = generate(base, *flags[:-1], "--verify", "rejection", "--compare")
+    assert "Verify: rejection" in result.stderr
+    assert "Identical output: not asked" in result.stderr
+    values = json.loads(generate(base, *flags, "--compare").stdout)
+    assert values["identical"] is None
+    assert values["speedup"] > 0
+
+
+def test_typical_is_labelled_and_wrong_rules_are_refused(base, streams):
+    flags = ("--adapter-path", streams)
+    assert "LOSSY" in generate(base, *flags, "--temp", 1, "--verify", "typical").stderr
+    for wrong in (
+        ("--verify", "typical"),
+        ("--temp", 1, "--verify", "greedy"),
+        ("--temp", 1, "--verify", "rejection", "--tree-size", 4),
+        ("--temp", -1),
+        ("--logit-bias", "five"),
+        ("--logit-bias", '{"999999": 1}'),
+        ("--logit-bias", '{"-1": 1}'),
+        ("--repetition-penalty", -1),
+        ("--seed", -1),
+        ("--lookup-size", 4),
+    ):
+        assert generate(base, *flags, *wrong).exit_code == 2
+
+
+def test_a_seed_repeats_a_run_that_was_tuned(base, streams, monkeypatch):
+    """What adapts follows the clock, so with a seed nothing adapts."""
+    results = [generate(base, "--adapter-path", streams, "--seed", 3, "--temp", 1) for _ in "ab"]
+    assert results[0].stdout == results[1].stdout
+    assert "as tuned" in generate(base, "--adapter-path", streams, "--temp", 1).stderr
+    assert "as tuned" not in results[0].stderr
+
+
+def test_a_calibration_text_that_cannot_be_used_stops_nothing(base, streams, monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("calibration.jsonl is no good")
+
+    monkeypatch.setattr(tuning, "tune", refuse)
+    result = generate(base, "--adapter-path", streams)
+    assert result.exit_code == 0
+    assert "Not tuned: calibration.jsonl is no good" in result.stderr

@@ -1,0 +1,21 @@
+"""Runs the command line in this process."""
+
+from typer.testing import CliRunner
+
+from specstream_mlx.cli import app
+
+
+def run(*args, stdin=None):
+    return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+
+
+def generate(base, *args, prompt="hello there", **kwargs):
+    return run("generate", "--model", base, "-p", prompt, "-m", 12, *args, **kwargs)
+
+
+def refusal(result):
+    """The one sentence that the command ends with."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    return line

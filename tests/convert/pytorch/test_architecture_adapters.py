@@ -1,0 +1,182 @@
+"""Adapters of every architecture: PEFT's LoRA, and streams layer by layer, MLX against PyTorch."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+import torch
+from architecture_models import CASES, VOCAB_SIZE, pair, scratch
+from mlx_lm.tuner.utils import load_adapters
+from mlx_lm.utils import load_model
+from peft import LoraConfig, get_peft_model
+from random_models import random_prompt
+from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
+from specstream_mlx.convert.pytorch import backbone
+from specstream_mlx.convert.pytorch.backbone import linear_layers
+from specstream_mlx.convert.pytorch.formats import base_fingerprint, load_base, write_adapter
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_models import tiny_tokenizer
+from tiny_peft import close, peft_directory
+from torch_tiny import tiny_model
+from transformers import AttentionInterface
+
+from specstream_mlx import load
+from specstream_mlx.base_model import read_config
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
+
+TOKENS = random_prompt(30, seed=4, vocab_size=VOCAB_SIZE)  # more than two windows
+SHORT = TOKENS[:10]  # less than one, as mlx_lm leaves some windows out
+
+_SEPARATE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEAR = {
+    "Llama 3.1": _SEPARATE,
+    "Mistral 0.1, window": _SEPARATE,
+    "Phi-2": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
+    "Phi-3 mini 4k, window": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "Qwen2, windows on the upper layers": _SEPARATE,
+    "Qwen3 8B": _SEPARATE,
+    "Gemma 2": _SEPARATE,
+    "Gemma 3": _SEPARATE,
+    "OPT": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    "OPT, norms after": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+}
+
+
+@cache
+def bases(case):
+    """A case as a Hugging Face directory and in MLX format."""
+    hf = Path(scratch().name) / f"adapters {list(CASES).index(case)}"
+    shutil.copytree(pair(case).model.path, hf / "hf")
+    tiny_tokenizer().save_pretrained(hf / "hf")
+    convert_base(hf / "hf", hf / "mlx")
+    return hf / "hf", hf / "mlx"
+
+
+def decoded(model, tokens, start):
+    """(tokens - start, vocab) logits of our runtime: a prefilled prompt, then one pass."""
+    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+    decoder.prefill(mx.array(tokens[:start]))
+    rows = np.arange(len(tokens) - start, dtype=np.int32)
+    chain = DraftTree(np.array(tokens[start:], np.int32), rows - 1, rows)
+    return np.array(decoder.step(chain, "none").logits)
+
+
+def stock(base, adapter):
+    """The base with the adapter through mlx_lm's own loaders, which need our classes for OPT."""
+    if ARCHITECTURES[read_config(base)["model_type"]].classes is None:
+        return mlx_lm.load(str(base), adapter_path=str(adapter))[0]
+    model, _ = load_model(base, get_model_classes=model_classes)
+    return load_adapters(model, str(adapter))
+
+
+def torch_logits(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].numpy()
+
+
+def test_every_architecture_has_a_case():
+    assert {pair(case).model.config["model_type"] for case in LINEAR} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_lora_logits_are_those_of_peft(case, tmp_path):
+    """On all linear layers, with a rank of their own for some and a scale of its own for one."""
+    hf, base = bases(case)
+    targets = LINEAR[case]
+    assert sorted(linear_layers(pair(case).torch_model)) == sorted(targets)
+    names = [name for name, _ in pair(case).torch_model.named_modules()]
+    one = next(n for n in names if ".layers.1." in n and n.endswith(targets[-1]))
+    patterns = {"rank_pattern": {targets[0]: 2}, "alpha_pattern": {one: 3}}
+    model = peft_directory(hf, tmp_path / "peft", target_modules=targets, **patterns)
+    convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
+    expected = torch_logits(model, TOKENS)
+    ours, _ = load(base, adapter_path=tmp_path / "out")
+    assert len(ours.adapter.lora) == 2 * len(targets) * len(ours.model.layers)
+    assert close(expected[21:], decoded(ours, TOKENS, 21))
+    mounted = stock(base, tmp_path / "out")
+    assert close(expected[: len(SHORT)], np.array(mounted(mx.array([SHORT]))[0]))
+    bare = pair(case).logits(TOKENS)
+    assert np.abs(bare - expected)[21:].max() > 0.1
+    ours.swap_adapter(None)
+    assert close(bare[21:], decoded(ours, TOKENS, 21))
+
+
+def differences(case, mode, tmp_path, tokens=TOKENS, prompt_length=21, **streams):
+    """The largest relative difference of each part, by its name."""
+    hf, base = bases(case)
+    torch.manual_seed(0)
+    model = load_base(hf)
+    if mode == "shared":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=linear_layers(model)))
+    streams = {"num_msa_layers": 3, "base_fingerprint": base_fingerprint(hf), **streams}
+    write_adapter(tiny_model(mode, base=model, lora=False, **streams), tmp_path / "torch")
+    convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")
+    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", tokens, prompt_length)
+    return {difference.name: difference.relative for difference in found}
+
+
+STREAMS = {
+    "lossless": {"stream_mlp": "base+adapter"},
+    "shared": {"stream_init": "linear", "stream_init_rank": 4},
+}
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+@pytest.mark.parametrize("case", LINEAR)
+def test_streams_are_those_of_pytorch(case, mode, tmp_path):
+    """Hidden states of main stream and streams, layer by layer, then all logits."""
+    found = differences(case, mode, tmp_path, **STREAMS[mode])
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+    layers = pair(case).model.config["num_hidden_layers"]
+    names = {f"layer {number} main" for number in range(layers)}
+    names |= {f"layer {number} streams" for number in range(layers - 3, layers)}
+    assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
+
+
+@pytest.mark.parametrize("case", ["Phi-2", "Phi-3 mini 4k, window", "Qwen3 8B", "Gemma 2", "OPT"])
+def test_streams_from_the_embeddings_up(case, tmp_path):
+    """In every layer, their values rotated, and a pruner that passes the final norm by."""
+    variant = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
+    variant |= {"num_msa_layers": 4, "pruner_form": "literal"}
+    found = differences(case, "lossless", tmp_path, **variant)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+def test_longrope_takes_its_long_factors_for_short_texts_too(tmp_path):
+    """As mlx-lm does, in the reference and beside PEFT's LoRA; transformers does not."""
+    case = "Phi-3 mini 128k, longrope"
+    hf, base = bases(case)
+    found = differences(case, "shared", tmp_path, tokens=SHORT, prompt_length=5)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+    peft_directory(hf, tmp_path / "peft", target_modules=["qkv_proj"])
+    convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
+    (difference,) = plain_differences(hf, tmp_path / "peft", base, tmp_path / "out", SHORT)
+    assert difference.relative <= BOUND
+    assert not close(pair(case).logits(SHORT), torch_logits(load_base(hf), SHORT))
+
+
+@pytest.mark.parametrize(
+    ("case", "detail"),
+    [
+        *[(case, "sliding_window") for case in LINEAR if "window" in case or "Gemma" in case],
+        ("Gemma 2", "softcap"),
+        ("Gemma 2", "scaling"),
+    ],
+)
+def test_a_forgotten_detail_would_show(case, detail, tmp_path, monkeypatch):
+    """Negative control: transformers tells our attention of it, and the comparison sees it."""
+    without = 1 / 16 if detail == "scaling" else None
+
+    def forgetful(*args, **kwargs):
+        return backbone._attention(*args, **{**kwargs, detail: without})
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, backbone._ATTENTION, forgetful)
+    assert differences(case, "lossless", tmp_path)["stream logits"] > 10 * BOUND

@@ -1,0 +1,123 @@
+"""The trainer on other architectures than Llama's, and what the runtime makes of the result."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from architecture_models import random_model
+from random_models import random_prompt
+from specstream_mlx.convert.pytorch import trainer
+from specstream_mlx.convert.pytorch.losses import Batch, default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.settings import TrainSettings
+from tiny_models import tiny_tokenizer
+from torch_tiny import tiny_completions, tiny_model
+from transformers import GraniteConfig, GraniteForCausalLM
+from typer.testing import CliRunner
+
+from specstream_mlx import UserError, load
+from specstream_mlx.cli import app
+
+VOCAB = 320
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [
+        ("Qwen2 0.5B, tied", "lossless"),
+        ("Phi-2", "lossless"),
+        ("Phi-3 mini 4k, window", "shared"),
+        ("Gemma 2", "shared"),
+        ("OPT", "shared"),
+    ],
+)
+def test_learns_and_converts(case, mode, data, tmp_path):
+    """The loss falls, and what was written computes the same in MLX."""
+    hf = tmp_path / "hf"
+    random_model(case, VOCAB).save_pretrained(hf)
+    tiny_tokenizer().save_pretrained(hf)
+    settings = TrainSettings(
+        model=hf,
+        data=data,
+        output=tmp_path / "run",
+        mode=mode,
+        num_msa_layers=2,
+        batch_size=8,
+        iters=24,
+        learning_rate=2e-2,
+        log_every=1,
+    )
+    adapter = trainer.train(settings)
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    flags = ["--model", hf, "--adapter-path", adapter, "--mlx-path", tmp_path / "mlx", "--verify"]
+    result = CliRunner().invoke(app, ["convert", *map(str, flags)])
+    assert result.exit_code == 0, result.output
+    model, _ = load(hf, adapter_path=tmp_path / "mlx")
+    assert bool(model.adapter.lora) == (mode == "shared")
+    assert model.streams.config.mode == mode
+
+
+@pytest.mark.parametrize("case", ["Phi-2", "Gemma 2", "OPT"])
+def test_segments_change_nothing(case):
+    """What stands in the layers' places is the same when a segment is computed again."""
+    base = random_model(case)
+    model = tiny_model("lossless", base=base, stream_mlp="base+adapter")
+    tokens = torch.tensor([random_prompt(20, seed=seed, vocab_size=90) for seed in (1, 2)])
+    batch = Batch(tokens, torch.tensor([4, 9]), torch.tensor([20, 17]))
+    gradients = []
+    for segments in (1, 3):
+        model.zero_grad()
+        n_gram_loss(model, batch, default_alphas("lossless", 3), segments).total.backward()
+        named = model.named_parameters()
+        gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() >= set(model.stream_tensors())
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_an_untested_architecture_is_refused(mode, data, tmp_path):
+    config = GraniteConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=VOCAB,
+    )
+    GraniteForCausalLM(config).save_pretrained(tmp_path / "hf")
+    settings = TrainSettings(
+        model=tmp_path / "hf", data=data, output=tmp_path / "run", mode=mode, num_msa_layers=1
+    )
+    with pytest.raises(UserError, match="'granite' model, expected one of \\('llama', "):
+        trainer.train(settings)
+
+
+def test_linear_layers_of_another_architecture_are_refused(data, tmp_path):
+    random_model("Phi-3 mini 4k, window", VOCAB).save_pretrained(tmp_path / "hf")
+    settings = TrainSettings(
+        model=tmp_path / "hf",
+        data=data,
+        output=tmp_path / "run",
+        mode="shared",
+        lora_targets=("q_proj",),
+    )
+    with pytest.raises(UserError, match="'q_proj', expected some of o_proj, qkv_proj, gate_up"):
+        trainer.train(settings)
+
+
+def test_the_table_of_architectures_is_read_without_mlx():
+    """Training needs none."""
+    code = (
+        "import sys; from specstream_mlx.models.architectures import check_config; "
+        "check_config({'model_type': 'opt', 'hidden_size': 8, 'num_hidden_layers': 1, "
+        "'vocab_size': 9}); assert 'mlx.core' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,311 @@
+"""The PyTorch reference against transformers and against a brute-force row list."""
+
+import math
+
+import pytest
+import torch
+from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
+from torch_tiny import tiny_batch, tiny_llama, tiny_model
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from specstream_mlx.config import StreamConfig
+
+VARIANTS = {
+    "identity": {},
+    "one stream": {"num_streams": 1},
+    "all layers": {"num_msa_layers": 3},
+    "linear": {"stream_init": "linear", "stream_init_rank": 5},
+    "value rotation": {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
+    "base MLP": {"stream_mlp": "base", "stream_adapter_rank": 0},
+    "adapter": {"stream_mlp": "adapter", "stream_adapter_rank": 4},
+    "base + adapter": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4},
+    "literal pruner": {"pruner_form": "literal"},
+}
+
+
+def run(model, batch, **kwargs):
+    with torch.no_grad():
+        return model(batch.tokens, batch.stream_from, batch.lengths, **kwargs)
+
+
+def turn(x, angle):
+    """Rotate pairs (i, i + d/2), written out."""
+    half = x.shape[-1] // 2
+    out = x.clone()
+    for i in range(half):
+        out[..., i] = x[..., i] * math.cos(angle[i]) - x[..., i + half] * math.sin(angle[i])
+        out[..., i + half] = x[..., i + half] * math.cos(angle[i]) + x[..., i] * math.sin(angle[i])
+    return out
+
+
+def brute_force(model, tokens, stream_from):
+    """One sequence as a flat list of rows under one explicit mask.
+
+    Returns the rows, each ``(p, 0)`` for main and ``(p, j)`` for stream j, and each layer's output
+    for the rows present in it.
+    """
+    config, llama = model.config, model.causal_lm
+    gamma, d = config.num_streams, llama.config.head_dim
+    theta = llama.config.rope_parameters["rope_theta"]
+    rows = [(p, 0) for p in range(len(tokens))]
+    x = llama.model.embed_tokens(tokens)
+    layers = []
+    for index, layer in enumerate(llama.model.layers):
+        if index == config.first_msa_layer:
+            for p in range(stream_from - 1, len(tokens)):
+                for j in range(1, gamma + 1):
+                    seed = x[p]
+                    if config.stream_init == "linear":
+                        init = model.streams.init
+                        seed = init.up.weight @ (init.down.weight @ seed)
+                    if config.stream_init != "value_rotation":
+                        seed = seed + model.streams.embeddings[j - 1]
+                    rows.append((p, j))
+                    x = torch.cat((x, seed[None]))
+        attention = layer.self_attn
+        normed = layer.input_layernorm(x)
+        q = attention.q_proj(normed).view(len(rows), -1, d)
+        k = attention.k_proj(normed).view(len(rows), -1, d)
+        v = attention.v_proj(normed).view(len(rows), -1, d)
+        q, k, v = q.clone(), k.clone(), v.clone()
+        for r, (p, j) in enumerate(rows):
+            angle = [(p + j) * theta ** (-2 * i / d) for i in range(d // 2)]
+            q[r], k[r] = turn(q[r], angle), turn(k[r], angle)
+            if config.stream_init == "value_rotation" and j:
+                v[r] = turn(v[r], [config.value_rotation_epsilon * j] * (d // 2))
+        sees = torch.zeros(len(rows), len(rows), dtype=torch.bool)
+        for r, (p, j) in enumerate(rows):
+            for s, (other, i) in enumerate(rows):
+                if i == 0:
+                    sees[r, s] = other <= p
+                elif j == 0:
+                    sees[r, s] = config.mode == "shared" and other == p
+                else:
+                    sees[r, s] = other == p and i <= j
+        heads = []
+        for head in range(q.shape[1]):
+            group = head // (q.shape[1] // k.shape[1])
+            scores = q[:, head] @ k[:, group].T / math.sqrt(d)
+            heads.append(scores.masked_fill(~sees, -math.inf).softmax(-1) @ v[:, group])
+        x = x + attention.o_proj(torch.cat(heads, dim=-1))
+        normed = layer.post_attention_layernorm(x)
+        out = layer.mlp(normed)
+        for r, (_, j) in enumerate(rows):
+            if j and config.stream_mlp != "base":
+                adapter = model.streams.adapters[str(index)]
+                low = adapter.up.weight @ (adapter.down.weight @ normed[r])
+                out[r] = low if config.stream_mlp == "adapter" else out[r] + low
+        x = x + out
+        layers.append((list(rows), x))
+    return layers
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_brute_force_layer_by_layer(mode, name):
+    model = tiny_model(mode, **VARIANTS[name])
+    batch = tiny_batch()
+    out = run(model, batch, keep_layers=True)
+    first = model.config.first_msa_layer
+    for item, (length, start) in enumerate(zip(batch.lengths, batch.stream_from, strict=True)):
+        with torch.no_grad():
+            expected = brute_force(model, batch.tokens[item, :length], int(start))
+        for index, (rows, x) in enumerate(expected):
+            for row, want in zip(rows, x, strict=True):
+                p, j = row
+                if j == 0:
+                    got = out.trunk.main_layers[index][item, p]
+                else:
+                    got = out.trunk.stream_layers[index - first + 1][item, p - start + 1, j - 1]
+                torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4, msg=f"{index} {row}")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_lossless_main_stream_is_the_base(tied, kv_heads):
+    model = tiny_model(base=tiny_llama(tied=tied, kv_heads=kv_heads))
+    batch = tiny_batch()
+    out = run(model, batch)
+    for item, length in enumerate(batch.lengths):
+        tokens = batch.tokens[item : item + 1, :length]
+        with torch.no_grad():
+            expected = model.base(tokens).logits
+        assert expected.std() >= 1
+        got = out.main_logits[item : item + 1, :length]
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_shared_main_stream_sees_its_streams():
+    model, batch = tiny_model("shared"), tiny_batch()
+    out = run(model, batch)
+    with torch.no_grad():
+        plain = model.base(batch.tokens).logits
+    start = int(batch.stream_from[0]) - 1
+    torch.testing.assert_close(out.main_logits[0, :start], plain[0, :start], atol=1e-4, rtol=1e-4)
+    assert (out.main_logits[0, start] - plain[0, start]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_streams_see_no_later_token_and_padding_changes_nothing(mode):
+    model, batch = tiny_model(mode), tiny_batch()
+    out = run(model, batch)
+    changed = tiny_batch()
+    changed.tokens[:, 8:] = (changed.tokens[:, 8:] + 7) % 50
+    after = run(model, changed)
+    early = (out.positions < 8) & out.valid
+    assert torch.equal(out.stream_logits[early], after.stream_logits[early])
+    assert torch.equal(out.main_logits[:, :8], after.main_logits[:, :8])
+    late = (out.positions >= 8) & out.valid
+    assert not torch.equal(out.stream_logits[late], after.stream_logits[late])
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_streams_of_a_position_do_not_depend_on_other_positions_streams(mode):
+    """Fewer positions with streams: the others' streams stay, unless main rows saw them (Eq. 3)."""
+    model = tiny_model(mode)
+    one = tiny_batch(lengths=(10,), stream_from=(3,))
+    few = tiny_batch(lengths=(10,), stream_from=(8,))
+    with_all, with_few = run(model, one), run(model, few)
+    same = torch.allclose(
+        with_all.stream_logits[:, -3:], with_few.stream_logits, atol=1e-4, rtol=1e-4
+    )
+    assert same == (mode == "lossless")
+
+
+def test_stream_does_not_see_later_streams_beside_it():
+    model, batch = tiny_model(), tiny_batch()
+    before = run(model, batch).stream_logits
+    with torch.no_grad():
+        model.streams.embeddings[1] += 1.0
+    after = run(model, batch).stream_logits
+    assert torch.equal(before[:, :, 0], after[:, :, 0])
+    assert (before[:, :, 1:] - after[:, :, 1:]).abs().amax((0, 1, 3)).min() > 1e-2
+
+
+def test_pruner_forms():
+    batch = tiny_batch()
+    for form in ("residual", "literal"):
+        model = tiny_model(pruner_form=form)
+        seed = run(model, batch).trunk.seed
+        low = seed @ model.pruner.down.weight.T @ model.pruner.up.weight.T
+        if form == "residual":
+            low = model.base.model.norm(seed + low)
+        expected = model.base.lm_head(low)
+        torch.testing.assert_close(model.early_exit_logits(seed), expected)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
+    model = tiny_model(mode, **VARIANTS[name])
+    n_gram_loss(
+        model, tiny_batch(), default_alphas(mode, model.config.num_streams)
+    ).total.backward()
+    for key, parameter in model.named_parameters():
+        wanted = key.startswith(("streams.", "pruner.")) or "lora_" in key
+        assert parameter.requires_grad == wanted
+        assert wanted == (parameter.grad is not None and bool(parameter.grad.any())), key
+
+
+@pytest.mark.parametrize("form", ["residual", "literal"])
+def test_pruner_trains_alone(form):
+    """The other gradients are bit for bit those of a model without pruner, and vice versa."""
+    gradients = []
+    for rank in (4, 0):
+        model = tiny_model("shared", pruner_rank=rank, pruner_form=form)
+        model.load_state_dict(tiny_model("shared").state_dict(), strict=False)
+        n_gram_loss(model, tiny_batch(), default_alphas("shared", 3)).total.backward()
+        gradients.append({k: p.grad for k, p in model.named_parameters() if p.requires_grad})
+    for key, gradient in gradients[1].items():
+        assert torch.equal(gradient, gradients[0][key]), key
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_loss_is_the_mean_cross_entropy_of_every_stream(mode):
+    model, batch = tiny_model(mode), tiny_batch()
+    alphas = [0.7, 0.3, 0.2, 0.1]
+    loss = n_gram_loss(model, batch, alphas)
+    expected, early = [[] for _ in alphas], []
+    for item in range(3):
+        length, start = int(batch.lengths[item]), int(batch.stream_from[item])
+        tokens = batch.tokens[item : item + 1, :length]
+        # The streams beside the last token change nothing that is scored.
+        out = model(tokens, torch.tensor([start]), torch.tensor([length]))
+        exits = model.early_exit_logits(out.trunk.seed).log_softmax(-1)
+        for p in range(start - 1, length - 1):
+            early.append(-exits[0, p, tokens[0, p + 1]])
+            for j in range(len(alphas)):
+                if p + 1 + j < length:
+                    if j == 0:
+                        logits = out.main_logits[0, p]
+                    else:
+                        logits = out.stream_logits[0, p - start + 1, j - 1]
+                    expected[j].append(-logits.log_softmax(-1)[tokens[0, p + 1 + j]])
+    means = torch.stack([torch.stack(terms).mean() for terms in expected])
+    early = torch.stack(early).mean()
+    torch.testing.assert_close(loss.per_stream, means.detach(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(loss.pruner, early.detach(), atol=1e-4, rtol=1e-5)
+    total = (torch.tensor(alphas) * means).sum() + early
+    torch.testing.assert_close(loss.total, total, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
+    """The sliced head against autograd, with slices smaller than the rows."""
+    from specstream_mlx.convert.pytorch import losses
+
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 150)
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 32, requires_grad=True)
+    head, targets, upstream = torch.randn(50, 32), torch.randint(0, 50, (11,)), torch.randn(11)
+    bias = torch.randn(50) if softcap else None
+    got = losses.head_cross_entropy(hidden, head, targets, bias, softcap)
+    (got_gradient,) = torch.autograd.grad(got, hidden, upstream)
+    logits = hidden @ head.T
+    if softcap:
+        logits = softcap * torch.tanh((logits + bias) / softcap)
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    (gradient,) = torch.autograd.grad(expected, hidden, upstream)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got_gradient, gradient, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tensor_names_and_shapes_are_those_of_the_config(mode, name):
+    model = tiny_model(mode, **VARIANTS[name])
+    found = {k: tuple(t.shape) for k, t in model.stream_tensors().items()}
+    assert found == model.config.tensor_shapes()
+    own = {k for k in model.state_dict() if not k.startswith("base.")}
+    assert own == set(found)
+
+
+def test_shared_extras_are_20_h_parameters():
+    base = tiny_llama()
+    h = base.config.hidden_size
+    config = StreamConfig(mode="shared", num_msa_layers=2, hidden_size=h, num_hidden_layers=3)
+    model = SpeculativeStreamingModel(base, config)
+    extras = [p for n, p in model.named_parameters() if not n.startswith("base.")]
+    assert sum(p.numel() for p in extras) == 20 * h
+
+
+def test_new_adapters_and_pruner_change_nothing():
+    plain = tiny_model(trained=False, stream_mlp="base", stream_adapter_rank=0)
+    beside = tiny_model(trained=False, stream_mlp="base+adapter")
+    beside.streams.embeddings.data.copy_(plain.streams.embeddings)
+    batch = tiny_batch()
+    assert torch.equal(run(plain, batch).stream_logits, run(beside, batch).stream_logits)
+    seed = run(plain, batch).trunk.seed
+    assert torch.equal(plain.early_exit_logits(seed), plain.logits(seed))
+
+
+def test_refusals():
+    config = tiny_model().config
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=50))
+    with pytest.raises(ValueError, match="'gpt2' model, expected one of "):
+        SpeculativeStreamingModel(gpt2, config)
+    with pytest.raises(ValueError, match="num_hidden_layers of the base is 4, of the streams 3"):
+        SpeculativeStreamingModel(tiny_llama(layers=4), config)
+    with pytest.raises(ValueError, match="without LoRA"):
+        tiny_model("lossless", lora=True)

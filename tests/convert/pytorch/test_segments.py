@@ -1,0 +1,88 @@
+"""Segment attention: the same loss and gradients, in less memory."""
+
+import weakref
+
+import pytest
+import torch
+from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.segments import join_segments, map_segments
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_tiny import tiny_batch, tiny_llama, tiny_model
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, and their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self.known = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if id(storage) not in self.known:
+                    self.add(storage)
+        return out
+
+    def add(self, storage):
+        key, size = id(storage), storage.nbytes()
+
+        def gone(_):
+            self.live -= size
+            del self.known[key]
+
+        self.known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def gradients(model, batch, segments):
+    model.zero_grad()
+    alphas = default_alphas(model.config.mode, model.config.num_streams)
+    loss = n_gram_loss(model, batch, alphas, segments)
+    loss.total.backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
+    return loss, found
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("segments", [2, 3, 8, 100])
+def test_loss_and_gradients_are_those_of_one_piece(mode, segments):
+    model = tiny_model(mode)
+    batch = tiny_batch(lengths=(21, 30, 7), stream_from=(4, 9, 1))
+    whole, expected = gradients(model, batch, 1)
+    loss, got = gradients(model, batch, segments)
+    torch.testing.assert_close(loss.total, whole.total, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(loss.per_stream, whole.per_stream, atol=1e-5, rtol=1e-5)
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        bound = 1e-5 * max(1.0, float(gradient.abs().max()))
+        assert (got[name] - gradient).abs().max() <= bound, name
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_peak_memory_falls(mode):
+    model = tiny_model(mode, base=tiny_llama(vocab=400), num_msa_layers=3, num_streams=4)
+    batch = tiny_batch(vocab=400, lengths=(100, 100), stream_from=(8, 8))
+    peaks = []
+    for segments in (1, 3, 8):
+        with PeakMemory() as memory:
+            gradients(model, batch, segments)
+        peaks.append(memory.peak)
+    assert peaks[1] < 0.6 * peaks[0]
+    assert peaks[2] < 0.9 * peaks[1]
+
+
+def test_map_segments_splits_and_joins():
+    x = torch.arange(10.0).view(1, 10, 1)
+    parts = map_segments(lambda a, b: (2 * a, b), (x, None), 3)
+    assert [part[0].shape[1] for part in parts] == [4, 4, 2]
+    joined, nothing = join_segments(parts)
+    assert torch.equal(joined, 2 * x)
+    assert nothing is None
+    with pytest.raises(ValueError, match="segments is 0, expected at least 1"):
+        map_segments(lambda a: (a,), (x,), 0)

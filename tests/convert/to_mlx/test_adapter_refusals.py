@@ -1,0 +1,229 @@
+"""What cannot be imported ends in one sentence, and nothing is left behind."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specstream_mlx.convert.pytorch.formats import load_base, write_adapter
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_models import VOCAB_SIZE
+from tiny_peft import edit, peft_directory, untied_llama
+from torch_tiny import tiny_llama, tiny_model
+from typer.testing import CliRunner
+
+from specstream_mlx.cli import app
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def refused(hf, adapter, target):
+    """The one line on refusing to convert ``adapter``; nothing is left behind."""
+    before = sorted(target.parent.iterdir())
+    result = run("convert", "--model", hf, "--adapter-path", adapter, "--mlx-path", target)
+    assert result.exit_code == 2, result.output
+    assert sorted(target.parent.iterdir()) == before
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory):
+    return untied_llama(tmp_path_factory.mktemp("import") / "hf")
+
+
+@pytest.fixture(scope="module")
+def plain(hf):
+    """A PEFT adapter without any variation, to be copied and spoilt."""
+    peft_directory(hf, hf.parent / "plain", target_modules=["q_proj", "v_proj"])
+    return hf.parent / "plain"
+
+
+@pytest.fixture
+def spoilt(plain, tmp_path):
+    directory = tmp_path / "spoilt"
+    directory.mkdir()
+    for file in plain.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bias", "lora_only"),
+        ("modules_to_save", ["embed_tokens", "lm_head"]),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("layer_replication", [[0, 2], [1, 3]]),
+        ("lora_bias", True),
+        ("target_parameters", ["experts.gate_up_proj"]),
+        ("trainable_token_indices", [1, 2]),
+        ("a_field_of_the_future", 1),
+        ("peft_type", "LOHA"),
+        ("rank_pattern", ["q_proj"]),
+        ("rank_pattern", {"(": 3}),
+        ("alpha_pattern", {"q_proj": "much"}),
+        ("r", "four"),
+    ],
+)
+def test_refused_field(field, value, hf, spoilt, tmp_path):
+    edit(spoilt / "adapter_config.json", **{field: value})
+    sentence = refused(hf, spoilt, tmp_path / "out")
+    assert "adapter_config.json: " in sentence
+    assert {"r": "r is 'four'", "alpha_pattern": "lora_alpha 'much'"}.get(field, field) in sentence
+
+
+@pytest.mark.parametrize("kind", ["bias", "modules_to_save"])
+def test_what_peft_writes_for_them_is_refused(kind, hf, tmp_path):
+    value = {"bias": "all", "modules_to_save": ["lm_head"]}[kind]
+    peft_directory(hf, tmp_path / "peft", target_modules=["q_proj"], **{kind: value})
+    assert f"{kind} is {value!r}" in refused(hf, tmp_path / "peft", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop(next(iter(t))), "lora_a of model.layers.0.self_attn.q_proj is missing"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2, 2)}),
+            "tensor base_model.model.lm_head.weight is not LoRA",
+        ),
+        (
+            lambda t: t.update(
+                {"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": torch.ones(4, 2)}
+            ),
+            "LoRA of model.layers.7.self_attn.q_proj, which the base does not have",
+        ),
+        (
+            lambda t: t.update({next(iter(t)): torch.ones(4, 31)}),
+            "q_proj has shape (31, 4) when transposed, expected (32, 4)",
+        ),
+        (
+            lambda t: t.update({next(iter(t)): torch.ones(4, 32, dtype=torch.int32)}),
+            "has dtype mlx.core.int32, expected a floating-point one",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    "base_model.model.lm_head.lora_A.weight": torch.ones(4, 32),
+                    "base_model.model.lm_head.lora_B.weight": torch.ones(VOCAB_SIZE, 4),
+                    "base_model.model.lm_head.base_layer.weight": torch.ones(VOCAB_SIZE, 32),
+                }
+            ),
+            "lm_head.base_layer.weight is not the base's weight",
+        ),
+        (dict.clear, "has no LoRA tensors"),
+    ],
+)
+def test_refused_tensors(change, expected, hf, spoilt, tmp_path):
+    file = spoilt / "adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    sentence = refused(hf, spoilt, tmp_path / "out")
+    assert expected in sentence
+    assert "adapter_model.safetensors" in sentence
+
+
+def test_dora_of_an_embedding_is_refused(hf, tmp_path):
+    targets = ["embed_tokens", "q_proj"]
+    peft_directory(hf, tmp_path / "peft", target_modules=targets, use_dora=True)
+    sentence = refused(hf, tmp_path / "peft", tmp_path / "out")
+    assert "use_dora is true with model.embed_tokens" in sentence
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("embed_tokens", "the base's head is tied to it"), ("lm_head", "the base does not have")],
+)
+def test_tied_embeddings(target, expected, tmp_path):
+    tied = tmp_path / "tied"
+    tiny_llama(vocab=VOCAB_SIZE).save_pretrained(tied)
+    peft_directory(tied, tmp_path / "peft", target_modules=["q_proj", target])
+    assert expected in refused(tied, tmp_path / "peft", tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_a_copied_head_cannot_be_compared_with_a_quantized_one(hf, tmp_path):
+    convert_base(hf, tmp_path / "4bit", bits=4, group_size=32)
+    peft_directory(hf, tmp_path / "peft", target_modules=["lm_head"])
+    assert "expected --model to be a base that is not quantized" in refused(
+        tmp_path / "4bit", tmp_path / "peft", tmp_path / "out"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_streams_beside_lora_of_the_head(hf, tmp_path):
+    write_adapter(tiny_model("shared", base=load_base(hf)), tmp_path / "adapter")
+    peft_directory(hf, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
+    sentence = refused(hf, tmp_path / "adapter", tmp_path / "out")
+    assert "has streams beside LoRA of lm_head, expected it in decoder layers alone" in sentence
+
+
+def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):
+    edit(spoilt / "adapter_config.json", bias="all")
+    for other, target, expected in (
+        (spoilt, tmp_path / "out", "bias is 'all'"),
+        (plain, tmp_path / "out", "two adapters are named plain"),
+        (spoilt, tmp_path, "holds the adapter"),
+    ):
+        flags = ("--adapter-path", plain, "--adapter-path", other, "--mlx-path", target)
+        result = run("convert", "--model", hf, *flags, "--overwrite")
+        assert (result.exit_code, expected in result.stderr) == (2, True)
+        assert list(tmp_path.iterdir()) == [spoilt]
+
+
+def test_verifying_with_a_base_without_tokenizer(hf, plain, tmp_path):
+    """It is refused before anything is written."""
+    base = untied_llama(tmp_path / "hf")
+    for file in base.glob("*token*"):
+        file.unlink()
+    flags = ("--adapter-path", plain, "--mlx-path", tmp_path / "out", "--verify")
+    result = run("convert", "--model", base, *flags)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {base}: the tokenizer cannot be read: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+class Payload:
+    """Leaves a file behind if anybody unpickles it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "speculative_streaming.pt"])
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_malicious_pickle_is_refused(name, by_torch, hf, tmp_path):
+    trace = tmp_path / "executed"
+    write_adapter(tiny_model("shared", base=load_base(hf)), tmp_path / "adapter")
+    file = tmp_path / "adapter" / name
+    file.with_suffix(".safetensors").unlink()
+    if by_torch:
+        torch.save({"weight": Payload(trace)}, file)
+    else:
+        file.write_bytes(pickle.dumps({"weight": Payload(trace)}))
+    assert f"{file} is refused" in refused(hf, tmp_path / "adapter", tmp_path / "out")
+    assert not trace.exists()
+
+
+def test_a_torch_file_without_torch(hf, plain, tmp_path, monkeypatch):
+    (tmp_path / "adapter").mkdir()
+    config = (plain / "adapter_config.json").read_text()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(config)
+    (tmp_path / "adapter" / "adapter_model.bin").touch()
+    monkeypatch.delitem(sys.modules, "specstream_mlx.convert.pytorch.formats")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    sentence = refused(hf, tmp_path / "adapter", tmp_path / "out")
+    assert "adapter_model.bin needs torch: pip install 'specstream-mlx[torch]'" in sentence

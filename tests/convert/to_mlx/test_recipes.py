@@ -1,0 +1,125 @@
+"""``convert --quant-predicate`` and ``--group-size``: which layers get how many bits."""
+
+import json
+from typing import get_args
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.convert import convert as mlx_lm_convert
+from mlx_lm.utils import load_model
+from specstream_mlx.convert.to_mlx.recipes import RECIPES
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+from typer.testing import CliRunner
+
+from specstream_mlx import load, stream_generate
+from specstream_mlx.cli import app
+from specstream_mlx.cli.convert import convert
+from specstream_mlx.inspection.base import inspect_base
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(
+        tmp_path_factory.mktemp("recipes") / "base",
+        hidden_size=128, intermediate_size=256, num_hidden_layers=8, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["convert", *(str(a) for a in args)])
+
+
+def converted(base, target, *flags):
+    result = run("--model", base, "--mlx-path", target, *flags)
+    assert result.exit_code == 0, result.output
+    return target
+
+
+def bits_by_layer(directory):
+    model, _ = load_model(directory, lazy=True)
+    return {name: m.bits for name, m in model.named_modules() if "scales" in m}
+
+
+def test_the_option_names_every_recipe():
+    choices = get_args(convert.__annotations__["recipe"])[0]
+    assert get_args(get_args(choices)[0]) == RECIPES
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_group_sizes(bits, group_size, base, tmp_path):
+    target = converted(base, tmp_path / "mlx", "--bits", bits, "--group-size", group_size)
+    layers = inspect_base(target).quantization.layers
+    assert layers == {f"{bits} bits, group {group_size}": 8 * 7 + 2}
+    stock, tokenizer = mlx_lm.load(str(target))
+    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, [5, 6, 7], 8)]
+    ours, tokenizer = load(target)
+    assert plain == [r.token for r in stream_generate(ours, tokenizer, [5, 6, 7], 8)]
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.startswith("mixed")])
+def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path, capsys):
+    """The very tensors and bits that ``mlx_lm.convert`` writes."""
+    target = converted(base, tmp_path / "ours", "--quant-predicate", recipe)
+    theirs = tmp_path / "theirs"
+    mlx_lm_convert(
+        str(base), str(theirs), quantize=True, q_group_size=64, quant_predicate=recipe
+    )  # fmt: skip
+    found, expected = (
+        dict(tree_flatten(load_model(path)[0].parameters())) for path in (target, theirs)
+    )
+    assert found.keys() == expected.keys()
+    assert all(mx.array_equal(found[name], expected[name]) for name in expected)
+    assert bits_by_layer(target) == bits_by_layer(theirs)
+    assert inspect_base(target).quantization.mixed
+
+
+@pytest.mark.parametrize("high", [6, 8])
+def test_msa_layers_embeddings_and_head_at_more_bits(high, base, tmp_path):
+    flags = ("--quant-predicate", f"msa_4_{high}", "--num-msa-layers", 3)
+    target = converted(base, tmp_path / "mlx", *flags)
+    for name, bits in bits_by_layer(target).items():
+        layer = int(name.split(".")[2]) if "layers." in name else 8
+        assert bits == (high if layer >= 5 else 4), name
+    config = json.loads((target / "config.json").read_text())
+    assert config["quantization"]["bits"] == 4
+
+
+def test_streams_run_losslessly_on_a_mixed_model(base, tmp_path):
+    flags = ("--quant-predicate", "msa_4_8", "--num-msa-layers", 2, "--group-size", 32)
+    target = converted(base, tmp_path / "mlx", *flags)
+    adapter = stream_adapter_directory(tmp_path / "adapter", target)
+    model, tokenizer = load(target, adapter_path=adapter)
+    plain, _ = load(target)
+    tokens, expected = (
+        [r.token for r in stream_generate(m, tokenizer, [5, 6, 7, 8], 16)] for m in (model, plain)
+    )
+    assert tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--quant-predicate", "msa_4_8"], "num_msa_layers is None with the recipe msa_4_8"),
+        (
+            ["--quant-predicate", "msa_4_8", "--num-msa-layers", 9],
+            "num_msa_layers is 9 with the recipe msa_4_8, expected 1 to 8",
+        ),
+        (
+            ["--quant-predicate", "mixed_3_6", "--num-msa-layers", 2],
+            "num_msa_layers is 2 with the recipe mixed_3_6",
+        ),
+        (["--quant-predicate", "mixed_3_6", "--bits", 4], "expected at most one"),
+        (["--num-msa-layers", 2], "--num-msa-layers belongs to --quant-predicate"),
+        (["--quant-predicate", "mixed_9_9"], "mixed_9_9"),
+        (["--bits", 4, "--group-size", 48], "48"),
+    ],
+)
+def test_refusals(flags, sentence, base, tmp_path):
+    result = run("--model", base, "--mlx-path", tmp_path / "mlx", *flags)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,308 @@
+"""Trees of streams and lookup: validity, best nodes of all, and the output of every mode."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from architecture_models import pair
+from kv_cases import CROSSING, arguments, plain, prompt_of
+from random_models import (
+    Oracle,
+    assert_lossless,
+    assert_same_rows,
+    assert_same_tokens,
+    empty_tree,
+    plain_caches,
+    plain_tokens,
+    random_prompt,
+    speculative_model,
+    tokens_of,
+)
+from trees import arrays, assert_well_formed, random_candidates
+
+from specstream_mlx.drafting.hybrid import hybrid_tree, pooled
+from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
+from specstream_mlx.drafting.tree import best_first_tree
+
+NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+
+
+def path_tokens(tree, node):
+    return tuple(tree.tokens[tree.path(node)[1:]].tolist())
+
+
+def random_lookup(rng, vocab_size=8, length=40):
+    lookup = Lookup(rng.integers(0, vocab_size, length).tolist(), int(rng.integers(1, 5)))
+    lookup.accept(rng.integers(0, vocab_size, length).tolist())
+    return lookup
+
+
+def every_path(candidates, log_probs, lookup, lookup_size):
+    """All paths that streams or lookup guess, and their joint probabilities."""
+    found, level = {}, {(): 0.0}
+    for depth in range(max(len(candidates), lookup_size)):
+        below = {}
+        for path, score in level.items():
+            known = lookup.children(path) if depth < lookup_size else []
+            if depth < len(candidates):
+                row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
+                known = pooled(list(row), known)
+            below |= {(*path, token): score + log_prob for token, log_prob in known}
+        found |= below
+        level = below
+    return found
+
+
+def probabilities(guesses):
+    return {token: math.exp(score) for token, score in guesses}
+
+
+def guesses(values):
+    return [(token, math.log(value)) for token, value in values.items()]
+
+
+def test_pooled_probabilities_sum_to_at_most_one():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        streams = dict(zip(range(4), rng.dirichlet(np.full(5, 0.3))[:4] + 1e-9, strict=True))
+        first, second, _ = rng.dirichlet([1, 1, 1])
+        token = int(rng.integers(0, 7))
+        found = {token: first, token + 1: second}
+        for known in (found, {}):
+            together = probabilities(pooled(guesses(streams), guesses(known)))
+            assert set(together) == {*streams, *known}
+            assert sum(together.values()) <= 1 + 1e-6
+            assert all(value >= 0 for value in together.values())
+
+
+def test_streams_alone_are_unchanged():
+    streams = guesses({3: 0.5, 4: 0.2})
+    assert pooled(streams, []) == streams
+
+
+def test_agreement_is_surer_than_either():
+    together = probabilities(pooled(guesses({3: 0.6, 4: 0.2}), guesses({3: 0.7})))
+    assert together[3] > 0.9
+    assert together[4] < 0.2
+
+
+def test_the_surer_one_prevails_where_they_differ():
+    sure, unsure, long, short = {3: 0.98}, {3: 0.3, 4: 0.1}, {9: 0.8}, {9: 0.2}
+    streams_prevail = probabilities(pooled(guesses(sure), guesses(short)))
+    assert streams_prevail[3] > 0.9
+    assert streams_prevail[9] < 0.05
+    lookup_prevails = probabilities(pooled(guesses(unsure), guesses(long)))
+    assert lookup_prevails[9] > 2 * lookup_prevails[3]
+    doubted = probabilities(pooled(guesses(sure), guesses(long)))
+    assert doubted[3] > doubted[9]
+
+
+def test_lookup_decides_among_the_candidates_of_the_streams():
+    together = probabilities(pooled(guesses({3: 0.5, 4: 0.3}), guesses({4: 0.6})))
+    assert together[4] > 3 * together[3]
+    # By hand, of 0.95 * 0.3 * 0.6 / 0.05 and 0.95 * 0.5 * 0.4 and 0.24 * 0.4 for all other tokens.
+    assert together[4] == pytest.approx(3.42 / (3.42 + 0.19 + 0.096))
+    assert together[3] == pytest.approx(0.19 / (3.42 + 0.19 + 0.096))
+
+
+def test_lookup_may_name_a_token_where_the_streams_leave_none():
+    """As calibrated tables may: they sum to 1, and give no chance to some candidates."""
+    streams = [(3, 0.0), (4, -math.inf)]
+    assert set(dict(pooled(streams, guesses({4: 0.5})))) == {3, 4}
+    assert set(dict(pooled(streams, guesses({5: 0.5})))) == {3, 5}
+
+
+@pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 3), (2, 2), (3, 1)])
+def test_the_best_paths_of_all_in_one_budget(gamma, width):
+    rng = np.random.default_rng(gamma)
+    for seed in range(10):
+        lookup, depth = random_lookup(rng), int(rng.integers(1, 5))
+        tokens, scores = NO_STREAMS
+        if gamma:
+            tokens = np.array([rng.choice(8, width, replace=False) for _ in range(gamma)], np.int32)
+            _, scores = random_candidates(gamma, width, seed)
+        every = every_path(tokens, scores, lookup, depth)
+        best = sorted(every.values(), reverse=True)
+        for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.05, 0.3)):
+            tree = hybrid_tree(7, tokens, scores, lookup, depth, size, threshold)
+            assert_well_formed(tree)
+            assert tree.tokens[0] == 7
+            likely = [s for s in best if threshold is None or s >= math.log(threshold)]
+            found = [every[path_tokens(tree, node)] for node in range(1, len(tree))]
+            assert sorted(found, reverse=True) == pytest.approx(likely[:size])
+
+
+def test_without_a_match_it_is_the_tree_of_the_streams():
+    lookup = Lookup([], 4)
+    for seed in range(10):
+        candidates, log_probs = random_candidates(3, 3, seed)
+        for size in (1, 5, 12):
+            found = hybrid_tree(7, candidates, log_probs, lookup, 9, size)
+            expected = best_first_tree(7, candidates, log_probs, size)
+            for a, b in zip(arrays(found), arrays(expected), strict=True):
+                assert (a == b).all()
+
+
+def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
+    """Streams know of a corrected word, lookup of what follows it."""
+    lookup = Lookup([1, 2, 3, 4, 5, 6, 9], 4)
+    candidates, log_probs = np.array([[2]], np.int32), np.array([[-0.1]], np.float32)
+    tree = hybrid_tree(9, candidates, log_probs, lookup, 5, 5)
+    assert tree.is_chain
+    assert tree.tokens.tolist() == [9, 2, 3, 4, 5, 6]
+    assert len(hybrid_tree(9, candidates, log_probs, lookup, 3, 5)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "gamma", "most"),
+    [
+        ({}, 3, 8),
+        ({"tree_size": 5}, 3, 5),
+        ({"tree_size": 20}, 3, 20),
+        ({"tree_size": None, "tree_width": 1}, 3, 13),
+        ({"tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9),
+        ({"tree_size": None}, 0, 10),
+        ({"num_streams": 0}, 3, 8),
+        ({"num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11),
+    ],
+)
+def test_the_node_budget(settings, gamma, most):
+    rng = np.random.default_rng(0)
+    settings = DraftSettings(lookup=True, **settings)
+    lookup = settings.new_lookup(rng.integers(0, 4, 200).tolist())
+    candidates, log_probs = NO_STREAMS
+    if gamma:
+        candidates, log_probs = random_candidates(gamma, 4, 0)
+    tree = settings.grow(7, candidates, log_probs, lookup)
+    assert_well_formed(tree)
+    assert len(tree) == 1 + most
+    depth = gamma if settings.num_streams is None else settings.num_streams
+    assert settings.most_nodes(depth) == most
+
+
+def test_lookup_keeps_the_threshold_of_likely_drafts():
+    assert draft_settings(lookup=True) == replace(LIKELY_DRAFTS, lookup=True)
+
+
+# The output ---------------------------------------------------------------------------
+
+SETTINGS = {
+    "hybrid": {"lookup": True},
+    "long runs": {"lookup": True, "lookup_size": 12, "tree_size": 30},
+    "streams once": {"lookup": True, "num_streams": 1, "tree_width": 2},
+    "likely": {"lookup": True, "draft_threshold": 0.2},
+    "pruned": {"lookup": True, "tree_size": 14, "max_nodes": 6, "prune_threshold": 0.001},
+    "lookup alone": {"lookup": True, "num_streams": 0, "tree_size": None},
+}
+
+
+def know(monkeypatch, text):
+    """Let every lookup have read ``text`` before its prompt."""
+    monkeypatch.setattr(
+        DraftSettings,
+        "new_lookup",
+        lambda self, prompt: Lookup([*text, *prompt], self.lookup_ngram) if self.lookup else None,
+    )
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_lossless(settings, deferred, monkeypatch):
+    """Right runs longer than the streams, among other drafts: tokens and KV rows."""
+    model, prompt, count = speculative_model(seed=1), random_prompt(9), 50
+    expected = plain_tokens(model.model, prompt, count + 20)
+    know(monkeypatch, [*prompt, *expected])
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(model, prompt, count, deferred=deferred, **SETTINGS[settings])
+    assert_lossless(model.model, prompt, found, expected)
+    assert oracle.longest > (1 if settings == "pruned" else 4)
+    assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*prompt, *found][:-1]))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_shared(settings, monkeypatch):
+    model, prompt = speculative_model(mode="shared", seed=1), random_prompt(9)
+    expected, logits, _ = empty_tree(model, 50)
+    know(monkeypatch, [*prompt, *expected])
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(model, prompt, 40, **SETTINGS[settings])
+    assert_same_tokens(found, expected, logits.__getitem__)
+    assert oracle.longest > (1 if settings == "pruned" else 4)
+    monkeypatch.undo()
+    _, _, caches = empty_tree(model, len(found))
+    assert_same_rows(oracle.decoders[0].caches, caches)
+
+
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+@pytest.mark.parametrize("knows", [False, True])
+def test_lookup_on_a_bare_model(base, knows, monkeypatch):
+    model, prompt, count = speculative_model(base, seed=1), random_prompt(9), 40
+    bare = replace(model, streams=None)
+    expected = plain_tokens(model.model, prompt, count + 20)
+    if knows:
+        know(monkeypatch, [*prompt, *expected])
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(bare, prompt, count, lookup=True)
+    assert_lossless(model.model, prompt, found, expected)
+    if knows:
+        assert oracle.longest > 4
+        assert len(oracle.paths) < 0.5 * count
+
+
+def test_a_text_that_repeats_itself_is_foreseen(monkeypatch):
+    """No help: an ordinary random model soon runs in a circle, and lookup sees that."""
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight *= 0
+    expected = plain_tokens(model.model, prompt, 120)
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(replace(model, streams=None), prompt, 100, lookup=True)
+    assert_lossless(model.model, prompt, found, expected)
+    assert len(oracle.paths) < 40
+
+
+def test_runs_end_where_the_cache_is_quantized(monkeypatch):
+    """A run would reach past the row from which mlx_lm reads quantized rows."""
+    case = "Llama 3.1"
+    expected, log_probs, _ = plain(case, 8, CROSSING)
+    know(monkeypatch, [*prompt_of(case), *expected])
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    kv_cache = arguments(case, 8, CROSSING)
+    found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, lookup=True)
+    assert_same_tokens(found[:30], expected, log_probs.__getitem__)
+    ends = np.cumsum([len(prompt_of(case)) - 1, *map(len, oracle.paths)])
+    assert CROSSING in ends
+    assert oracle.longest > 4
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_budget_depth_and_width_may_change_every_step(mode, monkeypatch):
+    """As an adaptive choice would change them: every step by other settings."""
+    model, prompt, count = speculative_model(mode=mode, seed=1), random_prompt(9), 40
+    expected, logits, _ = empty_tree(model, count + 20)
+    know(monkeypatch, [*prompt, *expected])
+    rng, grow = np.random.default_rng(0), DraftSettings.grow
+
+    def grow_anyhow(_, *step):
+        changed = DraftSettings(
+            num_streams=int(rng.integers(0, 4)),
+            tree_width=int(rng.integers(1, 5)),
+            tree_size=int(rng.integers(1, 20)),
+            lookup_size=int(rng.integers(1, 12)),
+            lookup=True,
+        )
+        return grow(changed, *step)
+
+    monkeypatch.setattr(DraftSettings, "grow", grow_anyhow)
+    found = tokens_of(model, prompt, count, lookup=True)
+    assert_same_tokens(found, expected, logits.__getitem__)
+
+
+def test_no_speculation_looks_nothing_up():
+    settings = DraftSettings(lookup=True, speculation=False)
+    assert not settings.drafts_with(None)
+    assert settings.new_lookup([1, 2]) is None
+    assert settings.describe() == "no drafts"

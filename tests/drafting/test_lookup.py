@@ -1,0 +1,120 @@
+"""The n-gram index against a search through the whole text, and what lookup learns."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specstream_mlx.drafting.lookup import ALTERNATIVES, Lookup
+from specstream_mlx.drafting.ngram_index import NGramIndex
+
+
+def naive_following(text, path, longest, count):
+    """``NGramIndex.following`` by searching the text backwards for every length."""
+    context = [*text, *path]
+    for length in range(min(longest, len(context)), 0, -1):
+        pattern, found = context[-length:], []
+        for start in range(len(text) - length - 1, -1, -1):
+            if text[start : start + length] == pattern and text[start + length] not in found:
+                found.append(text[start + length])
+        if found:
+            return length, tuple(found[:count])
+    return 0, ()
+
+
+@pytest.mark.parametrize("longest", [1, 2, 4])
+@pytest.mark.parametrize("vocab_size", [1, 2, 4, 30])
+def test_index_finds_what_a_search_finds(vocab_size, longest):
+    rng = np.random.default_rng(vocab_size)
+    for _ in range(20):
+        text = rng.integers(0, vocab_size, rng.integers(0, 40)).tolist()
+        count = int(rng.integers(1, 4))
+        index, seen = NGramIndex(longest, count), []
+        while True:  # the same text in chunks of any length, asked after each
+            for _ in range(3):
+                path = rng.integers(0, vocab_size, rng.integers(0, 6)).tolist()
+                assert index.following(path) == naive_following(seen, path, longest, count)
+            chunk = text[len(seen) : len(seen) + int(rng.integers(1, 6))]
+            if not chunk:
+                break
+            index.extend(chunk)
+            seen += chunk
+
+
+def test_the_most_recent_continuation_comes_first():
+    index, short = NGramIndex(3, 5), NGramIndex(3, 1)
+    for one in (index, short):
+        one.extend([1, 2, 3, 1, 2, 4, 1, 2, 3, 9, 1, 2])
+    assert index.following() == (2, (3, 4))
+    assert short.following() == (2, (3,))
+    assert index.following((3,)) == (3, (9, 1))
+    assert index.following((7,)) == (0, ())
+
+
+def run_of(lookup, length):
+    """The surest token after each other."""
+    path = ()
+    while len(path) < length and (guesses := lookup.children(path)):
+        path = (*path, max(guesses, key=lambda guess: guess[1])[0])
+    return list(path)
+
+
+def test_a_run_copies_the_text_and_goes_on_into_itself():
+    assert run_of(Lookup([5, 6, 7, 8, 9, 1, 5, 6], 4), 4) == [7, 8, 9, 1]
+    assert run_of(Lookup([5, 6, 5, 6, 5], 4), 7) == [6, 5, 6, 5, 6, 5, 6]
+    assert run_of(Lookup([4, 4], 4), 3) == [4, 4, 4]
+    assert run_of(Lookup([1, 2, 3], 4), 3) == []
+    assert run_of(Lookup([1], 4), 3) == []
+
+
+def test_longer_matches_are_surer_and_no_guess_is_certain():
+    lookup = Lookup([1, 2, 3, 4, 5, 9, 2, 3, 4], 3)
+    scores = [lookup.children(path)[0][1] for path in ((), (5,))]
+    assert scores[0] == scores[1]  # both are matches of the longest n-gram
+    short = Lookup([1, 4, 5, 9, 2, 4], 3).children(())[0][1]
+    assert short < scores[0] < 0
+
+
+def test_rates_follow_what_the_target_writes():
+    """Copied text raises them, text that departs lowers them, also where nothing was drafted."""
+    rng = np.random.default_rng(0)
+    source = rng.permutation(200).tolist()
+    copied, departed = Lookup(source, 4), Lookup(source, 4)
+    copied.accept(source[:100])
+    before = Lookup([*source, *source[:100]], 4).children(())[0]
+    after = copied.children(())[0]
+    assert after[0] == before[0] == source[100]
+    assert after[1] > before[1]
+    assert math.exp(after[1]) > 0.9
+    for token in source[0:100:2]:  # every token is known, and never after the one before
+        departed.accept([token])
+    assert departed.children(())[0][0] == source[99]
+    assert math.exp(departed.children(())[0][1]) < 0.1
+
+
+def test_rates_are_the_shares_of_right_guesses():
+    """Two continuations in turn: neither is forgotten, and both are about as likely."""
+    lookup = Lookup([1, 2, 1, 3], 1)
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        lookup.accept([1, int(rng.integers(2, 4))])
+    lookup.accept([1])
+    guesses = dict(lookup.children(()))
+    assert sorted(guesses) == [2, 3]
+    assert len(guesses) == ALTERNATIVES
+    assert sum(map(math.exp, guesses.values())) == pytest.approx(1, abs=0.3)
+
+
+def test_continuations_of_one_match_sum_to_less_than_one():
+    lookup = Lookup([1, 2, 1, 3, 1], 1)
+    lookup._rates[1] = [0.9, 0.8]
+    guesses = lookup.children(())
+    assert len(guesses) == ALTERNATIVES
+    assert 0.9 < sum(math.exp(score) for _, score in guesses) < 1
+
+
+def test_a_guess_that_is_always_wrong_stays_a_number():
+    lookup = Lookup([1, 2], 1)
+    lookup._rates[1][0] = 0.0
+    lookup.accept([1])
+    assert math.isfinite(lookup.children(())[0][1])

@@ -1,0 +1,275 @@
+"""Calibrated trees against brute force, their files, and the table that they come from."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_models import (
+    Oracle,
+    assert_lossless,
+    assert_same_tokens,
+    empty_tree,
+    plain_tokens,
+    random_prompt,
+    speculative_model,
+    tokens_of,
+)
+from trees import assert_well_formed, random_candidates, ranks_of
+
+from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.config import UserError
+from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.settings import DraftSettings, draft_settings
+from specstream_mlx.drafting.static_tree import StaticTree, TreeFileError
+from specstream_mlx.loop import decode
+
+
+def random_table(depth, width, seed):
+    """Rows that sum to less than 1, in no order: a measured table has noise."""
+    rates = np.random.default_rng(seed).dirichlet(np.ones(width + 1), depth)[:, :width]
+    return tuple(map(tuple, rates.tolist()))
+
+
+def expected_length(paths, table):
+    """1 + the probability of each node's path."""
+    return 1 + sum(np.prod([table[depth][rank] for depth, rank in enumerate(p)]) for p in paths)
+
+
+def best_by_brute_force(table, size):
+    """The greatest expected length of all trees of ``size`` nodes below the root."""
+    depth, width = len(table), len(table[0])
+    every = [p for d in range(1, depth + 1) for p in itertools.product(range(width), repeat=d)]
+    lengths = []
+    for chosen in itertools.combinations(every, size):
+        nodes = set(chosen)
+        if all(len(path) == 1 or path[:-1] in nodes for path in nodes):
+            lengths.append(expected_length(nodes, table))
+    return max(lengths)
+
+
+@pytest.mark.parametrize(("depth", "width"), [(1, 3), (3, 1), (2, 2), (3, 2), (2, 3)])
+def test_no_tree_of_its_size_is_longer(depth, width):
+    candidates, _ = random_candidates(depth, width, seed=0)
+    for seed in range(4):
+        table = random_table(depth, width, seed)
+        nodes = sum(width**level for level in range(1, depth + 1))
+        for size in range(1, min(nodes, 5) + 1):
+            tree = StaticTree(table).grow(7, candidates, size)
+            assert_well_formed(tree)
+            assert len(tree) == 1 + size
+            paths = ranks_of(tree, candidates)[1:]
+            assert expected_length(paths, table) == pytest.approx(best_by_brute_force(table, size))
+
+
+def test_nodes_that_cannot_be_right_are_left_out():
+    tree = StaticTree(((0.5, 0.0), (0.0, 0.5)), tree_size=9)
+    candidates, _ = random_candidates(2, 2, seed=0)
+    assert ranks_of(tree.grow(7, candidates), candidates) == [(), (0,), (0, 1)]
+    assert ranks_of(tree.grow(7, candidates, threshold=0.4), candidates) == [(), (0,)]
+
+
+def test_candidates_and_settings_limit_the_table():
+    """Fewer streams, fewer ranks, another budget: from step to step, as the tuner wants."""
+    tree = StaticTree(random_table(4, 4, seed=0), tree_size=20)
+    candidates, log_probs = random_candidates(3, 5, seed=0)
+    settings = draft_settings(static_tree=tree)
+    assert settings.tree_size == 20
+    assert settings.tree_width == 4
+    assert settings.draft_threshold is None
+    assert len(settings.grow(7, candidates, log_probs)) == 21
+    assert len(replace(settings, tree_size=6).grow(7, candidates, log_probs)) == 7
+    assert len(replace(settings, tree_size=None).grow(7, candidates, log_probs)) == 21
+    chain = replace(settings, tree_width=1).grow(7, candidates, log_probs)
+    assert chain.is_chain
+    assert len(chain) == 4
+    assert replace(settings, num_streams=1).grow(7, candidates, log_probs).depths.max() == 1
+
+
+def test_the_shape_does_not_depend_on_the_step():
+    settings = draft_settings(static_tree=StaticTree(random_table(3, 3, seed=1), 7))
+    trees = [settings.grow(7, *random_candidates(3, 3, seed)) for seed in range(3)]
+    for tree in trees[1:]:
+        assert (tree.parents == trees[0].parents).all()
+        assert (tree.tokens != trees[0].tokens).any()
+
+
+def test_with_lookup_the_table_ranks_the_streams_nodes():
+    """What the streams themselves say of their candidates has no say then."""
+    table = StaticTree(((0.0, 0.9), (0.0, 0.8)), 4)
+    settings = draft_settings(static_tree=table, lookup=True, tree_size=2)
+    candidates, log_probs = random_candidates(3, 3, seed=0)
+    tree = settings.grow(7, candidates, log_probs, Lookup([], 4))
+    assert ranks_of(tree, candidates) == [(), (1,), (1, 1)]
+    tree = replace(settings, tree_size=3).grow(7, candidates, log_probs, Lookup([5, 6, 5], 4))
+    assert 6 in tree.tokens.tolist()
+
+
+# Files --------------------------------------------------------------------------------
+
+
+def test_a_saved_tree_is_the_same_when_loaded(tmp_path):
+    tree = StaticTree(random_table(3, 2, seed=0), tree_size=5)
+    tree.save(tmp_path / "tree.json")
+    assert StaticTree.load(tmp_path / "tree.json") == tree
+    values = StaticTree(tuple(map(tuple, np.array([[0.5, 0.25]]))))  # numpy's numbers are numbers
+    values.save(tmp_path / "tree.json")
+    assert StaticTree.load(tmp_path / "tree.json") == values
+    (tmp_path / "short.json").write_text('{"acceptance": [[1, 0], [0.5, 0.25]]}')
+    assert StaticTree.load(tmp_path / "short.json") == StaticTree(((1, 0), (0.5, 0.25)), 8)
+
+
+BAD_FILES = {
+    "no file": (None, "cannot be read: No such file or directory"),
+    "not JSON": ("acceptance", "is not JSON, expected a tree file"),
+    "not text": (b"\xff\xfe\xfd", "is not JSON, expected a tree file"),
+    "nested": ("[" * 100_000, "is not JSON, expected a tree file"),
+    "a list": ([[0.5]], "found a list, expected an object with acceptance"),
+    "nothing": ({}, "acceptance is not a list of lists"),
+    "a flat list": ({"acceptance": [0.5]}, "acceptance is not a list of lists"),
+    "empty": ({"acceptance": []}, "acceptance is empty"),
+    "no rank": ({"acceptance": [[]]}, "acceptance is empty"),
+    "unequal rows": ({"acceptance": [[0.5, 0.1], [0.5]]}, "depth 2 has 1 ranks, expected 2"),
+    "above 1": ({"acceptance": [[1.5]]}, "depth 1, rank 0 is 1.5, expected a probability"),
+    "below 0": ({"acceptance": [[0.5], [-0.1]]}, "depth 2, rank 0 is -0.1"),
+    "a word": ({"acceptance": [["0.5"]]}, "depth 1, rank 0 is '0.5'"),
+    "a truth": ({"acceptance": [[True]]}, "depth 1, rank 0 is True"),
+    "no number": ('{"acceptance": [[NaN]]}', "depth 1, rank 0 is nan"),
+    "infinite": ('{"acceptance": [[1e999]]}', "depth 1, rank 0 is inf"),
+    "too likely": ({"acceptance": [[0.7, 0.6]]}, "depth 1 sums to 1.3, expected at most 1"),
+    "another field": ({"acceptance": [[0.5]], "size": 3}, "found 'size', expected acceptance"),
+    "no nodes": ({"acceptance": [[0.5]], "tree_size": 0}, "tree_size is 0, expected an integer"),
+    "half a node": ({"acceptance": [[0.5]], "tree_size": 2.5}, "tree_size is 2.5"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_end_in_one_sentence(case, tmp_path):
+    content, sentence = BAD_FILES[case]
+    path = tmp_path / "tree.json"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(TreeFileError) as refused:
+        StaticTree.load(path)
+    message = str(refused.value)
+    assert message.startswith(str(path))
+    assert sentence in message
+    assert "\n" not in message
+
+
+# The output ---------------------------------------------------------------------------
+
+TABLE = StaticTree(((0.5, 0.2, 0.1), (0.4, 0.3, 0.1), (0.3, 0.3, 0.1)), 9)
+SETTINGS = {
+    "static": {"static_tree": TABLE, "tree_size": None},
+    "static, pruned": {"static_tree": TABLE, "tree_size": 12, "max_nodes": 5},
+    "static with lookup": {"static_tree": TABLE, "tree_size": 12, "lookup": True},
+}
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_lossless(settings, deferred):
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    expected = plain_tokens(model.model, prompt, 30)
+    found = tokens_of(model, prompt, 30, deferred=deferred, **SETTINGS[settings])
+    assert_lossless(model.model, prompt, found, expected)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_shared(settings):
+    model, prompt = speculative_model(mode="shared", seed=1), random_prompt(9)
+    expected, logits, _ = empty_tree(model, 30)
+    found = tokens_of(model, prompt, 30, **SETTINGS[settings])
+    assert_same_tokens(found, expected, logits.__getitem__)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_right_candidates_are_accepted_along_the_static_tree(mode, monkeypatch):
+    """Candidates that hold the true token at a random rank, in place of the random streams'."""
+    model, prompt, count = speculative_model(mode=mode, seed=1), random_prompt(9), 40
+    expected, logits, _ = empty_tree(model, count + 20)
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    rng, grow = np.random.default_rng(0), DraftSettings.grow
+
+    def knowing(self, root, candidates, log_probs, lookup):
+        start = sum(map(len, oracle.paths))
+        for row, token in zip(candidates, expected[start:], strict=False):
+            row[row == token] = (token + 1) % 97 if (token + 1) % 97 not in row else root
+            row[rng.integers(0, 2)] = token
+            if len(set(row.tolist())) < len(row):  # siblings must differ
+                others = (t for t in range(97) if t not in row)
+                for rank, value in enumerate(row.tolist()):
+                    if row.tolist().index(value) != rank:
+                        row[rank] = next(others)
+        return grow(self, root, candidates, log_probs, lookup)
+
+    monkeypatch.setattr(DraftSettings, "grow", knowing)
+    found = tokens_of(model, prompt, count, static_tree=TABLE, tree_size=14)
+    assert_same_tokens(found, expected, logits.__getitem__)
+    assert oracle.longest == 4
+    assert oracle.gathered >= 5
+
+
+# Acceptance ---------------------------------------------------------------------------
+
+
+def test_counts_are_conditional_on_the_depths_before():
+    counts = AcceptanceCounts(3, 2)
+    candidates = np.array([[1, 2], [3, 4], [5, 6]])
+    counts.add(candidates, [1, 4, 5])
+    counts.add(candidates, [2, 9, 5])
+    counts.add(candidates, [8, 3, 5])
+    counts.add(candidates, [1])
+    counts.add(candidates, [])
+    assert counts.reached.tolist() == [4, 2, 1]
+    assert counts.hits.tolist() == [[2, 1], [0, 1], [1, 0]]
+    assert counts.rates() == ((0.5, 0.25), (0, 0.5), (1, 0))
+    assert AcceptanceCounts(1, 1).rates() == ((0,),)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_measured_table_counts_what_was_written(mode):
+    """All of the vocabulary as candidates: each depth is reached, and one rank is right."""
+    model, prompts = speculative_model(mode=mode, seed=1), [random_prompt(9), random_prompt(4)]
+    settings = DraftSettings(tree_width=97, tree_size=4)
+    counts = measure_acceptance(model, prompts, settings, max_tokens=20)
+    expected = AcceptanceCounts(3, 97)
+    for prompt in prompts:
+        text, drafts = [], []
+        for step in decode(model, prompt, settings):
+            text += step.tokens
+            drafts.append((len(text), np.array(step.result.candidates)))
+            if len(text) >= 20:
+                break
+        for start, candidates in drafts:
+            for depth, token in enumerate(text[start : start + 3]):
+                expected.reached[depth] += 1
+                expected.hits[depth] += candidates[depth] == token
+    assert (counts.hits == expected.hits).all()
+    assert (counts.reached == expected.reached).all()
+    assert counts.reached.min() >= 15
+    assert np.sum(counts.rates(), axis=1) == pytest.approx([1, 1, 1])
+    tree = counts.static_tree(6)
+    assert tree.tree_size == 6
+    found = tokens_of(model, prompts[0], 20, static_tree=tree, tree_width=97, tree_size=6)
+    assert found[:20] == tokens_of(model, prompts[0], 20)[:20]
+
+
+def test_measuring_ends_with_the_text():
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    end = plain_tokens(model.model, prompt, 6)[5]
+    counts = measure_acceptance(model, [prompt], DraftSettings(), 60, end_tokens={end})
+    assert 0 < counts.reached[0] <= 5
+
+
+@pytest.mark.parametrize("settings", [{"num_streams": 0}, {"speculation": False}])
+def test_without_streams_there_is_nothing_to_measure(settings):
+    model = speculative_model()
+    with pytest.raises(UserError, match="without streams"):
+        measure_acceptance(model, [[1]], DraftSettings(**settings))
+    with pytest.raises(UserError, match="without streams"):
+        measure_acceptance(replace(model, streams=None), [[1]], DraftSettings())

@@ -1,0 +1,200 @@
+"""Several prompts at once: each text is that of its prompt alone, token for token."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from architecture_models import CASES, pair
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import (
+    STREAMS,
+    VOCAB_SIZE,
+    plain_tokens,
+    random_prompt,
+    speculative_model,
+    tokens_of,
+)
+from tiny_models import tiny_tokenizer
+
+from specstream_mlx import UserError, batch_generate
+from specstream_mlx.engine import batch_decoder
+from specstream_mlx.engine.batch_decoder import BatchDecoder
+
+LENGTHS = [9, 1, 30, 2, 17]
+PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
+BASES = ["grouped heads, tied", "one kv head, untied", "full heads, biases", "llama3 rope"]
+
+
+def tokenizer(*ends):
+    wrapper = TokenizerWrapper(tiny_tokenizer())
+    wrapper.eos_token_ids = ends  # without its own
+    return wrapper
+
+
+def alone(model, prompt, count):
+    """The text of one prompt; mlx_lm's in lossless mode."""
+    if model.mode == "lossless":
+        return plain_tokens(model.model, prompt, count)
+    return tokens_of(model, prompt, count, speculation=False)[:count]
+
+
+def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
+    response = batch_generate(
+        model, tokenizer(*ends), prompts, max_tokens, return_token_ids=True, **settings
+    )
+    assert response.texts == [tokenizer().decode(ids) for ids in response.token_ids]
+    return response
+
+
+@pytest.fixture
+def oracle(monkeypatch):
+    """Installs chains that are right to a random depth, and counts what was accepted."""
+
+    def install(truths):
+        rng, step, accepted = np.random.default_rng(0), BatchDecoder.step, []
+        places = [0] * len(truths)
+        alive = list(range(len(truths)))
+
+        def drafting(self, tokens):
+            result = step(self, tokens)
+            drafts = np.array(result.drafts)
+            for row, count in enumerate(result.accepted.tolist()):
+                number = alive[row]
+                places[number] += count + 1
+                accepted.append(count)
+                right = truths[number][places[number] :][: rng.integers(0, drafts.shape[1] + 1)]
+                drafts[row, : len(right)] = right
+            result.drafts = mx.array(drafts)
+            return result
+
+        def keep(self, sequences):
+            alive[:] = [alive[number] for number in sequences]
+            return real_keep(self, sequences)
+
+        real_keep = BatchDecoder.keep
+        monkeypatch.setattr(batch_decoder.BatchDecoder, "step", drafting)
+        monkeypatch.setattr(batch_decoder.BatchDecoder, "keep", keep)
+        return accepted
+
+    return install
+
+
+@pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "beside"])
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("base", BASES)
+def test_every_text_is_that_of_its_prompt_alone(base, mode, deferred, oracle):
+    model = speculative_model(base, mode=mode, seed=1)
+    truths = [alone(model, prompt, 50) for prompt in PROMPTS]
+    limits = [40, 7, 33, 1, 40]
+    expected = [truth[:limit] for truth, limit in zip(truths, limits, strict=True)]
+    assert together(model, max_tokens=limits, deferred=deferred).token_ids == expected
+    accepted = oracle(truths)
+    response = together(model, max_tokens=limits, deferred=deferred)
+    assert response.token_ids == expected
+    assert set(accepted) == {0, 1, 2, 3}
+    assert response.stats.target_calls < 35
+    assert response.stats.accepted_length > 1.5
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("streams", STREAMS)
+def test_every_kind_of_streams(streams, mode, oracle):
+    model = speculative_model(mode=mode, seed=1, **STREAMS[streams])
+    truths = [alone(model, prompt, 30) for prompt in PROMPTS]
+    oracle(truths)
+    assert together(model, max_tokens=20).token_ids == [truth[:20] for truth in truths]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_drafts_are_the_streams_own(mode):
+    """A batch of one accepts what a chain accepts alone."""
+    model = speculative_model(mode=mode, seed=1)
+    model.streams.streams["embeddings"] *= 0.01
+    for number in range(4):
+        prompt = random_prompt(5, seed=number)
+        response = together(model, [prompt], 30)
+        found = tokens_of(model, prompt, 30, tree_width=1, tree_size=None)
+        assert response.token_ids == [found[:30]]
+
+
+@pytest.mark.parametrize("settings", [{"speculation": False}, {"num_streams": 1}], ids=str)
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_fewer_drafts(mode, settings):
+    model = speculative_model(mode=mode, seed=1)
+    expected = [alone(model, prompt, 20) for prompt in PROMPTS]
+    response = together(model, max_tokens=20, **settings)
+    assert response.token_ids == expected
+    if settings == {"speculation": False}:
+        assert response.stats.target_calls == 20
+        assert response.stats.accepted_length == 1
+
+
+def test_past_the_growth_of_the_cache(oracle):
+    model = speculative_model(seed=1)
+    prompts = [random_prompt(250), random_prompt(20)]
+    truths = [alone(model, prompt, 310) for prompt in prompts]
+    oracle(truths)
+    assert together(model, prompts, 300).token_ids == [truth[:300] for truth in truths]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_end_tokens(mode, oracle):
+    """Texts end at different times, also in the midst of accepted drafts."""
+    model = speculative_model(mode=mode, seed=1)
+    truths = [alone(model, prompt, 60) for prompt in PROMPTS]
+    ends = {truths[0][11], truths[2][4]}
+    expected = []
+    for truth in truths:
+        count = next((n for n, token in enumerate(truth[:50]) if token in ends), 50)
+        expected.append((truth[:count], "length" if count == 50 else "stop"))
+    oracle(truths)
+    response = together(model, max_tokens=50, ends=ends)
+    assert list(zip(response.token_ids, response.finish_reasons, strict=True)) == expected
+    assert "stop" in response.finish_reasons
+    tokens = sum(len(text) + (reason == "stop") for text, reason in expected)
+    assert response.stats.generation_tokens == tokens
+    assert response.stats.prompt_tokens == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_architectures(case):
+    """The text alone, or a sentence that says why not."""
+    model = pair(case).model
+    vocab_size = model.config["vocab_size"]
+    prompts = [random_prompt(length, seed=length, vocab_size=vocab_size) for length in (5, 9, 2)]
+    try:
+        response = together(model, prompts, 12)
+    except UserError as error:
+        assert "cannot decode in batches" in str(error)
+        assert model.config["model_type"] not in ("llama", "phi", "qwen3")
+        return
+    for prompt, found in zip(prompts, response.token_ids, strict=True):
+        assert found == tokens_of(model, prompt, 12)[:12]
+
+
+def test_without_streams():
+    model = speculative_model()
+    model.streams = None
+    assert together(model, max_tokens=10).token_ids == [
+        plain_tokens(model.model, prompt, 10) for prompt in PROMPTS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": []}, "there are 0 prompts"),
+        ({"prompts": [[1], []]}, "the prompt is empty"),
+        ({"prompts": [[VOCAB_SIZE]]}, "the prompt holds token 97"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": [5, 5]}, "there are 5 prompts and max_tokens is"),
+        ({"num_streams": 9}, "num_streams is 9, the adapter has 3"),
+    ],
+)
+def test_what_does_not_fit(arguments, message):
+    with pytest.raises(UserError, match=message):
+        together(speculative_model(), **arguments)
+
+
+def test_sliding_windows_are_refused():
+    with pytest.raises(UserError, match="it has sliding windows; expected one prompt at a time"):
+        together(speculative_model("sliding windows"))

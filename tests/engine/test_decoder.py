@@ -1,0 +1,155 @@
+"""The decoder borrows a model: it leaves it as it was, and refuses what it cannot drive."""
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from random_models import (
+    BASES,
+    assert_lossless,
+    plain_tokens,
+    random_prompt,
+    speculative_model,
+)
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import full_tree
+from specstream_mlx.engine.decoder import Decoder, UnsupportedModelError
+from specstream_mlx.engine.kv import UncommittedRows, commit
+from specstream_mlx.engine.msa import Rows
+from specstream_mlx.loop import decode
+from specstream_mlx.models.architectures import layer_windows
+from specstream_mlx.models.streams import Streams
+
+PROMPT = random_prompt(9)
+TREE = full_tree(PROMPT[-1], np.array([[1, 2], [3, 4]]), 2)
+
+
+def modules_of(model):
+    """Every module by name, and every parameter's buffer."""
+    modules = {name: id(module) for name, module in model.named_modules()}
+    return modules, {name: id(value) for name, value in tree_flatten(model.parameters())}
+
+
+def decoder_of(model):
+    decoder = Decoder(model.model, model.streams, make_prompt_cache(model.model))
+    decoder.prefill(mx.array(PROMPT[:-1]))
+    return decoder
+
+
+@pytest.mark.parametrize("placement", ["none", "deferred", "beside"])
+@pytest.mark.parametrize("pruner_form", ["residual", "literal"])
+def test_the_model_is_as_before_after_a_step(placement, pruner_form):
+    model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4, pruner_form=pruner_form)
+    before = modules_of(model.model)
+    decoder_of(model).step(TREE, placement, max_nodes=4)
+    assert modules_of(model.model) == before
+
+
+@pytest.mark.parametrize("method", ["seed", "stream_adapter"])
+def test_the_model_is_as_before_after_an_exception(method, monkeypatch):
+    """Within the first MSA layer; the step can then be taken again."""
+    model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4)
+    before, decoder = modules_of(model.model), decoder_of(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Streams, method, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            decoder.step(TREE, "beside", max_nodes=4)
+    assert modules_of(model.model) == before
+    assert [cache.offset for cache in decoder.caches] == [len(PROMPT) - 1] * 4
+    expected = decoder_of(model).step(TREE, "beside", max_nodes=4)
+    found = decoder.step(TREE, "beside", max_nodes=4)
+    assert mx.array_equal(found.logits, expected.logits)
+
+
+def test_generations_may_alternate_and_end_early():
+    """Two generations and a plain one share a model; one is closed half-way."""
+    model = speculative_model(seed=1)
+    prompts = [PROMPT, random_prompt(5, seed=1)]
+    expected = [plain_tokens(model.model, prompt, 20) for prompt in prompts]
+    before = modules_of(model.model)
+    first, second = (decode(model, prompt, DraftSettings()) for prompt in prompts)
+    found = [], []
+    while len(found[1]) < 20:
+        if len(found[0]) < 8:
+            found[0].extend(next(first).tokens)
+        else:
+            first.close()
+        found[1].extend(next(second).tokens)
+    assert_lossless(model.model, prompts[0], found[0], expected[0])
+    assert_lossless(model.model, prompts[1], found[1], expected[1])
+    assert modules_of(model.model) == before
+    assert plain_tokens(model.model, PROMPT, 20) == expected[0]
+
+
+def test_another_thread_never_sees_a_changed_model(monkeypatch):
+    model = speculative_model()
+    layers, seen, windows = list(model.model.layers), [], []
+
+    def look():
+        windows.extend(layer_windows(model.config, model.model))
+        seen.extend(Decoder(model.model, None, [KVCache()] * 4).layers)
+
+    other = threading.Thread(target=look)
+    decoder, seed = decoder_of(model), Streams.seed
+
+    def seed_slowly(*args):
+        other.start()
+        other.join(0.1)
+        assert not seen and not windows
+        return seed(*args)
+
+    monkeypatch.setattr(Streams, "seed", seed_slowly)
+    decoder.step(TREE, "beside")
+    other.join()
+    assert seen == layers
+    assert windows == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8},
+            "layer 1 has a RotatingKVCache, expected a KVCache",
+        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "layer 0 scales its rope"),
+    ],
+)
+def test_what_it_cannot_drive_is_refused(config, message, monkeypatch):
+    monkeypatch.setitem(BASES, "other", config)
+    model = speculative_model("other")
+    with pytest.raises(UnsupportedModelError, match=message):
+        Decoder(model.model, model.streams, make_prompt_cache(model.model))
+
+
+def test_a_commit_moves_rows_without_copying_the_buffer():
+    cache = KVCache()
+    filled = mx.random.normal((1, 2, 32768, 16))
+    cache.update_and_fetch(filled * 1, filled * 1)
+    cache.offset = committed = 32000
+    path, count = [0, 2, 5], 4
+    written = []
+    for step in range(count):
+        mx.eval(cache.keys, cache.values)
+        if step == 1:  # the first one may come with allocations of its own
+            mx.clear_cache()
+            mx.reset_peak_memory()
+            before = mx.get_active_memory()
+        rows = UncommittedRows(cache, Rows(cache.offset, None))
+        keys, values = mx.random.normal((2, 1, 2, 9, 16))
+        fetched = rows.update_and_fetch(keys, values)
+        mx.eval([part[..., -1, :] for part in fetched])
+        del fetched
+        commit([rows], path)
+        written.append((keys[..., mx.array(path), :], values[..., mx.array(path), :]))
+    mx.eval(cache.keys, cache.values)
+    assert mx.get_peak_memory() - before < filled.nbytes / 4
+    assert cache.offset == committed + count * len(path)
+    for found, expected in zip((cache.keys, cache.values), zip(*written, strict=True), strict=True):
+        assert mx.array_equal(found[..., :committed, :], filled[..., :committed, :])
+        new = found[..., committed : cache.offset, :]
+        assert mx.array_equal(new, mx.concatenate(list(expected), axis=2))

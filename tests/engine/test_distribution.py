@@ -1,0 +1,356 @@
+"""At a temperature the first four tokens are distributed as plain decoding's (DESIGN section 4).
+
+The rules, the samplers, the pruning and the trees are the project's own; only the model is a table.
+"""
+
+import math
+from functools import cache, partial
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, rows, simulate, tail
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.drafting.tree import full_tree, root_only
+from specstream_mlx.engine import verify
+from specstream_mlx.engine.candidates import best_tokens, drawn_tokens
+from specstream_mlx.engine.prune import keep_best, path_scores
+from specstream_mlx.engine.sampling import NodeProcessors, Sampling, draw, normalized
+from specstream_mlx.engine.tree_nodes import TreeNodes
+from specstream_mlx.engine.verify_rules import drafts_after
+
+PROMPT = (1, 0, 2)
+DRAWS = 40_000
+
+SAMPLINGS = {
+    "temperature": (Sampling(temp=0.8), {}),
+    "top-k": (Sampling(temp=1.3, top_k=3), {}),
+    "top-p": (Sampling(temp=1.0, top_p=0.9), {}),
+    "min-p": (Sampling(temp=1.5, min_p=0.2), {}),
+    "penalty, bias": (
+        Sampling(temp=1.0),
+        {"repetition_penalty": 1.8, "repetition_context_size": 2, "logit_bias": {0: 0.7, 3: -0.5}},
+    ),
+    "all": (
+        Sampling(temp=1.4, top_p=0.95, min_p=0.05, top_k=3),
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    ),
+}
+FILTERS = ["top-k", "top-p", "min-p", "penalty, bias"]
+TREES = {
+    "chain": DraftSettings(tree_width=1, tree_size=None),
+    "binary": DraftSettings(tree_width=2, tree_size=None),
+    "every token": DraftSettings(tree_width=4, tree_size=None),
+    "best-first": DraftSettings(tree_width=3, tree_size=5),
+    "likely drafts": DraftSettings(tree_width=4, tree_size=8, draft_threshold=0.15),
+    "static": DraftSettings(
+        static_tree=StaticTree(((0.5, 0.2, 0.1), (0.4, 0.2, 0.0))), tree_width=3, tree_size=5
+    ),
+    "pruned": DraftSettings(tree_width=3, tree_size=None, max_nodes=5),
+    "best-first, pruned, threshold": DraftSettings(
+        tree_width=3, tree_size=8, max_nodes=6, prune_threshold=0.15
+    ),
+}
+
+
+@cache
+def plain(sampling):
+    """Text -> log-probabilities under plain decoding, one text and one token at a time."""
+    table, (sampler, processors) = Table(), SAMPLINGS[sampling]
+
+    @cache
+    def log_probs_after(text):
+        logits = mx.array(table.logits(text))[None]
+        for processor in make_logits_processors(**processors):
+            logits = processor(mx.array([*PROMPT, *text]), logits)
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    return log_probs_after
+
+
+@cache
+def target(sampling):
+    """The exact joint distribution."""
+    return joint(plain(sampling), Table().vocab_size)
+
+
+def text_at(tree, node, text):
+    """The text up to a node."""
+    return (*text, *tree.tokens[tree.path(node)[1:]].tolist())
+
+
+def nodes_of(tree):
+    return TreeNodes(*map(mx.array, (tree.tokens, tree.parents, tree.ancestors, tree.depths)))
+
+
+def processed_logits(table, processors, tree, text, kept=None):
+    """(m, vocab) of the kept nodes, by the project's own processing of nodes."""
+    processing = NodeProcessors(make_logits_processors(**processors), PROMPT)
+    if text:
+        processing.commit(text)
+    numbers = range(len(tree)) if kept is None else np.array(kept).tolist()
+    logits = mx.array(np.stack([table.logits(text_at(tree, node, text)) for node in numbers]))
+    return processing(tree, kept, logits)
+
+
+def continuations(tree, nodes, predictions, last):
+    """(count, ..) the tokens of each text, from its (m,) predictions and its last node."""
+    kept = np.arange(len(tree)) if nodes.kept is None else np.array(nodes.kept)
+    paths = np.full((len(tree), tree.depths.max() + 1), -1)
+    for node in range(len(tree)):
+        tokens = tree.tokens[tree.path(node)[1:]]
+        paths[node, : len(tokens)] = tokens
+    last, predictions = np.array(last), np.array(predictions)
+    found = paths[kept[last]]
+    count = np.arange(len(last))
+    found[count, tree.depths[kept[last]]] = predictions[count, last]
+    return found
+
+
+def followed(nodes, predictions):
+    """The last node of each text, (count,), from (count, m) predictions."""
+    return verify.follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
+
+
+def pruned(table, tree, text, settings):
+    """The nodes that early-exit pruning keeps."""
+    nodes = nodes_of(tree)
+    if settings.max_nodes is None:
+        return nodes
+    logits = np.stack([table.early_exit_logits(text_at(tree, n, text)) for n in range(len(tree))])
+    scores = path_scores(
+        mx.array(logits), nodes.tokens, nodes.parents, nodes.ancestors, settings.prune_threshold
+    )
+    return nodes.keep(*keep_best(scores, min(settings.max_nodes, len(tree))))
+
+
+def sample_step(table, sampler, processors, settings, text, count, redraw=False):
+    """The rule ``sample`` for ``count`` texts; ``redraw`` plants a wrong one."""
+    if text:
+        best = best_tokens(mx.array(table.stream_logits(text)), settings.tree_width)
+        tree = settings.grow(text[-1], *map(np.array, best))
+    else:
+        tree = root_only(PROMPT[-1])
+    nodes = pruned(table, tree, text, settings)
+    logits = processed_logits(table, processors, tree, text, nodes.kept)
+    log_probs = rows(np.array(normalized(logits)), count)
+    predictions = draw(sampler, log_probs).reshape(count, len(nodes))
+    last = followed(nodes, predictions)
+    if redraw:
+        predictions = draw(sampler, log_probs).reshape(count, len(nodes))
+    return continuations(tree, nodes, predictions, last)
+
+
+@pytest.mark.parametrize(
+    ("tree", "sampling"),
+    [
+        *((tree, sampling) for tree in TREES for sampling in ("temperature", "all")),
+        *(("best-first, pruned, threshold", sampling) for sampling in FILTERS),
+    ],
+)
+def test_sample(tree, sampling):
+    sampler, processors = SAMPLINGS[sampling]
+    lengths = []
+
+    def step(text, count):
+        found = sample_step(Table(), sampler, processors, TREES[tree], text, count)
+        lengths.append((found >= 0).sum(axis=1).max())
+        return found
+
+    mx.random.seed(1)
+    assert p_value(simulate(step, DRAWS), target(sampling)) > ALPHA
+    assert max(lengths) == 3, "whole paths were accepted"
+
+
+@pytest.mark.parametrize("sampler", ["ours", "mlx_lm's"])
+def test_sample_with_xtc(sampler):
+    """The coin of XTC is tossed for every token, so a text's first tokens mix over 2^4 filters."""
+    table = Table(spread=0.6)
+    options = {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    sampler = Sampling(**options) if sampler == "ours" else make_sampler(**options)
+    draws = DRAWS if isinstance(sampler, Sampling) else 600
+
+    def log_probs_after(text):
+        logits = mx.array(table.logits(text))[None]
+        either = [Sampling(temp=1.0), Sampling(temp=1.0, xtc_probability=1.0, xtc_threshold=0.2)]
+        mixed = sum(0.5 * mx.exp(one.log_probs(logits)) for one in either)
+        return np.log(np.array(mixed)[0].astype(np.float64))
+
+    mx.random.seed(2)
+    step = partial(sample_step, table, sampler, {}, TREES["best-first"])
+    counts = simulate(step, draws)
+    assert p_value(counts, joint(log_probs_after, table.vocab_size)) > ALPHA
+
+
+def test_one_coin_for_all_nodes_is_noticed():
+    """Negative control of XTC: mlx_lm's sampler in one call for all nodes of a text's tree."""
+    sampler = make_sampler(temp=1.0, xtc_probability=0.5, xtc_threshold=0.2)
+    log_probs = rows(np.log([[0.6, 0.3, 0.1]]).astype(np.float32), 2)
+    mx.random.seed(0)
+    together = np.array([np.array(sampler(log_probs)) for _ in range(500)])
+    apart = np.array([np.array(draw(sampler, log_probs)) for _ in range(500)])
+    for drawn, tied in ((together, True), (apart, False)):
+        likely = drawn == 0
+        seen = np.histogram2d(likely[:, 0], likely[:, 1], bins=2)[0]
+        expected = np.outer(seen.sum(axis=1), seen.sum(axis=0)) / seen.sum()
+        value = tail(((seen - expected) ** 2 / expected).sum(), 1)
+        assert value < CERTAIN if tied else value > ALPHA
+
+
+@pytest.mark.parametrize("tree", ["chain", "best-first", "pruned"])
+def test_a_redrawn_correction_is_noticed(tree):
+    """Negative control: after a refusal the correction must not be drawn again."""
+    sampler, processors = SAMPLINGS["temperature"]
+    step = partial(sample_step, Table(), sampler, processors, TREES[tree], redraw=True)
+    mx.random.seed(1)
+    assert p_value(simulate(step, DRAWS), target("temperature")) < CERTAIN
+
+
+def rejection_step(sampling, width, text, count, wrong=None):
+    """The rule ``rejection`` for ``count`` texts that each draw a full tree of their own.
+
+    ``wrong`` plants a rule: ``residual``: the target is not updated after a refusal; ``drafter``:
+    q is not; ``pruning``: of two drafts the one with the better early-exit score is kept.
+    """
+    table, (sampler, processors) = Table(), SAMPLINGS[sampling]
+    if not text:
+        return sample_step(table, sampler, processors, TREES["chain"], text, count)
+    gamma = table.num_streams
+    drafter = np.array(sampler.log_probs(mx.array(table.stream_logits(text))))
+    drawn = np.array(drawn_tokens(rows(drafter, count), width)[0]).reshape(count, gamma, width)
+    if wrong == "pruning":
+        best = table.early_exit_logits(text)[drawn].argmax(axis=-1)
+        drawn, width = np.take_along_axis(drawn, best[..., None], -1), 1
+    # All trees have one shape; its "tokens" are the places of the drawn ones.
+    shape = full_tree(-1, np.arange(gamma * width).reshape(gamma, width), width)
+    tokens = np.concatenate([np.zeros((count, 1), int), drawn.reshape(count, -1)], axis=1)
+    tokens = tokens[:, shape.tokens + 1]
+    paths = np.full((count, len(shape), gamma), -1)
+    for node in range(1, len(shape)):
+        path = shape.path(node)[1:]
+        paths[:, node, : len(path)] = tokens[:, path]
+    p = target_rows(sampling, text, paths.reshape(-1, gamma))
+    q = np.tile(np.exp(drafter)[np.minimum(shape.depths, gamma - 1)], (count, 1))
+    slots = drafts_after(shape)
+    drafts = np.where(slots >= 0, drawn.reshape(count, -1)[:, slots], -1).reshape(len(p), -1)
+    rule = PLANTED.get(wrong, verify.recursive_rejection)
+    predictions = rule(*map(mx.array, (p, q, drafts))).reshape(count, len(shape))
+    tree = map(mx.array, (tokens, shape.parents, shape.ancestors))
+    last = np.array(verify.follow(*tree, predictions))
+    each = np.arange(count)
+    found = np.concatenate([paths[each, last], np.full((count, 1), -1)], axis=1)
+    found[each, shape.depths[last]] = np.array(predictions)[each, last]
+    return found
+
+
+def target_rows(sampling, text, paths):
+    """(rows, vocab) the target's probabilities after the text and each path, padded with -1.
+
+    Behind the tokens that are tested any will do.
+    """
+    different, which = np.unique(paths, axis=0, return_inverse=True)
+    longer = [(*text, *path[path >= 0].tolist())[: LENGTH - 1] for path in different]
+    values = np.stack([np.exp(plain(sampling)(one)) for one in longer])
+    return values[which.ravel()].astype(np.float32)
+
+
+def _residual_not_updated(target, drafter, drafts):
+    """After all refusals the token is drawn from p itself."""
+    found = verify.recursive_rejection(target, drafter, drafts)
+    is_draft = (found[:, None] == drafts).any(axis=1)
+    again = mx.random.categorical(mx.log(target)).astype(mx.int32)
+    return mx.where(is_draft, found, again)
+
+
+def _drafter_not_updated(target, drafter, drafts):
+    """q keeps the token that was refused."""
+    chosen = mx.full(drafts.shape[:1], -1, mx.int32)
+    for rank in range(drafts.shape[1]):
+        draft = mx.maximum(drafts[:, rank : rank + 1], 0)
+        q, p = (mx.take_along_axis(x, draft, axis=-1) for x in (drafter, target))
+        open_ = (drafts[:, rank : rank + 1] >= 0) & (chosen[:, None] < 0)
+        accepted = open_ & (mx.random.uniform(shape=q.shape) * q < p)
+        chosen = mx.where(accepted[:, 0], draft[:, 0], chosen)
+        rest = mx.maximum(target - drafter, 1e-12)
+        target = mx.where(open_ & ~accepted, rest / rest.sum(-1, keepdims=True), target)
+    return mx.where(chosen < 0, mx.random.categorical(mx.log(target)).astype(mx.int32), chosen)
+
+
+PLANTED = {"residual": _residual_not_updated, "drafter": _drafter_not_updated}
+
+
+@pytest.mark.parametrize(
+    ("width", "sampling"),
+    [
+        *((width, sampling) for width in (1, 2, 4) for sampling in ("temperature", "all")),
+        *((2, sampling) for sampling in FILTERS),
+    ],
+)
+def test_rejection(width, sampling):
+    mx.random.seed(3)
+    counts = simulate(partial(rejection_step, sampling, width), DRAWS)
+    assert p_value(counts, target(sampling)) > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("wrong", "width"), [("residual", 1), ("residual", 2), ("drafter", 2), ("pruning", 2)]
+)
+def test_a_wrong_rejection_is_noticed(wrong, width):
+    mx.random.seed(3)
+    counts = simulate(partial(rejection_step, "temperature", width, wrong=wrong), DRAWS)
+    assert p_value(counts, target("temperature")) < CERTAIN
+
+
+def test_rejection_accepts_more_than_sampling_the_same_drafts():
+    """It accepts a single draft with probability sum(min(p, q)), the most there can be."""
+    rng = np.random.default_rng(0)
+    p, q = (np.exp(x) / np.exp(x).sum() for x in rng.normal(0, 1.5, (2, 6)))
+    mx.random.seed(4)
+    drafts, _ = drawn_tokens(rows(np.log(q)[None], DRAWS), 1)
+    found = verify.recursive_rejection(rows(p[None], DRAWS), rows(q[None], DRAWS), drafts)
+    accepted = (found == drafts[:, 0]).sum().item() / DRAWS
+    best = np.minimum(p, q).sum()
+    assert abs(accepted - best) < 5 * math.sqrt(best * (1 - best) / DRAWS)
+    assert best > (p * q).sum() + 0.05, "two independent draws meet less often"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_sampling_is_mlx_lms_sampler(sampling):
+    """The same draws from the same random state, and the probabilities of these draws."""
+    sampler = SAMPLINGS[sampling][0]
+    fields = {name: getattr(sampler, name) for name in ("temp", "top_p", "min_p", "top_k")}
+    log_probs = normalized(mx.array(Table(vocab_size=6, seed=5).logits(()))[None])
+    many = rows(np.array(log_probs), DRAWS)
+    mx.random.seed(6)
+    ours = np.array(sampler(many))
+    mx.random.seed(6)
+    assert (ours == np.array(make_sampler(**fields)(many))).all()
+    expected = DRAWS * np.exp(np.array(sampler.log_probs(log_probs))[0].astype(np.float64))
+    seen = np.bincount(ours, minlength=6)
+    assert (seen[expected == 0] == 0).all()
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    assert tail(((seen - expected) ** 2 / expected).sum(), len(seen) - 1) > ALPHA
+
+
+def test_drafts_are_drawn_without_replacement():
+    """The first by q, the second by q without the first."""
+    q = np.array([0.5, 0.3, 0.15, 0.05])
+    mx.random.seed(7)
+    drawn = np.array(drawn_tokens(rows(np.log(q)[None].astype(np.float32), DRAWS), 2)[0])
+    seen, expected = np.zeros((4, 4)), q[:, None] * q[None] / (1 - q[:, None])
+    np.add.at(seen, tuple(drawn.T), 1)
+    assert (np.diag(seen) == 0).all()
+    off = ~np.eye(4, dtype=bool)
+    statistic = ((seen[off] - DRAWS * expected[off]) ** 2 / (DRAWS * expected[off])).sum()
+    assert tail(statistic, 11) > ALPHA
+
+
+def test_the_tail_of_chi_square():
+    """Against tabulated quantiles, and with one and two degrees of freedom in closed form."""
+    assert tail(18.307, 10) == pytest.approx(0.05, rel=0.02)
+    assert tail(124.342, 100) == pytest.approx(0.05, rel=0.02)
+    assert tail(330.520, 255) == pytest.approx(0.001, rel=0.1)
+    assert tail(2 * math.log(1e4), 2) == pytest.approx(1e-4, rel=0.5)

@@ -1,0 +1,94 @@
+"""A step waits for the device once at most.
+
+Every way in which Python can wait for an array is watched: ``mx.eval``, the methods that hand out
+values, and numpy's conversions. What has been waited for may be read freely; any other array that
+is read is a wait of its own.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.sample_utils import make_logits_processors
+from random_models import random_prompt, speculative_model
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.loop import decode
+
+READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
+CASES = {
+    "no drafts": {"speculation": False},
+    "lookup": {"num_streams": 0, "lookup": True},
+    "chain": {"tree_width": 1, "tree_size": None},
+    "deferred": {"tree_size": 9},
+    "beside": {"tree_size": 9, "deferred": False},
+    "pruned": {"tree_size": 9, "max_nodes": 4},
+    "pruned, beside": {"tree_size": 9, "prune_threshold": 0.01, "deferred": False},
+}
+
+
+class Waits:
+    """Counts waits from its making on."""
+
+    def __init__(self, monkeypatch):
+        self.count, self._known = 0, {}
+        evaluate = mx.eval
+
+        def watched_eval(*arrays):
+            self.count += 1
+            self._know(array for _, array in tree_flatten(list(arrays)))
+            evaluate(*arrays)
+
+        monkeypatch.setattr(mx, "eval", watched_eval)
+        for name in READS:
+            monkeypatch.setattr(mx.array, name, self._watched(getattr(mx.array, name)))
+        for name in ("array", "asarray"):
+            monkeypatch.setattr(np, name, self._watched(getattr(np, name)))
+
+    def _know(self, arrays):
+        self._known |= {id(array): array for array in arrays if isinstance(array, mx.array)}
+
+    def _watched(self, read):
+        def watched(*args, **kwargs):
+            if args and isinstance(args[0], mx.array) and id(args[0]) not in self._known:
+                self.count += 1
+                self._know(args[:1])
+            return read(*args, **kwargs)
+
+        return watched
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_step_waits_once(name, mode, sampled, monkeypatch):
+    options = {}
+    if sampled:
+        options["sampler"] = Sampling(temp=0.8, top_p=0.9)
+        options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
+    steps = decode(
+        speculative_model(mode=mode), random_prompt(9), DraftSettings(**CASES[name]), **options
+    )
+    next(steps)  # the prompt and the tables of the first shapes
+    waits = Waits(monkeypatch)
+    for count in range(1, 13):
+        mx.async_eval(next(steps).log_probs())
+        assert waits.count == count
+
+
+def test_every_read_is_counted(monkeypatch):
+    waits = Waits(monkeypatch)
+    made = mx.arange(4)
+    reads = [lambda: np.array(made + 1), lambda: (made + 2).tolist(), lambda: int((made + 3)[0])]
+    reads += [lambda: bool((made > 9).any()), lambda: mx.eval(made + 4), lambda: list(made + 5)]
+    for number, read in enumerate(reads, start=1):
+        read()
+        assert waits.count >= number
+    before = waits.count
+    total = made.sum()
+    mx.async_eval(total)
+    assert waits.count == before
+    mx.eval(total)
+    assert total.item() == 6
+    assert waits.count == before + 1

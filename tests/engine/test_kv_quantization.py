@@ -1,0 +1,402 @@
+"""int8 and int4 KV caches: the rows and the text are those of mlx_lm with the same arguments.
+
+Rows that are computed together differ in the last bits from rows that are computed one by one, and
+where such a value lies between two quantized ones, one step of the quantization parts the two. A
+sharpened random model makes a tenth of a nat of that, so the prompts here are such that the two
+best tokens are never nearly tied.
+"""
+
+import inspect
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from architecture_models import VOCAB_SIZE, WINDOW, pair
+from changing_drafts import switching
+from kv_cases import BITS, CASES, COUNT, CROSSING, arguments, plain, prompt_of
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import (
+    STREAMS,
+    Oracle,
+    assert_close,
+    assert_same_tokens,
+    plain_tokens,
+    random_prompt,
+    random_tree,
+    relative_error,
+    tokens_of,
+)
+from tiny_models import tiny_streams, tiny_tokenizer
+
+from specstream_mlx import UserError, generate, stream_generate
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree, full_tree
+from specstream_mlx.engine.kv import UncommittedRows, WindowedQuantizedKVCache
+from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.msa import Rows
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loop import decode
+from specstream_mlx.models.streams import Streams
+
+
+def chain(tokens):
+    indices = np.arange(len(tokens), dtype=np.int32)
+    return DraftTree(np.array(tokens, np.int32), indices - 1, indices)
+
+
+def with_streams(case, **fields):
+    """The case's model with other streams."""
+    found = pair(case).model
+    config = replace(found.streams.config, **fields)
+    streams = Streams(config)
+    streams.load_weights(list(tiny_streams(config, seed=5).items()))
+    return SpeculativeModel(found.model, found.config, found.path, streams=streams)
+
+
+def dequantized(cache, count):
+    """Keys and values of the first ``count`` rows, and the scale of each element."""
+    for rows in (cache.keys, cache.values):
+        rows = [part[..., :count, :] for part in rows]
+        scales = mx.repeat(mx.abs(rows[1]), cache.group_size, axis=-1)
+        values = mx.dequantize(*rows, group_size=cache.group_size, bits=cache.bits)
+        yield np.array(values), np.array(scales)
+
+
+def assert_rows_of(caches, expected):
+    """The common rows lie within four steps, an accepted row of another node far outside."""
+    count = min(caches[0].offset, expected[0].offset)
+    for found, plain_cache in zip(caches, expected, strict=True):
+        assert type(found) is type(plain_cache) is QuantizedKVCache
+        pairs = zip(dequantized(found, count), dequantized(plain_cache, count), strict=True)
+        for (values, _), (plain_values, scales) in pairs:
+            assert (np.abs(values - plain_values) / scales).max() < 4
+
+
+# The cache alone ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("prefix", [5, 250])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", BITS)
+def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(bits, group_size, prefix, dtype):
+    """Gathered, in place, and dropped for others; also where the buffers grow."""
+    keys, values = (
+        mx.random.normal((1, 2, prefix + 20, 128), key=mx.random.key(seed)).astype(dtype)
+        for seed in (1, 2)
+    )
+    caches = [KVCache(), KVCache()]
+    for cache in caches:
+        cache.update_and_fetch(keys[..., :prefix, :], values[..., :prefix, :])
+    ours, expected = (cache.to_quantized(group_size, bits) for cache in caches)
+    start = prefix
+    for count, path in ((9, [0, 2, 5]), (4, [0, 1]), (7, [0, 3, 4, 6])):
+        new = keys[..., start : start + count, :], values[..., start : start + count, :]
+        start += count
+        rows = UncommittedRows(ours, Rows(ours.offset, None))
+        fetched = rows.update_and_fetch(*new)
+        streams = UncommittedRows(ours, Rows(ours.offset, None), skip=count)
+        streams.update_and_fetch(*new)  # deferred, behind them
+        gathered = None if path == list(range(len(path))) else mx.array(path)
+        rows.commit(len(path), gathered)
+        for row in path:
+            expected.update_and_fetch(*(array[..., row : row + 1, :] for array in new))
+        assert ours.offset == expected.offset
+        for found, wanted in zip(ours.keys_and_values(), expected.keys_and_values(), strict=True):
+            assert all(mx.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+        for found, array in zip(fetched, new, strict=True):
+            wanted = mx.quantize(array, group_size=group_size, bits=bits)
+            assert all(
+                mx.array_equal(a[..., -count:, :], b) for a, b in zip(found, wanted, strict=True)
+            )
+
+
+def test_only_quantized_rows_say_so():
+    """mlx-lm's attention asks for ``bits``."""
+    assert not hasattr(UncommittedRows(KVCache(), Rows(0, None)), "bits")
+    rows = UncommittedRows(QuantizedKVCache(32, 4), Rows(0, None))
+    assert (rows.bits, rows.group_size) == (4, 32)
+
+
+@pytest.mark.parametrize(
+    ("bits", "offset", "quantized", "depth"),
+    [
+        (None, 7, False, 3),
+        (8, 0, False, 3),
+        (8, 7, False, 2),
+        (8, 8, False, 1),
+        (8, 9, False, 0),
+        (8, 12, False, 0),
+        (8, 12, True, 3),
+    ],
+)
+def test_a_tree_ends_where_quantized_rows_begin(bits, offset, quantized, depth):
+    tree = full_tree(1, np.array([[2, 3], [4, 5], [6, 7]]), 2)
+    kv_cache = QuantizedKVCache(64, 8) if quantized else KVCache()
+    kv_cache.offset = offset
+    found = KVQuantization(bits, 64, 10).fitting(tree, kv_cache)
+    assert len(found) == 2 ** (depth + 1) - 1
+    assert found.depths.max() == depth
+    assert (found.tokens == tree.tokens[: len(found)]).all()
+
+
+# Text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, CROSSING])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("case", CASES)
+def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypatch):
+    """With long right paths among the drafts."""
+    expected, log_probs, caches = plain(case, bits, start)
+    best = np.sort(log_probs, axis=1)
+    assert (best[:COUNT, -1] - best[:COUNT, -2]).min() > 0.02
+    assert len(set(expected)) >= 10
+    oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
+    prompt, kv_cache = prompt_of(case), arguments(case, bits, start)
+    found = tokens_of(pair(case).model, prompt, COUNT, kv_cache=kv_cache)
+    assert_same_tokens(found[:COUNT], expected, log_probs.__getitem__)
+    assert oracle.longest >= 3
+    assert oracle.gathered >= 3
+    assert_rows_of(oracle.decoders[0].caches, caches)
+    for ours, plain_cache in zip(oracle.decoders[0].caches, caches, strict=True):
+        assert ours.keys[0].shape[2] <= plain_cache.keys[0].shape[2] + QuantizedKVCache.step
+    if start:
+        ends = np.cumsum([len(prompt) - 1, *map(len, oracle.paths)])
+        assert start in ends, "a step ended where the rows were quantized"
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"speculation": False},
+        {"tree_width": 1, "tree_size": None},
+        {"tree_width": 2, "tree_size": None, "max_nodes": 5},
+        {"prune_threshold": 0.003},
+    ],
+    ids=["no drafts", "chain", "pruned", "threshold"],
+)
+def test_lossless_text_of_every_tree(settings, deferred):
+    case = "Llama 3.1"
+    expected, log_probs, _ = plain(case, 4, CROSSING)
+    kv_cache = arguments(case, 4, CROSSING)
+    model = pair(case).model
+    found = tokens_of(model, prompt_of(case), 24, kv_cache=kv_cache, deferred=deferred, **settings)
+    assert_same_tokens(found, expected, log_probs.__getitem__)
+
+
+@pytest.mark.parametrize("start", range(14, 34, 2))
+def test_lossless_text_of_settings_that_change(start):
+    """A call ahead that is taken back must not have been the one that rows are quantized at."""
+    case = "Llama 3.1"
+    expected, log_probs, _ = plain(case, 8, start)
+    options = arguments(case, 8, start)
+    for seed in range(2):
+        found, _ = switching(pair(case).model, prompt_of(case), 32, seed, **options)
+        assert_same_tokens(found, expected, log_probs.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk", "start"), [(1, 2048, 0), (2, 2048, 1), (23, 5, 0), (23, 5, 8), (23, 22, 22)]
+)
+@pytest.mark.parametrize("speculation", [True, False])
+def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, monkeypatch):
+    """A chunk sees float rows or quantized ones as a whole; a single token comes before both."""
+    case, count = "Llama 3.1", 8
+    model, prompt = pair(case).model, random_prompt(length, seed=8, vocab_size=VOCAB_SIZE)
+    kv_cache, caches = arguments(case, 4, start), make_prompt_cache(model.model)
+    options = {"prefill_step_size": chunk, **kv_cache}
+    expected = plain_tokens(model.model, prompt, count, prompt_cache=caches, **options)
+    oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
+    found = tokens_of(model, prompt, count, chunk, kv_cache, speculation=speculation)
+    assert found[:count] == expected
+    assert_rows_of(oracle.decoders[0].caches, caches)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_row_from_which_mlx_lm_reads_quantized_rows(case):
+    """What ``fitting`` leaves out would be another text; what it leaves is the right one."""
+    prompt = prompt_of(case)
+    start = len(prompt) + 1
+    tokens, log_probs, _ = plain(case, 4, start)
+    tree = chain([prompt[-1], *tokens[:5]])
+    decoder = pair(case).decoder_after(prompt[:-1], chunk=20)
+    fitting = len(KVQuantization(4, 64, start).fitting(tree, decoder.caches[0]))
+    assert fitting == 2
+    logits = decoder.step(tree, "none").logits
+    found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    errors = np.abs(found - log_probs[: len(tree)]).max(axis=1)
+    assert errors[:fitting].max() < 1e-3
+    assert errors[fitting:].min() > 1e-2
+
+
+def test_quantized_rows_are_read():
+    """Negative control: float rows make another text."""
+    for case in CASES:
+        expected, _, _ = plain(case, 4)
+        assert plain_tokens(pair(case).model.model, prompt_of(case), 16) != expected[:16]
+
+
+# Shared mode ----------------------------------------------------------------------------------
+
+
+def one_token_a_step(model, prompt, count, kv_cache):
+    """Tokens of the contract, their logits, and the caches at the end."""
+    tokens, logits = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Oracle([]).install(patch, drafts=False)
+        for step in decode(model, prompt, DraftSettings(speculation=False), **kv_cache):
+            tokens += step.tokens
+            logits.append(np.array(step.result.logits[0]))
+            if len(tokens) == count:
+                return tokens, np.stack(logits), watch.decoders[0].caches
+
+
+@pytest.mark.parametrize(
+    ("case", "bits", "start", "streams"),
+    [
+        ("Llama 3.1", 8, 0, "base MLP, literal pruner"),
+        ("Llama 3.1", 4, CROSSING, "value rotation"),
+        ("Qwen3 0.6B, tied", 4, 0, "adapter"),
+        ("Phi-3 mini 128k, longrope", 8, CROSSING, "adapter"),
+        ("OPT", 4, CROSSING, "value rotation"),
+    ],
+)
+def test_shared_text_is_that_of_one_token_a_step(case, bits, start, streams, monkeypatch):
+    fields = {"stream_mlp": "base", "stream_adapter_rank": 0, **STREAMS[streams]}
+    model = with_streams(case, mode="shared", **fields)
+    prompt, kv_cache = prompt_of(case), arguments(case, bits, start)
+    expected, logits, caches = one_token_a_step(model, prompt, 36, kv_cache)
+    assert expected != plain(case, bits, start)[0][:36], "streams are part of the target"
+    oracle = Oracle(expected, width=2, vocab_size=VOCAB_SIZE).install(monkeypatch)
+    found = tokens_of(model, prompt, 30, kv_cache=kv_cache)
+    assert_same_tokens(found[:30], expected, logits.__getitem__)
+    assert oracle.longest >= 3
+    assert_rows_of(oracle.decoders[0].caches, caches)
+
+
+# Logits of a tree -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_tree_is_its_paths(case, bits):
+    """Over a quantized prefix, whole or pruned, streams deferred or beside it."""
+    found_pair, prompt = pair(case), prompt_of(case)
+    truth = [5, 6, 7]
+    tree = random_tree(
+        np.random.default_rng(2), prompt[-1], depth=3, width=2, truth=truth, vocab_size=VOCAB_SIZE
+    )
+    assert not tree.is_chain
+
+    def step(tree, placement, start=0, **pruning):
+        decoder = found_pair.decoder_after(prompt[:-1], chunk=20)
+        KVQuantization(bits, CASES[case][1], start).apply(decoder.caches)
+        return decoder.step(tree, placement, **pruning)
+
+    def path_logits(node):
+        return np.array(step(chain(tree.tokens[tree.path(node)]), "none").logits[-1])
+
+    expected = np.stack([path_logits(node) for node in range(len(tree))])
+    drafts = []
+    for placement, max_nodes in (
+        ("none", None),
+        ("deferred", None),
+        ("beside", None),
+        ("deferred", 6),
+        ("beside", 6),
+    ):
+        result = step(tree, placement, max_nodes=max_nodes)
+        wanted = expected if max_nodes is None else expected[np.array(result.kept)]
+        errors = [relative_error(a, b) for a, b in zip(result.logits, wanted, strict=True)]
+        assert np.median(errors) <= 1e-4
+        assert max(errors) <= 1e-2, "one step of the quantization in one element"
+        drafts.append(result.stream_logits)
+    assert_close(drafts[1], drafts[2], 1e-2)
+    assert_close(drafts[3], drafts[4], 1e-2)
+    unquantized = step(tree, "none", start=100).logits
+    assert relative_error(unquantized, expected) > 2e-2
+
+
+def test_sliding_windows_stay_when_quantized(monkeypatch):
+    """mlx_lm leaves Mistral's window out; past it the text is that of one token a step."""
+    found_pair = pair("Mistral 0.1, window")
+    prompt = random_prompt(30, seed=1, vocab_size=VOCAB_SIZE)
+    assert len(prompt) > WINDOW
+    kv_cache = {"kv_bits": 8, "kv_group_size": 64, "quantized_kv_start": 0}
+    expected, logits, caches = one_token_a_step(found_pair.model, prompt, 30, kv_cache)
+    assert expected != plain_tokens(found_pair.model.model, prompt, 30, **kv_cache)
+    assert {type(found) for found in caches} == {WindowedQuantizedKVCache}
+    assert {found.window for found in caches} == {WINDOW}
+    transformers_logits = found_pair.logits([*prompt, *expected[:10]])[len(prompt) - 1 :]
+    assert relative_error(logits[:11], transformers_logits) < 0.1, "8 bits are near to float"
+    oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
+    found = tokens_of(found_pair.model, prompt, 24, kv_cache=kv_cache)
+    assert_same_tokens(found[:24], expected, logits.__getitem__)
+    assert oracle.longest >= 3
+
+
+# What cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"kv_bits": 3}, "kv_bits is 3, expected one of (4, 8)"),
+        ({"kv_bits": "8"}, "kv_bits is '8', expected one of (4, 8)"),
+        (
+            {"kv_bits": 8, "kv_group_size": 48},
+            "kv_group_size is 48, expected one of (32, 64, 128)",
+        ),
+        ({"kv_bits": 8, "quantized_kv_start": -1}, "quantized_kv_start is -1, expected at least 0"),
+    ],
+)
+def test_values_that_cannot_be(fields, sentence):
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    for function in (stream_generate, generate):
+        with pytest.raises(UserError) as error:
+            function(pair("Llama 3.1").model, tokenizer, [1, 2], **fields)
+        assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("case", "group_size", "sentence"),
+    [
+        ("Phi-2", 64, "model_type is 'phi', whose attention is not known to read a quantized"),
+        ("Gemma 2", 64, "model_type is 'gemma2', whose attention is not known to read a quantized"),
+        ("Gemma 3", 64, "layer 0 has a sliding window, for which mlx_lm keeps a RotatingKVCache"),
+        ("OpenLLaMA, linear rope", 32, "kv_group_size is 32, expected one that divides .* of 100"),
+        ("Phi-3 mini 4k, window", 64, "kv_group_size is 64, expected one that divides .* of 96"),
+        ("Qwen3 8B", 128, None),
+    ],
+)
+def test_models_that_cannot_be(case, group_size, sentence):
+    """mlx_lm itself fails on them, in the middle of a text."""
+    model, prompt = pair(case).model, [1, 2, 3]
+    kv_cache = {"kv_bits": 8, "kv_group_size": group_size, "quantized_kv_start": 0}
+    if sentence is None:
+        assert tokens_of(model, prompt, 2, kv_cache=kv_cache)
+        return
+    with pytest.raises(Exception):  # noqa: B017  NotImplementedError, ValueError, AttributeError
+        plain_tokens(model.model, prompt, 2, **kv_cache)
+    with pytest.raises(UserError, match=sentence):
+        stream_generate(model, TokenizerWrapper(tiny_tokenizer()), prompt, **kv_cache)
+    with pytest.raises(UserError, match=sentence):
+        tokens_of(model, prompt, 2, kv_cache=kv_cache)
+    assert tokens_of(model, prompt, 2, kv_cache={**kv_cache, "kv_bits": None})
+
+
+def test_untested_architectures_are_refused():
+    with pytest.raises(UserError, match=r"model_type is 'olmo2', .* expected one of \('llama'"):
+        KVQuantization(8, 64, 0).check(None, {"model_type": "olmo2"})
+
+
+def test_the_defaults_are_those_of_mlx_lm():
+    expected = inspect.signature(generate_step).parameters
+    for function in (decode, stream_generate):
+        for name in ("kv_bits", "kv_group_size", "quantized_kv_start"):
+            assert inspect.signature(function).parameters[name].default == expected[name].default

@@ -1,0 +1,70 @@
+"""A profiled generation writes the same tokens, and its parts make up the time that it took."""
+
+import json
+import time
+
+import pytest
+from command_line import generate
+from random_models import random_prompt, speculative_model, tokens_of
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.profile import PARTS, Profile
+from specstream_mlx.loop import decode
+
+PLAIN = DraftSettings(speculation=False)
+CASES = {
+    "no drafts": (PLAIN, "lossless", {"pruning", "MSA rows", "compaction"}),
+    "lookup": (DraftSettings(num_streams=0, lookup=True), "lossless", {"pruning", "MSA rows"}),
+    "deferred": (DraftSettings(tree_size=6), "lossless", {"pruning"}),
+    "beside": (DraftSettings(tree_size=6, deferred=False), "lossless", {"pruning"}),
+    "pruned": (DraftSettings(tree_size=9, max_nodes=4), "lossless", set()),
+    "shared": (DraftSettings(tree_size=9, max_nodes=4), "shared", set()),
+    "shared, one token": (PLAIN, "shared", {"pruning"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_make_up_the_time(name):
+    settings, mode, not_run = CASES[name]
+    model, prompt = speculative_model(mode=mode), random_prompt(9)
+    expected = tokens_of(model, prompt, 30, speculation=False)[:30]
+    profile, tokens, done = Profile(), [], 0.0
+    start = time.perf_counter()
+    for step in decode(model, prompt, settings, profile=profile):
+        tokens += step.tokens
+        if len(tokens) >= 30:
+            break
+        done = time.perf_counter() - start
+    wall = time.perf_counter() - start
+    assert tokens[:30] == expected
+    report = profile.report()
+    assert set(report) == set(PARTS) - not_run
+    assert sum(part["share"] for part in report.values()) == pytest.approx(1)
+    assert all(part["seconds"] > 0 and part["calls"] > 0 for part in report.values())
+    assert 0.98 * done <= profile.seconds <= wall
+
+
+def test_the_command_prints_it(base, streams):
+    flags = ("--adapter-path", streams, "--tree-size", 6)
+    plain = generate(base, *flags)
+    result = generate(base, *flags, "--profile")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == plain.stdout
+    assert "Profile" not in plain.stderr
+    (heading,) = (line for line in result.stderr.splitlines() if line.startswith("Profile:"))
+    assert "other runs do not" in heading
+    rows = result.stderr.split(heading)[1].splitlines()[2:]
+    assert [row[:12].strip() for row in rows] == [part for part in PARTS if part != "pruning"]
+    assert sum(float(row.split()[-2].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.5)
+
+
+def test_json_has_it(base, streams):
+    values = json.loads(generate(base, "--adapter-path", streams, "--profile", "--json").stdout)
+    assert set(values["profile"]["head"]) == {"seconds", "share", "calls"}
+
+
+def test_it_goes_with_no_comparison(base):
+    result = generate(base, "--profile", "--compare")
+    assert result.exit_code == 2
+    assert "--profile" in result.stderr
+    assert "--compare" in result.stderr

@@ -1,0 +1,89 @@
+"""Early-exit scores and selection against plain Python."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from plain_rules import reference_scores
+from random_models import random_tree
+
+from specstream_mlx.engine.prune import keep_best, path_scores
+from specstream_mlx.engine.tree_nodes import inner_tables
+
+VOCAB = 6
+
+
+def device_arrays(tree):
+    return mx.array(tree.tokens), mx.array(tree.parents), mx.array(tree.ancestors)
+
+
+def random_case(seed, spread=2.0):
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 1, depth=4, width=3, vocab_size=VOCAB, truth=[2, 3])
+    return tree, rng.normal(0, spread, (len(tree), VOCAB))
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.05, 0.3, 0.999])
+def test_path_scores(threshold):
+    cut = 0
+    for seed in range(20):
+        tree, logits = random_case(seed)
+        expected = reference_scores(logits, tree, threshold)
+        found = np.array(path_scores(mx.array(logits), *device_arrays(tree), threshold))
+        assert found.dtype == np.float32
+        assert found[0] == 0
+        finite = np.isfinite(expected)
+        assert (np.isfinite(found) == finite).all()
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
+        inner = np.isin(np.arange(len(tree)), tree.parents) & ~finite
+        cut += inner.sum()
+        assert all(not finite[n] for n in range(1, len(tree)) if not finite[tree.parents[n]])
+    assert (cut > 0) == (threshold is not None and threshold > 0), "an inner edge was cut"
+
+
+def test_logits_of_inner_nodes_are_enough():
+    for seed in range(20):
+        tree, logits = random_case(seed)
+        if len(tree) == 1:
+            continue
+        tokens, _, ancestors = device_arrays(tree)
+        inner, parents = inner_tables(tree.parents.tobytes())
+        assert set(inner.tolist()) == set(tree.parents[1:].tolist())
+        found = path_scores(mx.array(logits)[inner], tokens, parents, ancestors, 0.05)
+        expected = path_scores(mx.array(logits), *device_arrays(tree), 0.05)
+        assert mx.array_equal(found, expected)
+
+
+def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        size = int(rng.integers(1, 12))
+        scores = -rng.integers(0, 4, size).astype(np.float32)
+        scores[rng.random(size) < 0.3] = -np.inf
+        scores[0] = 0
+        for kept_nodes in range(1, size + 1):
+            best = sorted(range(size), key=lambda node: (-scores[node], node))[:kept_nodes]
+            kept, in_play = keep_best(mx.array(scores), kept_nodes)
+            assert np.array(kept).tolist() == sorted(best)
+            assert np.array(in_play).tolist() == [scores[n] > -np.inf for n in sorted(best)]
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 60.0])
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_the_kept_nodes_are_closed_under_ancestors(spread, threshold):
+    """Also where probabilities are equal, or so near 1 that their logarithm rounds to 0."""
+    for seed in range(20):
+        tree, logits = random_case(seed, spread)
+        scores = path_scores(mx.array(logits), *device_arrays(tree), threshold)
+        for kept_nodes in range(1, len(tree) + 1):
+            kept = np.array(keep_best(scores, kept_nodes)[0]).tolist()
+            assert len(kept) == kept_nodes
+            assert kept[0] == 0
+            assert all(tree.parents[node] in kept for node in kept[1:])
+
+
+def test_a_normaliser_that_rounds_down_does_not_lift_a_child_above_its_parent(monkeypatch):
+    exact = mx.logsumexp
+    monkeypatch.setattr(mx, "logsumexp", lambda *args, **kwargs: exact(*args, **kwargs) - 1e-3)
+    tree, logits = random_case(0, spread=60.0)
+    scores = path_scores(mx.array(logits), *device_arrays(tree))
+    assert (np.array(scores)[1:] <= np.array(scores)[tree.parents[1:]]).all()

@@ -1,0 +1,232 @@
+"""Decoding at a temperature, with the whole runtime: distributions, seeds, refusals."""
+
+from collections import Counter
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import random_models
+from brute_force import forward
+from distribution import ALPHA, CERTAIN, joint, p_value
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from random_models import assert_close, plain_tokens, random_prompt, speculative_model, tokens_of
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx import Sampling, UserError, load, stream_generate
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.engine.verify_rules import check_rule, rule_name
+from specstream_mlx.loop import decode
+
+CHAIN = {"tree_width": 1, "tree_size": None}
+BINARY = {"tree_width": 2, "tree_size": None}
+BEST_FIRST = {"tree_width": 3, "tree_size": 8}
+PRUNED = {"tree_width": 3, "tree_size": 9, "max_nodes": 5, "prune_threshold": 0.003}
+PROCESSORS = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {0: 0.5, 2: -0.5}}
+
+
+def sampled(model, prompt, count, tree, lengths=None, **options):
+    """Tokens and, for each, the (vocab,) logits that it was drawn from.
+
+    ``lengths``, a list, is given the tokens of each step.
+    """
+    tokens, logits = [], []
+    lengths = [] if lengths is None else lengths
+    for step in decode(model, prompt, DraftSettings(**tree), **options):
+        tokens += step.tokens
+        lengths.append(len(step.tokens))
+        logits += [step.result.logits[row] for row in step.rows]
+        if len(tokens) >= count:
+            return tokens, logits
+
+
+@pytest.fixture
+def three_tokens(monkeypatch):
+    """A vocabulary of three, so that even random streams are often right."""
+    monkeypatch.setattr(random_models, "VOCAB_SIZE", 3)
+
+
+STATIC = {
+    "static_tree": StaticTree(((0.5, 0.2), (0.4, 0.1), (0.3, 0.0))),
+    "tree_width": 2,
+    "tree_size": 4,
+}
+RULES = {
+    "sample": ("sample", BEST_FIRST),
+    "sample, pruned": ("sample", PRUNED),
+    "sample, hybrid": ("sample", BEST_FIRST | {"lookup": True}),
+    "rejection": ("rejection", BINARY),
+}
+
+
+@pytest.mark.usefixtures("three_tokens")
+@pytest.mark.parametrize(("verify", "tree"), RULES.values(), ids=RULES)
+def test_every_token_is_drawn_from_the_processed_target(verify, tree):
+    """Behind accepted drafts, too, each with its own history before the processors."""
+    model, prompt = speculative_model(), random_prompt(7, vocab_size=3)
+    sampler, processors = Sampling(temp=1.5, top_k=2), make_logits_processors(**PROCESSORS)
+    options = {"sampler": sampler, "logits_processors": processors, "verify": verify}
+    mx.random.seed(0)
+    lengths = []
+    tokens, logits = sampled(model, prompt, 40, tree, lengths=lengths, **options)
+    assert np.mean(lengths) > 1.2, "drafts were accepted"
+    plain = model.model(mx.array([[*prompt, *tokens]]))[0]
+    for index, token in enumerate(tokens):
+        text = mx.array([*prompt, *tokens[:index]])
+        expected = plain[len(prompt) - 1 + index][None]
+        for processor in processors:
+            expected = processor(text, expected)
+        assert_close(logits[index], expected[0])
+        assert sampler.log_probs(expected)[0, token].item() > -np.inf
+
+
+FAST = ("sample, hybrid", "lossless"), ("rejection", "shared")
+
+
+@pytest.mark.usefixtures("three_tokens")
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [
+        pytest.param(rule, mode, marks=() if (rule, mode) in FAST else pytest.mark.slow)
+        for rule in RULES
+        for mode in ("lossless", "shared")
+    ],
+)
+def test_first_three_tokens(rule, mode, draws=250):
+    """A small chi-square of the whole runtime; test_distribution has the large ones.
+
+    In shared mode the target is the same model with an empty tree.
+    """
+    verify, tree = RULES[rule]
+    model, prompt = speculative_model(mode=mode), random_prompt(5, vocab_size=3)
+    processors = make_logits_processors(repetition_penalty=1.2)
+    sampler = Sampling(temp=3.0)
+
+    def log_probs_after(text):
+        logits, _, _ = forward(
+            model.model, model.config, [*prompt, *text], model.streams, len(prompt) - 1
+        )
+        logits = mx.array(logits[-1:].astype(np.float32))
+        for processor in processors:
+            logits = processor(mx.array([*prompt, *text]), logits)
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    mx.random.seed(0)
+    options = {"sampler": sampler, "logits_processors": processors, "verify": verify}
+    texts = [tuple(sampled(model, prompt, 3, tree, **options)[0][:3]) for _ in range(draws)]
+    counts = Counter(texts)
+    probabilities = joint(log_probs_after, 3, length=3)
+    assert p_value(counts, probabilities) > ALPHA
+    unlike = joint(lambda text: np.log(np.full(3, 1 / 3)), 3, length=3)
+    assert p_value(counts, unlike) < CERTAIN, "the test sees a difference"
+
+
+@pytest.mark.parametrize("tree", [CHAIN, BEST_FIRST, PRUNED], ids=["chain", "best-first", "pruned"])
+def test_penalties_without_a_temperature_print_what_mlx_lm_prints(tree):
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    processors = make_logits_processors(**PROCESSORS)
+    expected = plain_tokens(model.model, prompt, 20, logits_processors=processors)
+    found, _ = sampled(model, prompt, 20, tree, logits_processors=processors)
+    assert found[:20] == expected
+    assert expected != plain_tokens(model.model, prompt, 20), "the penalties matter"
+
+
+@pytest.mark.parametrize("verify", ["sample", "rejection", "typical"])
+def test_a_seed_repeats_a_run(verify):
+    model, prompt = speculative_model(), random_prompt(5)
+    texts = []
+    for seed in (1, 1, 2):
+        mx.random.seed(seed)
+        options = {"sampler": Sampling(temp=1.5), "verify": verify}
+        texts.append(sampled(model, prompt, 20, BINARY, **options)[0])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_samplers_of_mlx_lm(tmp_path):
+    """``stream_generate`` takes them, and the arg-max among them is greedy decoding."""
+    base = tiny_llama_directory(tmp_path / "base")
+    model, tokenizer = load(base, adapter_path=stream_adapter_directory(tmp_path / "a", base))
+
+    def tokens(**options):
+        responses = stream_generate(model, tokenizer, "hello", 12, tree_size=4, **options)
+        return [response.token for response in responses]
+
+    greedy = tokens()
+    assert tokens(sampler=make_sampler(temp=0)) == greedy
+    assert tokens(sampler=Sampling(), verify="greedy") == greedy
+    mx.random.seed(0)
+    assert tokens(sampler=make_sampler(temp=2.0, top_p=0.9)) != greedy
+    assert len(tokens(sampler=lambda log_probs: mx.argmax(log_probs, axis=-1))) == len(greedy)
+    with pytest.raises(UserError, match="top_k is 5000, expected less than the vocabulary's 320"):
+        tokens(sampler=Sampling(temp=1.0, top_k=5000))
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler", "sentence"),
+    [
+        ("greedy", Sampling(temp=0.5), "verify is 'greedy', but a temperature"),
+        ("rejection", None, "needs the target's probabilities"),
+        ("rejection", make_sampler(temp=0.5), "needs the target's probabilities"),
+        ("typical", Sampling(), "needs the target's probabilities"),
+        ("best", None, "verify is 'best', expected one of"),
+    ],
+)
+def test_rules_that_do_not_go_with_a_sampler(name, sampler, sentence):
+    with pytest.raises(UserError, match=sentence):
+        rule_name(name, sampler)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tree_size": 8},
+        {"draft_threshold": 0.1, "tree_size": None},
+        {"max_nodes": 4, "tree_size": None},
+        {"prune_threshold": 0.1, "tree_size": None},
+    ],
+)
+def test_rejection_refuses_trees_that_drawn_tokens_shape(fields):
+    with pytest.raises(UserError, match="lets the drawn tokens decide what is kept"):
+        check_rule("rejection", DraftSettings(**fields))
+    with pytest.raises(UserError, match="lets the drawn tokens decide what is kept"):
+        sampler = Sampling(temp=1.0)
+        next(
+            decode(
+                speculative_model(),
+                [1, 2],
+                DraftSettings(**fields),
+                sampler=sampler,
+                verify="rejection",
+            )
+        )
+
+
+def test_rejection_refuses_lookup_and_static_trees():
+    with pytest.raises(UserError, match="lookup is on, whose drafts are not drawn"):
+        check_rule("rejection", DraftSettings(tree_size=None, lookup=True))
+    with pytest.raises(UserError, match="the tree is static"):
+        check_rule("rejection", DraftSettings(**STATIC))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temp": -1},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"top_k": -1},
+        {"xtc_threshold": 0.6},
+        {"xtc_probability": 2},
+        {"min_tokens_to_keep": 0},
+        {"temp": float("nan")},
+    ],
+)
+def test_settings_out_of_range(fields):
+    with pytest.raises(UserError, match=next(iter(fields))):
+        Sampling(**fields)
+
+
+def test_greedy_is_the_default():
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    assert tokens_of(model, prompt, 10)[:10] == plain_tokens(model.model, prompt, 10)
+    assert (rule_name(None, None), rule_name(None, Sampling(temp=1))) == ("greedy", "sample")

@@ -1,0 +1,120 @@
+"""Settings that change from step to step change no token."""
+
+import itertools
+
+import pytest
+from changing_drafts import FEW, KINDS, switching
+from mlx_lm.sample_utils import make_logits_processors
+from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
+
+from specstream_mlx import UserError
+from specstream_mlx import loop as decoding
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.loop import decode
+
+PROCESSORS = {"repetition_penalty": 1.4, "logit_bias": {0: 0.5, 2: -0.5}}
+
+
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+@pytest.mark.parametrize("seed", range(3))
+def test_lossless_is_plain_decoding(base, seed):
+    model, prompt = speculative_model(base), random_prompt(9)
+    expected = tokens_of(model, prompt, 90, speculation=False)[:90]
+    if base == "grouped heads, tied":
+        assert expected == plain_tokens(model.model, prompt, 90)
+    kinds = [*KINDS, FEW]
+    found, seen = switching(model, prompt, 90, seed, kinds)
+    assert found == expected
+    assert set(seen) == set(range(len(kinds)))
+    pairs = set(itertools.pairwise(seen))
+    assert len(pairs) > 12, "plain steps were entered and left in many ways"
+
+
+def test_lossless_with_processors():
+    """A call ahead that is taken back leaves no history behind."""
+    model, prompt = speculative_model(), random_prompt(9)
+    processors = make_logits_processors(**PROCESSORS)
+    expected = plain_tokens(model.model, prompt, 90, logits_processors=processors)
+    assert expected != plain_tokens(model.model, prompt, 90)
+    assert switching(model, prompt, 90, 3, logits_processors=processors)[0] == expected
+
+
+def test_shared_is_one_token_a_step():
+    model, prompt = speculative_model(mode="shared"), random_prompt(9)
+    expected = tokens_of(model, prompt, 90, speculation=False)
+    assert switching(model, prompt, 90, 4)[0] == expected
+
+
+def test_few_streams_are_refused_in_shared_mode():
+    model, prompt = speculative_model(mode="shared"), random_prompt(9)
+    with pytest.raises(UserError, match="stream_nodes"):
+        switching(model, prompt, 90, 4, kinds=[*KINDS[:2], DraftSettings(stream_nodes=1)])
+
+
+def test_an_adapter_that_is_swapped_ends_a_generation():
+    model, prompt = speculative_model(), random_prompt(9)
+    steps = decode(model, prompt, DraftSettings())
+    next(steps)
+    model.swap_adapter(None)
+    with pytest.raises(UserError, match="the adapter was swapped during a generation"):
+        next(steps)
+
+
+@pytest.mark.parametrize("settings", [KINDS[0], KINDS[1], KINDS[2], KINDS[5]])
+@pytest.mark.parametrize("by", ["max_tokens", "end_tokens"])
+def test_no_call_is_made_behind_the_end(settings, by, monkeypatch):
+    """But for the one that plain steps are ahead of an end token, which nobody can know of."""
+    model, prompt = speculative_model(), random_prompt(9)
+    expected, calls = plain_tokens(model.model, prompt, 30), []
+
+    class Watched(decoding.Decoder):
+        def next_token(self, token, rule):
+            calls.append(1)
+            return super().next_token(token, rule)
+
+        def step(self, *args):
+            calls.append(1)
+            return super().step(*args)
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    end = next(i for i, token in enumerate(expected) if i > 10 and token not in expected[:i])
+    limit = {"max_tokens": end + 1} if by == "max_tokens" else {"end_tokens": [expected[end]]}
+    steps = list(decode(model, prompt, settings, **limit))
+    tokens = [token for step in steps for token in step.tokens]
+    assert tokens[: end + 1] == expected[: end + 1]
+    assert len(tokens) - len(steps[-1].tokens) <= end
+    assert len(calls) - len(steps) == (settings is KINDS[0] and by == "end_tokens")
+
+
+def test_plain_steps_are_one_call_ahead(monkeypatch):
+    """The next call is enqueued before the last one's token is read."""
+    model, prompt = speculative_model(), random_prompt(9)
+    offsets = []
+
+    class Watched(decoding.Decoder):
+        def next_token(self, token, rule):
+            result = super().next_token(token, rule)
+            offsets.append(self.caches[0].offset)
+            return result
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    steps = decode(model, prompt, DraftSettings(speculation=False))
+    for count, _ in zip(range(1, 6), steps, strict=False):
+        assert len(offsets) == count + 1
+        assert offsets[-1] == len(prompt) + count
+
+
+def test_tree_steps_are_one_call_ahead_but_for_the_first(monkeypatch):
+    """Nobody waits for the second call before the first token."""
+    model, prompt = speculative_model(), random_prompt(9)
+    calls = []
+
+    class Watched(decoding.Decoder):
+        def step(self, *args):
+            calls.append(1)
+            return super().step(*args)
+
+    monkeypatch.setattr(decoding, "Decoder", Watched)
+    steps = decode(model, prompt, DraftSettings(tree_width=2, tree_size=4))
+    ahead = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
+    assert ahead == [0, 1, 1, 1, 1]

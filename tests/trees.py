@@ -1,0 +1,41 @@
+"""Draft trees to test with, and what every tree must be."""
+
+import numpy as np
+
+
+def ranks_of(tree, candidates):
+    """Each node's path of candidate ranks."""
+    ranks = [()]
+    for node in range(1, len(tree)):
+        row = candidates[tree.depths[node] - 1].tolist()
+        ranks.append((*ranks[tree.parents[node]], row.index(tree.tokens[node])))
+    return ranks
+
+
+def random_candidates(gamma, k, seed, exact_ties=False):
+    """(gamma, k) tokens and descending log-probabilities; ties are ties also when summed."""
+    rng = np.random.default_rng(seed)
+    tokens = np.array([rng.choice(100, k, replace=False) for _ in range(gamma)], np.int32)
+    log_probs = (
+        -rng.integers(1, 4, (gamma, k)) / 4 if exact_ties else -rng.exponential(1, tokens.shape)
+    )
+    return tokens, np.sort(log_probs.astype(np.float32))[:, ::-1]
+
+
+def assert_well_formed(tree):
+    """Root first, parents before children, by depth, siblings different."""
+    assert tree.parents[0] == -1
+    assert tree.depths[0] == 0
+    assert (np.diff(tree.depths) >= 0).all()
+    for node in range(1, len(tree)):
+        assert 0 <= tree.parents[node] < node
+        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
+    edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    assert len(set(edges)) == len(edges)
+    assert {array.dtype for array in (tree.tokens, tree.parents, tree.depths)} == {
+        np.dtype("int32")
+    }
+
+
+def arrays(tree):
+    return tree.tokens, tree.parents, tree.depths
