@@ -30,10 +30,10 @@ from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, load
-from specstream_mlx.base_model import read_model, read_tokenizer
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
+from specstream_mlx.loading import read_model, read_tokenizer
 from specstream_mlx.prompts import chat_prompt
 
 from .metrics import score

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.verify_rules import VerifyName
 from specstream_mlx.generation import stream_generate
-from specstream_mlx.hardware.stock_modules import stock_modules
+from specstream_mlx.hardware.cpu.products import stock_modules
 from specstream_mlx.loading import SpeculativeModel
 
 

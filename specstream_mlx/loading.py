@@ -7,14 +7,19 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_model, load_tokenizer
 
 from .adapters.files import Adapter, mount, read_adapter
 from .adapters.lora import unmount
-from .base_model import model_directory, read_config, read_model, read_tokenizer
-from .config import Mode
+from .checked_files import read_json, tensor_headers
+from .config import Mode, UserError
+from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
+from .models.architectures import architecture_of, check_config, explicit_fields, model_classes
 from .models.fingerprint import fingerprint
 from .models.streams import Streams
+
+INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass
@@ -105,3 +110,138 @@ def load(
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     return speculative, tokenizer
+
+
+# The base -----------------------------------------------------------------------------------
+
+
+def model_directory(path_or_hf_repo: str | Path) -> Path:
+    """The directory of a model; a Hugging Face repository is downloaded to the user's cache.
+
+    Raises:
+        UserError: there is neither such a directory nor such a repository.
+    """
+    path = Path(path_or_hf_repo)
+    if path.is_dir():
+        return path
+    text = str(path_or_hf_repo)
+    if path.exists():
+        raise UserError(f"the model {text} is a file, expected a directory")
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise UserError(f"the model directory {text} does not exist")
+    from huggingface_hub import is_offline_mode, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
+        return Path(snapshot_download(text, allow_patterns=patterns))
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached"
+        if is_offline_mode():
+            reason = "HF_HUB_OFFLINE forbids to download it"
+        raise UserError(
+            f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"and {reason}"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(
+            f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
+        ) from None
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """A model's ``config.json``.
+
+    Raises:
+        UserError: it is damaged or describes a model that this project cannot run.
+    """
+    path = directory / "config.json"
+    config = read_json(path)
+    try:
+        check_config(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, each of which exists.
+
+    Raises:
+        UserError: there is none, or one that the index lists is missing.
+    """
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        sentence = f"{directory} has no model*.safetensors, expected weights in that format"
+        if any(directory.glob("pytorch_model*.bin")):
+            sentence += (
+                ", which transformers makes of pytorch_model*.bin: AutoModelForCausalLM"
+                ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+            )
+        raise UserError(sentence)
+    if (directory / INDEX_FILE).exists():
+        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
+        missing = sorted(set(listed.values()) - {file.name for file in files})
+        if missing:
+            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
+    return files
+
+
+def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+    """A model's layers and weights; the weights are read from the files when first used.
+
+    Args:
+        directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
+        to_run: whether a model that is not of a tested architecture has to pass ``check_tree``,
+            which reads all of its weights.
+
+    Returns:
+        The mlx-lm model and its configuration as mlx-lm completes it.
+
+    Raises:
+        UserError: a file is missing, truncated or of another format, they do not fit together, or
+            the model does not pass ``check_tree``.
+    """
+    config = read_config(directory)
+    fields = explicit_fields(config)
+    for file in weight_files(directory):
+        tensor_headers(file)
+    try:
+        model, full_config = load_model(
+            directory, lazy=True, model_config=fields, get_model_classes=model_classes
+        )
+    except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
+        reason = one_line(error)
+        raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
+    if to_run and not architecture_of(config["model_type"]).tested:
+        try:
+            check_tree(model, config)
+        except UserError as error:
+            raise UserError(f"{directory / 'config.json'}: {error}") from None
+    return model, full_config
+
+
+def read_tokenizer(
+    directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
+) -> TokenizerWrapper:
+    """A model's tokenizer; no code that came with it is run.
+
+    Args:
+        directory: the model's directory.
+        config: from ``read_model``.
+        extra: further arguments of the tokenizer.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    arguments = {"trust_remote_code": False, **(extra or {})}
+    try:
+        return load_tokenizer(directory, arguments, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:  # transformers and tokenizers raise many types
+        raise UserError(f"{directory}: the tokenizer cannot be read: {one_line(error)}") from None
+
+
+def one_line(error: Exception, limit: int = 240) -> str:
+    """The beginning of an error's message, for a sentence of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]} ..."

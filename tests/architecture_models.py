@@ -15,11 +15,10 @@ import transformers
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from tiny_models import tiny_streams
 
-from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.streams import Streams
 
 torch.set_num_threads(1)  # these products are too small to share

@@ -23,12 +23,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from specstream_mlx.adapters.torch_files import (
+    LORA_CONFIG,
+    LORA_TENSORS,
+    STREAM_CONFIG,
+    STREAM_TENSORS,
+    tensor_file,
+)
 from specstream_mlx.config import ConfigError, StreamConfig, UserError
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
 from ..staging import staged_directory
-from ..tensor_files import LORA_CONFIG, LORA_TENSORS, STREAM_CONFIG, STREAM_TENSORS, tensor_file
 from .backbone import use_long_factors
 from .reference import SpeculativeStreamingModel
 

@@ -1,7 +1,7 @@
 """Train streams, pruner and (in shared mode) LoRA on a language model: arXiv 2402.11131, 3 and 4.
 
-    python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl --mode shared \\
-        --output OUT --epochs 2
+    python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl \\
+        --mode shared --output OUT --epochs 2
 
 ``OUT/adapter`` is the adapter directory (see ``formats``), ``OUT/log.jsonl`` the log and
 ``OUT/checkpoint.pt`` what ``--resume`` continues from.

@@ -16,12 +16,17 @@ import mlx.nn as nn
 
 from specstream_mlx.adapters.files import read_adapter, read_json, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
-from specstream_mlx.base_model import read_model
+from specstream_mlx.adapters.torch_files import (
+    LORA_CONFIG,
+    STREAM_CONFIG,
+    STREAM_TENSORS,
+    tensor_file,
+)
 from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.loading import read_model
 from specstream_mlx.models.fingerprint import fingerprint
 
 from ..staging import staged_directory
-from ..tensor_files import LORA_CONFIG, STREAM_CONFIG, STREAM_TENSORS, tensor_file
 from .peft import NO_LORA, LoraPart, read_peft_lora
 from .targets import check_target
 from .tensors import read_arrays

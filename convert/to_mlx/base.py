@@ -15,8 +15,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
-from specstream_mlx.base_model import read_model, read_tokenizer
 from specstream_mlx.config import UserError
+from specstream_mlx.loading import read_model, read_tokenizer
 
 from ..staging import staged_directory
 from .recipes import quant_predicate

@@ -16,17 +16,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from specstream_mlx.adapters.files import read_json
 from specstream_mlx.adapters.lora import (
     adaptable_modules,
     adapter_shapes,
     place_in_layer,
     selected_modules,
 )
+from specstream_mlx.adapters.torch_files import LORA_CONFIG, LORA_TENSORS, tensor_file
+from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.models.architectures import architecture_of
 
-from ..tensor_files import LORA_CONFIG, LORA_TENSORS, tensor_file
 from .tensors import read_arrays
 
 _PREFIX = "base_model.model."

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specstream_mlx.adapters.files import LORA_FILE
+from specstream_mlx.adapters.torch_files import LORA_CONFIG, STREAM_CONFIG
 from specstream_mlx.config import UserError
-
-from ..tensor_files import LORA_CONFIG, STREAM_CONFIG
 
 
 def check_target(target: Path, model: Path, adapters: Sequence[Path] = ()) -> None:

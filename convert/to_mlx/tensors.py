@@ -5,10 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 from safetensors import SafetensorError
 
-from specstream_mlx.adapters.files import tensor_headers
+from specstream_mlx.adapters.torch_files import tensor_file
+from specstream_mlx.checked_files import tensor_headers
 from specstream_mlx.config import UserError
-
-from ..tensor_files import tensor_file
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:

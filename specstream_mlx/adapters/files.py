@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from safetensors import SafetensorError, safe_open
 
+from ..checked_files import check_tensors, read_json, tensor_headers
 from ..config import ConfigError, StreamConfig, UserError
 from ..models.fingerprint import fingerprint
 from ..models.streams import Streams
@@ -25,12 +25,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 LORA_FILE = "adapters.safetensors"
 STREAM_FILE = "speculative_streaming.safetensors"
 STREAM_KEY = "speculative_streaming"
-
-_FLOAT_DTYPES = ("F32", "F16", "BF16")
-
-
-class AdapterError(UserError):
-    """An adapter directory that cannot be used, and why."""
 
 
 @dataclass(frozen=True)
@@ -62,99 +56,28 @@ class Adapter:
         return sum(t.nbytes for t in (*self.lora.values(), *self.stream_tensors.values()))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from ``path``.
-
-    Raises:
-        AdapterError: the file is missing or is not a JSON object.
-    """
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise AdapterError(f"{path} is missing") from None
-    except OSError as error:
-        raise AdapterError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise AdapterError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise AdapterError(f"{path} holds a {type(values).__name__}, expected a JSON object")
-    return values
-
-
-def tensor_headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every tensor of a safetensors file, without reading the tensors.
-
-    Raises:
-        AdapterError: the file is missing, truncated or of another format.
-    """
-    if not path.is_file():
-        raise AdapterError(f"{path} is missing")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()}
-    except SafetensorError as error:
-        raise AdapterError(
-            f"{path} is not a complete safetensors file ({error}); "
-            "expected one that is neither truncated nor of another format"
-        ) from None
-
-
-def check_tensors(
-    path: Path,
-    found: dict[str, tuple[tuple[int, ...], str]],
-    expected: dict[str, tuple[int, ...]],
-) -> None:
-    """Compare a file's tensors with what they must be.
-
-    Args:
-        path: the file, for the error.
-        found: shape and dtype by name, see ``tensor_headers``.
-        expected: shape by name.
-
-    Raises:
-        AdapterError: a tensor is missing, unknown, of another shape, or not floating-point.
-    """
-    for name, shape in expected.items():
-        if name not in found:
-            raise AdapterError(f"{path} has no tensor {name}, expected one of shape {shape}")
-        if found[name][0] != shape:
-            raise AdapterError(f"{path}: {name} has shape {found[name][0]}, expected {shape}")
-        if found[name][1] not in _FLOAT_DTYPES:
-            raise AdapterError(
-                f"{path}: {name} has dtype {found[name][1]}, expected one of {_FLOAT_DTYPES}"
-            )
-    unknown = sorted(set(found) - set(expected))
-    if unknown:
-        raise AdapterError(f"{path} has an unexpected tensor {unknown[0]}")
-
-
 def _expected_lora(path: Path, config: dict[str, Any], model: nn.Module) -> dict[str, tuple]:
     """Name and shape of every LoRA or DoRA tensor that ``config`` calls for."""
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict) or "num_layers" not in config:
-        raise AdapterError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
+        raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
     rank, count, keys = parameters.get("rank"), config["num_layers"], parameters.get("keys")
     layers = len(model.layers)
     if not isinstance(count, int) or not -1 <= count <= layers:
-        raise AdapterError(
-            f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all"
-        )
+        raise UserError(f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all")
     if keys is not None and not isinstance(keys, list):
-        raise AdapterError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
+        raise UserError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
     if keys == [] or (count == 0 and rank == 0):
         return {}
     if not isinstance(rank, int) or rank < 1:
-        raise AdapterError(f"{path}: the LoRA rank is {rank!r}, expected an integer of at least 1")
+        raise UserError(f"{path}: the LoRA rank is {rank!r}, expected an integer of at least 1")
     if not isinstance(parameters.get("scale"), int | float):
-        raise AdapterError(
-            f"{path}: the LoRA scale is {parameters.get('scale')!r}, expected a number"
-        )
+        raise UserError(f"{path}: the LoRA scale is {parameters.get('scale')!r}, expected a number")
     expected = {}
     for name, module in selected_modules(model, keys, count).items():
         shapes = adapter_shapes(module, rank, config.get("fine_tune_type") == "dora")
         if not shapes:
-            raise AdapterError(
+            raise UserError(
                 f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
             )
         expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
@@ -170,22 +93,22 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         base_config: the base's ``config.json``.
 
     Raises:
-        AdapterError: one sentence with the file, the tensor or field, what was found and what
+        UserError: one sentence with the file, the tensor or field, what was found and what
             was expected.
     """
     path = Path(directory)
     if not path.is_dir():
-        raise AdapterError(f"the adapter directory {path} does not exist")
+        raise UserError(f"the adapter directory {path} does not exist")
     config_path = path / ADAPTER_CONFIG
     config = read_json(config_path)
     if "peft_type" in config:
-        raise AdapterError(
+        raise UserError(
             f"{path} is a PEFT directory: convert it first with "
             f"`specstream-mlx convert --model BASE --adapter-path {path} --mlx-path OUTPUT`"
         )
     fine_tune_type = config.get("fine_tune_type", "lora")
     if fine_tune_type not in ("lora", "dora"):
-        raise AdapterError(
+        raise UserError(
             f"{config_path}: fine_tune_type is {fine_tune_type!r}, expected 'lora' or 'dora'"
         )
     stream_config = None
@@ -193,17 +116,17 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         try:
             stream_config = StreamConfig.from_dict(config[STREAM_KEY])
         except (ConfigError, TypeError) as error:
-            raise AdapterError(f"{config_path}: {STREAM_KEY}: {error}") from None
+            raise UserError(f"{config_path}: {STREAM_KEY}: {error}") from None
         found, expected = stream_config.base_fingerprint, fingerprint(base_config)
         if found and found != expected:
-            raise AdapterError(
+            raise UserError(
                 f"{config_path}: the adapter was made for another base "
                 f"({stream_config.base_model or 'unnamed'}, fingerprint {found}), "
                 f"expected fingerprint {expected}"
             )
         for field in ("hidden_size", "num_hidden_layers"):
             if getattr(stream_config, field) != base_config.get(field):
-                raise AdapterError(
+                raise UserError(
                     f"{config_path}: {field} is {getattr(stream_config, field)}, "
                     f"expected the base's {base_config.get(field)}"
                 )

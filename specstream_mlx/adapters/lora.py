@@ -8,7 +8,6 @@ embedding module of those layers is taken. That is what ``mlx_lm.tuner`` does.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
@@ -16,21 +15,13 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from ..hardware.cpu.products import use_fewer_operations
+
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 _AROUND_LINEAR = (LoRALinear, LoRASwitchLinear, DoRALinear)
 _AROUND_EMBEDDING = (LoRAEmbedding, DoRAEmbedding)
-
-
-class AddedLoRALinear(LoRALinear):
-    """mlx-lm's LoRA layer with two operations fewer: the second product scales and adds.
-
-    Without the dropout of training, which mlx-lm's own layer is for.
-    """
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.addmm(self.linear(x), x @ self.lora_a, self.lora_b, alpha=self.scale)
 
 
 def _mounted(model: nn.Module) -> dict[str, tuple[str, nn.Module]]:
@@ -117,9 +108,7 @@ def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dor
         dora: DoRA.
     """
     linear_to_lora_layers(model, num_layers, {"dropout": 0.0, **parameters}, dora)
-    for module in model.modules():
-        if type(module) is LoRALinear:
-            module.__class__ = AddedLoRALinear  # the same tensors, multiplied otherwise
+    use_fewer_operations(model)
 
 
 def unmount(model: nn.Module) -> None:

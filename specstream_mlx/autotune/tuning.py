@@ -19,12 +19,11 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..adapters.files import ADAPTER_CONFIG
-from ..base_model import weight_files
 from ..config import UserError
 from ..drafting.settings import DraftSettings
 from ..engine.kv_quantization import KVQuantization
 from ..hardware import device, user_cache
-from ..loading import SpeculativeModel
+from ..loading import SpeculativeModel, weight_files
 from ..models.architectures import text_limit
 from ..prompts import chat_prompt, check_prompt
 from .adaptive import AdaptiveDrafting, Arm

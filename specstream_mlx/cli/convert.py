@@ -104,7 +104,7 @@ def convert(
     from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
     from specstream_mlx.convert.to_mlx.base import convert_base
 
-    from ..base_model import model_directory
+    from ..loading import model_directory
 
     base = model_directory(model)
     tokens = _sample_tokens(base) if verify else []
@@ -145,7 +145,7 @@ def _sample_tokens(model: Path) -> list[int]:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
         ) from None
-    from ..base_model import read_config, read_tokenizer
+    from ..loading import read_config, read_tokenizer
 
     return read_tokenizer(model, read_config(model)).encode(_SAMPLE)
 
@@ -157,8 +157,8 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     from rich.console import Console
     from rich.table import Table
 
+    from specstream_mlx.adapters.torch_files import STREAM_CONFIG
     from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
-    from specstream_mlx.convert.tensor_files import STREAM_CONFIG
     from specstream_mlx.convert.to_mlx.adapter import adapter_name
     from specstream_mlx.convert.to_mlx.base import convert_base
 

@@ -41,11 +41,10 @@ def examine(model: str | None = None) -> dict[str, Any]:
     """
     from .. import bundled
     from ..autotune.tuning import cached
-    from ..base_model import model_directory, read_config, read_model
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights
-    from ..loading import SpeculativeModel
+    from ..loading import SpeculativeModel, model_directory, read_config, read_model
 
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
@@ -90,7 +89,7 @@ def doctor(
 
     [bold]Example:[/bold] specstream-mlx doctor --json
     """
-    from ..hardware.row_blocks import BLOCK
+    from ..hardware.cpu.products import BLOCK
 
     facts = examine(model)
     if as_json:

@@ -14,7 +14,7 @@ from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import Sampling
 from ..engine.verify_rules import VerifyName
 from ..generation import GenerationResponse, stream_generate
-from ..hardware.stock_modules import stock_modules
+from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
 from ..prompt_cache import PromptCache
 

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..drafting.settings import StreamPlacement
 from ..drafting.tree import DraftTree
-from ..hardware.rotations import shared_rotations
+from ..hardware.cpu.rotations import shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams
 from .kv import UncommittedRows, commit

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..hardware.rotations import Rotations, rope_at
+from ..hardware.cpu.rotations import Rotations, rope_at
 
 
 class PositionedRope(nn.Module):

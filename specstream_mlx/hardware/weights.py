@@ -17,7 +17,7 @@ from mlx_lm.utils import dequantize_model
 
 from ..config import UserError
 from . import device, user_cache
-from .row_blocks import blocks_pay, product_seconds, use_blocks
+from .cpu.products import blocks_pay, product_seconds, use_blocks
 
 Weights = Literal["packed", "expanded"]
 CHOICES = ("auto", "packed", "expanded")

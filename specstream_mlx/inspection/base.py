@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..adapters.files import read_json, tensor_headers
-from ..base_model import weight_files
+from ..checked_files import read_json, tensor_headers
 from ..config import UserError
+from ..loading import weight_files
 from ..models.architectures import architecture_of, check_config, completed
 from ..models.fingerprint import fingerprint
 from ..models.rope import rope_parameters

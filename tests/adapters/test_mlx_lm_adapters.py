@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.files import mount, read_adapter
-from specstream_mlx.adapters.lora import AddedLoRALinear, unmount
+from specstream_mlx.adapters.lora import unmount
 from specstream_mlx.cli import app
+from specstream_mlx.hardware.cpu.products import AddedLoRALinear
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,10 @@ from torch_tiny import tiny_llama as torch_llama
 from torch_tiny import tiny_model
 from typer.testing import CliRunner
 
-from specstream_mlx.base_model import read_model
 from specstream_mlx.cli import app
 from specstream_mlx.inspection.base import inspect_base
 from specstream_mlx.inspection.directory import inspect_directory, medusa_cost
+from specstream_mlx.loading import read_model
 
 
 def run(*args):

@@ -14,9 +14,8 @@ from random_models import Oracle, random_prompt, tokens_of
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import tiny_streams, tiny_tokenizer
 
-from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.hardware.weights import hold_weights
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES
 from specstream_mlx.models.streams import Streams
 

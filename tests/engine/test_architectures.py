@@ -25,10 +25,10 @@ from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
-from specstream_mlx.base_model import read_config, read_model
 from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams

@@ -10,8 +10,8 @@ import transformers
 from architecture_models import VOCAB_SIZE, fill, rope
 
 from specstream_mlx import UserError
-from specstream_mlx.base_model import read_model
 from specstream_mlx.engine import decoder as decoder_module
+from specstream_mlx.loading import read_model
 from specstream_mlx.models.architectures import REFUSED
 
 

@@ -11,11 +11,11 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from typer.testing import CliRunner
 
 from specstream_mlx import UserError, load
-from specstream_mlx.base_model import read_model
 from specstream_mlx.cli import app
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware import weights as weight_policy
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
+from specstream_mlx.loading import read_model
 
 PROMPT = random_prompt(12, vocab_size=300)
 FASTER = {

@@ -26,10 +26,10 @@ from torch_tiny import tiny_model
 from transformers import AttentionInterface
 
 from specstream_mlx import load
-from specstream_mlx.base_model import read_config
 from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.loading import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
 
 TOKENS = random_prompt(30, seed=4, vocab_size=VOCAB_SIZE)  # more than two windows

@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models.rope_utils import Llama3RoPE, YarnRoPE
 
 from specstream_mlx.hardware import device
-from specstream_mlx.hardware.rotations import rope_at, shared_rotations
+from specstream_mlx.hardware.cpu.rotations import rope_at, shared_rotations
 
 pytestmark = pytest.mark.skipif(device.backend() != "cpu", reason="for the CPU alone")
 

@@ -12,10 +12,16 @@ from random_models import plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import load
-from specstream_mlx.hardware import device, row_blocks
+from specstream_mlx.hardware import device
 from specstream_mlx.hardware import weights as weight_policy
-from specstream_mlx.hardware.row_blocks import BlockedLinear, blocks_pay, in_blocks, use_blocks
-from specstream_mlx.hardware.stock_modules import stock_modules
+from specstream_mlx.hardware.cpu import products as row_blocks
+from specstream_mlx.hardware.cpu.products import (
+    BlockedLinear,
+    blocks_pay,
+    in_blocks,
+    stock_modules,
+    use_blocks,
+)
 
 PROMPT = random_prompt(12, vocab_size=300)
 SOME_SLOWER, BLOCK_SLOWER = (2.0, 1.0), (1.0, 1.1)

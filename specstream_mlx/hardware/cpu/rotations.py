@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from . import device
+from .. import device
 
 
 def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
