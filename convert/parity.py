@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import torch
 
+from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loading import load
 
 from .pytorch.formats import load_adapter, load_base, mount_lora
@@ -34,28 +34,6 @@ class Difference:
     name: str
     largest: float
     relative: float
-
-
-class _Recorder:
-    """Stands in for a layer and keeps what it takes and returns."""
-
-    def __init__(self, layer: nn.Module):
-        self.layer = layer
-        self.input: mx.array | None = None
-        self.output: mx.array | None = None
-
-    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        self.input, self.output = hidden, self.layer(hidden, *args, **kwargs)
-        return self.output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.layer[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.layer[name] = value
 
 
 def _difference(name: str, expected: torch.Tensor, found: mx.array) -> Difference:
@@ -101,19 +79,23 @@ def layer_differences(
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
-    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+    seen: dict[int, tuple[mx.array, mx.array]] = {}
+
+    def observe(number: int, hidden: mx.array, output: mx.array) -> None:
+        seen[number] = hidden[0], output[0]
+
+    caches = make_caches(model.model, model.config)
+    decoder = Decoder(model.model, model.streams, caches, observe=observe)
     start = prompt_length - 1
     if start:
         decoder.prefill(mx.array(tokens[:start]))
-    recorders = [_Recorder(layer) for layer in decoder.layers]
-    decoder.layers = recorders
     chain = np.arange(len(tokens) - start, dtype=np.int32)
-    result = decoder.step(DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain), "beside")
+    tree = DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain)
+    result = decoder.step(tree, DraftSettings(tree_width=1, deferred=False), VerifyRule())
 
     nodes, first = len(chain), model.streams.config.first_msa_layer
     differences = []
-    for number, recorder in enumerate(recorders):
-        output = recorder.output[0]
+    for number, (_, output) in sorted(seen.items()):
         main = expected.trunk.main_layers[number][0, start:]
         differences.append(_difference(f"layer {number} main", main, output[:nodes]))
         if number >= first:
@@ -126,7 +108,7 @@ def layer_differences(
         _difference("stream logits", expected.stream_logits[0, accepted], result.stream_logits)
     )
     if early_exit is not None:
-        found = decoder.early_exit_logits(recorders[first].input[0, :nodes])
+        found = decoder.model.early_exit(seen[first][0][None, :nodes])[0]
         differences.append(_difference("early-exit logits", early_exit, found))
     return differences
 

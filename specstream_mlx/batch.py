@@ -1,18 +1,26 @@
-"""``batch_generate``: several prompts at once, greedily, each along its best path of drafts."""
+"""``batch_generate``: several prompts at once, greedily, each along its best path of drafts.
+
+With a batch rows are no longer cheap, so each sequence drafts its best path alone, the likeliest
+token of every stream (arXiv 2402.11131, App. L). All chains have the same length; how much of each
+is accepted differs.
+"""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.generate import BatchResponse as PlainResponse
 from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import UserError
 from .drafting.settings import DraftSettings
-from .engine.batch_decoder import BatchDecoder
-from .engine.kv import make_caches
+from .drafting.tree import DraftTree
+from .engine.kv import StackedKVCache, make_caches
+from .engine.step import Decoder
+from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import fill
@@ -148,14 +156,20 @@ class _Batch:
         step_size: int,
         stats: BatchStats,
     ):
-        streams = model.streams and model.streams.config
-        self._stats, self._depth = stats, 0
+        config = model.streams and model.streams.config
+        self._stats, self._settings, self._depth = stats, settings, 0
         if settings.drafts_with(model.streams):
-            trained = streams.num_streams
+            trained = config.num_streams
             self._depth = trained if settings.num_streams is None else settings.num_streams
         start = time.perf_counter()
-        caches = [_read(model, prompt[:-1], step_size) for prompt in prompts]
-        self._decoder = BatchDecoder(model, caches, settings.placement(streams), self._depth)
+        read = [_read(model, prompt[:-1], step_size) for prompt in prompts]
+        nodes, placement = 1 + self._depth, settings.placement(config)
+        gamma = 0 if placement == "none" else config.num_streams
+        room = nodes * (1 + gamma) if placement == "beside" else nodes + gamma
+        caches = [StackedKVCache(layer, room) for layer in zip(*read, strict=True)]
+        self._decoder = Decoder(model.model, model.streams, caches)
+        self._lengths = [cache.offset for cache, *_ in read]
+        self._rule = VerifyRule()
         self._tokens = [[prompt[-1]] for prompt in prompts]
         stats.prompt_time = time.perf_counter() - start
 
@@ -187,7 +201,7 @@ class _Batch:
                 alive = [alive[number] for number in going]
                 self._tokens = [self._tokens[number] for number in going]
                 if alive:
-                    self._decoder.keep(going)
+                    self._keep(going)
             if self._stats.generation_steps % 64 == 0:
                 mx.clear_cache()
         stats = self._stats
@@ -199,21 +213,39 @@ class _Batch:
 
     def _step(self) -> list[list[int]]:
         """One target call; what each sequence committed."""
+        tokens = np.array(self._tokens, np.int32)
+        places = np.arange(tokens.shape[1], dtype=np.int32)
+        chains = DraftTree(tokens, places - 1, places)
         with mx.stream(device.generation_stream):
-            step = self._decoder.step(mx.array(self._tokens, mx.int32))
-        arrays = [step.predictions, step.accepted]
-        mx.eval(arrays if step.drafts is None else [*arrays, step.drafts])
+            result = self._decoder.step(chains, self._settings, self._rule)
+        arrays = [result.predictions, result.last]
+        mx.eval(arrays if result.candidates is None else [*arrays, result.candidates])
         predictions, accepted = (array.tolist() for array in arrays)
-        drafts = [[]] * len(accepted) if step.drafts is None else step.drafts.tolist()
+        drafts = [[]] * len(accepted)
+        if result.candidates is not None:
+            drafts = result.candidates[..., 0].tolist()
         committed, following = [], []
         for chain, after, count, draft in zip(
             self._tokens, predictions, accepted, drafts, strict=True
         ):
             committed.append([*chain[1 : count + 1], after[count]])
             following.append([after[count], *draft[: self._depth]])
-        self._decoder.commit([count + 1 for count in accepted])
+        pairs = zip(self._lengths, accepted, strict=True)
+        self._set_lengths([length + 1 + count for length, count in pairs])
         self._tokens = following
         return committed
+
+    def _keep(self, sequences: Sequence[int]) -> None:
+        """Go on with some of the sequences, at least one."""
+        for cache in self._decoder.caches:
+            cache.keep(sequences)
+        self._set_lengths([self._lengths[number] for number in sequences])
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        """Commit so many rows of each sequence; those of a chain lie in their places already."""
+        self._lengths = lengths
+        for cache in self._decoder.caches:
+            cache.commit(lengths)
 
 
 def _read(model: SpeculativeModel, tokens: Sequence[int], step_size: int) -> list:

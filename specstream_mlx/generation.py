@@ -15,14 +15,13 @@ from .config import UserError
 from .drafting.settings import DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import Sampling
-from .engine.verify_rules import VerifyName, check_rule, rule_name
+from .engine.verify.rules import VerifyName
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Drafting, FixedDrafting, Step, decode
+from .loop import Drafting, Request, Step, decode
 from .models.architectures import text_limit
 from .prompt_cache import PromptCache
-from .prompts import check_prompt, encode_prompt
+from .prompts import encode_prompt
 
 
 @dataclass
@@ -95,79 +94,56 @@ def stream_generate(
         UserError: an empty prompt, one longer than the model's context, or a setting that is out
             of range or does not fit the model, its KV cache included, or the verify rule.
     """
-    verify = rule_name(verify, sampler)
-    if isinstance(sampler, Sampling):
-        sampler.check(model.config["vocab_size"])
     if max_tokens == 0 or max_tokens < -1:
         raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stop:
         raise UserError("a stop string is empty, expected at least one character")
-    if prefill_step_size < 1:
-        raise UserError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
     ids = encode_prompt(tokenizer, prompt)
-    before = prompt_cache.unknown_rows if prompt_cache else 0
-    check_prompt(ids, model.config, before)
-    room = text_limit(model.config)
-    if room is not None:  # the last token of all is not read any more
-        longest = room - before - len(ids) + 1
-        max_tokens = longest if max_tokens < 0 else min(max_tokens, longest)
-    KVQuantization(kv_bits, kv_group_size, quantized_kv_start).check(model.model, model.config)
     if settings is None:
-        now = settings = draft_settings(drawn=verify == "rejection", **overrides)
+        settings = draft_settings(drawn=verify == "rejection", **overrides)
     elif isinstance(settings, DraftSettings):
-        now = settings = replace(settings, **overrides)
-    else:
-        _check_drafting(settings, verify, overrides)
-        now = settings.settings()
-    check_rule(verify, now)
-    now.check(model.config["vocab_size"], model.streams and model.streams.config)
-    steps = decode(
-        model,
+        settings = replace(settings, **overrides)
+    elif overrides:
+        raise UserError(
+            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
+        )
+    request = Request(
         ids,
         settings,
-        prefill_step_size,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
+        max_tokens=_room(model, ids, prompt_cache, max_tokens),
+        end_tokens=tokenizer.eos_token_ids,
+        prefill_step_size=prefill_step_size,
+        quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
         sampler=sampler,
         logits_processors=logits_processors,
         verify=verify,
         prompt_cache=prompt_cache,
         profile=profile,
-        max_tokens=None if max_tokens < 0 else max_tokens,
-        end_tokens=tokenizer.eos_token_ids,
     )
-    return _respond(model, tokenizer, len(ids), steps, max_tokens, stop, prompt_cache, profile)
+    return _respond(model, tokenizer, request, decode(model, request), stop)
 
 
-def _check_drafting(drafting: Drafting, verify: VerifyName, overrides: dict[str, Any]) -> None:
-    if not isinstance(drafting, Drafting):
-        raise UserError(
-            f"settings is {drafting!r}, expected DraftSettings or a drafting, such as "
-            "tuned_drafting(model, tokenizer)"
-        )
-    if overrides:
-        raise UserError(
-            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
-        )
-    if verify == "rejection" and not isinstance(drafting, FixedDrafting):
-        raise UserError(
-            "verify is 'rejection' and the drafts change from step to step, expected a tree of "
-            "fixed shape"
-        )
+def _room(
+    model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
+) -> int | None:
+    """The most tokens to generate, of a model with learned positions too; ``None``: no limit."""
+    room, most = text_limit(model.config), None if max_tokens < 0 else max_tokens
+    if room is None:
+        return most
+    before = prompt_cache.unknown_rows if prompt_cache else 0
+    longest = max(1, room - before - len(ids) + 1)  # the last token of all is not read any more
+    return longest if most is None else min(most, longest)
 
 
 def _respond(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    prompt_tokens: int,
+    request: Request,
     steps: Iterator[Step],
-    max_tokens: int,
     stop: tuple[str, ...],
-    prompt_cache: PromptCache | None,
-    profile: Profile,
 ) -> Iterator[GenerationResponse]:
+    prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
     detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
     held = ""  # text that may be the beginning of a stop string
@@ -193,7 +169,7 @@ def _respond(
                 ended = token in tokenizer.eos_token_ids
                 if not ended:
                     detokenizer.add_token(token)
-                if not ended and response.generation_tokens == max_tokens:
+                if not ended and response.generation_tokens == request.max_tokens:
                     response.finish_reason = "length"
                 if ended:
                     response.finish_reason = "stop"
@@ -209,7 +185,7 @@ def _respond(
                 response.accepted_length = response.generation_tokens / response.target_calls
                 response.peak_memory = mx.get_peak_memory() / 1e9
                 if response.finish_reason:
-                    profile.border("host", log_probs)
+                    request.profile.border("host", log_probs)
                 yield replace(response, text=text)
                 if response.finish_reason:
                     return

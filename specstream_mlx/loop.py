@@ -1,27 +1,26 @@
-"""The decoding loop: one ``Step`` per target call."""
+"""One generation: the prompt, plain steps and tree steps, one ``Step`` per target call."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
-from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .config import UserError
-from .drafting.lookup import Lookup
+from .drafting.drafter import Drafter, make_drafter
 from .drafting.settings import DraftSettings
 from .drafting.tree import DraftTree, root_only
-from .engine.decoder import Decoder
-from .engine.kv_quantization import KVQuantization
+from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import normalized
-from .engine.step_result import StepResult
-from .engine.verify_rules import VerifyName, VerifyRule, check_rule, make_rule, rule_name
+from .engine.sampling import Sampling, normalized
+from .engine.step import Decoder, StepResult
+from .engine.verify.rules import VerifyName, check_rule, make_rule, rule_name
 from .hardware import device
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache
+from .prompts import check_prompt
 
 
 @dataclass
@@ -52,7 +51,7 @@ class Step:
 
 @runtime_checkable
 class Drafting(Protocol):
-    """What says how to draft, before every step anew."""
+    """Says how to draft, before every step anew."""
 
     def settings(self) -> DraftSettings:
         """How to draft in the next step."""
@@ -75,65 +74,123 @@ class FixedDrafting:
         """Nothing follows from it."""
 
 
-def decode(
-    model: SpeculativeModel,
-    prompt: Sequence[int],
-    drafting: DraftSettings | Drafting,
-    prefill_step_size: int = 2048,
-    *,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
-    sampler: Sampler | None = None,
-    logits_processors: Sequence[LogitsProcessor] | None = None,
-    verify: VerifyName | None = None,
-    prompt_cache: PromptCache | None = None,
-    profile: Profile = NO_PROFILE,
-    max_tokens: int | None = None,
-    end_tokens: Collection[int] = (),
-) -> Iterator[Step]:
-    """Decoding, one ``Step`` per target call.
+@dataclass(frozen=True)
+class Request:
+    """What to generate from, and how: all that a generation depends on besides its model.
+
+    Attributes:
+        prompt: token ids, at least one.
+        drafting: how to draft; settings stand for the same ones in every step.
+        max_tokens, end_tokens: the step with so many tokens, or with one of these, is the last one,
+            and no call is enqueued behind it; without them decoding has no end.
+        prefill_step_size: prompt tokens per pass.
+        quantization: of the KV cache.
+        sampler: draws tokens from (rows, vocab) log-probabilities, each row independently of the
+            others; ``Sampling`` or mlx_lm's ``make_sampler``. ``None``: the arg-max.
+        logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
+        verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
+            ``sample``.
+        prompt_cache: rows of earlier turns. What of the prompt they begin with is not read again;
+            afterwards they hold the prompt, and in lossless mode the text.
+        make_drafter: makes the drafter of some settings, given whether there are streams and the
+            text so far; ``None``: ``drafter.make_drafter``.
+        profile: adds up what each part of the generation takes. It waits at the end of every part,
+            which slows the generation down and changes nothing else.
+    """
+
+    prompt: Sequence[int]
+    drafting: DraftSettings | Drafting
+    max_tokens: int | None = None
+    end_tokens: Collection[int] = ()
+    prefill_step_size: int = 2048
+    quantization: KVQuantization = NEVER_QUANTIZED
+    sampler: Sampler | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
+    verify: VerifyName | None = None
+    prompt_cache: PromptCache | None = None
+    make_drafter: Callable[[DraftSettings, bool, Sequence[int]], Drafter] | None = None
+    profile: Profile = NO_PROFILE
+
+    @property
+    def settings(self) -> DraftSettings:
+        """How to draft in the next step."""
+        if isinstance(self.drafting, DraftSettings):
+            return self.drafting
+        return self.drafting.settings()
+
+    @property
+    def rule(self) -> VerifyName:
+        """The verify rule by name.
+
+        Raises:
+            UserError: it does not go with the sampler.
+        """
+        return rule_name(self.verify, self.sampler)
+
+    def check(self, model: SpeculativeModel) -> None:
+        """Whether a model can do what is asked.
+
+        Raises:
+            UserError: the first thing that it cannot, or that is out of range.
+        """
+        check_prompt(
+            list(self.prompt),
+            model.config,
+            self.prompt_cache.unknown_rows if self.prompt_cache else 0,
+        )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"max_tokens is {self.max_tokens}, expected at least 1")
+        if self.prefill_step_size < 1:
+            raise UserError(f"prefill_step_size is {self.prefill_step_size}, expected at least 1")
+        rule, vocab_size = self.rule, model.config["vocab_size"]
+        if isinstance(self.sampler, Sampling):
+            self.sampler.check(vocab_size)
+        self.quantization.check(model.model, model.config)
+        if not isinstance(self.drafting, DraftSettings | Drafting):
+            raise UserError(
+                f"settings is {self.drafting!r}, expected DraftSettings or a drafting, such as "
+                "tuned_drafting(model, tokenizer)"
+            )
+        if rule == "rejection" and not isinstance(self.drafting, DraftSettings | FixedDrafting):
+            raise UserError(
+                "verify is 'rejection' and the drafts change from step to step, expected a tree of "
+                "fixed shape"
+            )
+        check_rule(rule, self.settings)
+        self.settings.check(vocab_size, model.streams and model.streams.config)
+
+
+def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
+    """Decode, one ``Step`` per target call.
 
     The next call is under way on the device when a ``Step`` is handed out, but for the first.
 
     Args:
         model: base and adapter.
-        prompt: token ids, at least one.
-        drafting: how to draft.
-        prefill_step_size: prompt tokens per pass.
-        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: elements that share a scale there.
-        quantized_kv_start: rows from which on the cache is quantized.
-        sampler, logits_processors, verify, prompt_cache, profile: see
-            ``generation.stream_generate``.
-        max_tokens, end_tokens: the step with so many tokens, or with one of these, is the last one,
-            and no call is enqueued behind it; without them decoding has no end.
+        request: what to generate from, and how.
 
     Raises:
-        UserError: the KV cache cannot be quantized so, the verify rule does not go with the
-            sampler or the tree, another generation has taken ``prompt_cache``, or the adapter was
-            swapped.
+        UserError: the model cannot do what is asked; while decoding, another generation has taken
+            the prompt cache, or the adapter was swapped.
     """
-    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
-    quantization.check(model.model, model.config)
-    if isinstance(drafting, DraftSettings):
-        drafting = FixedDrafting(drafting)
-    verify = rule_name(verify, sampler)
-    check_rule(verify, drafting.settings())
-    rule = make_rule(verify, sampler, logits_processors, prompt)
+    request.check(model)
+    return _decode(model, request)
+
+
+def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
+    prompt, profile = request.prompt, request.profile
     profile.start()
-    prompt_cache = prompt_cache or PromptCache()
-    generation = prompt_cache.begin(model, prompt, quantization)
+    prompt_cache = request.prompt_cache or PromptCache()
+    generation = prompt_cache.begin(model, prompt, request.quantization)
     decoder = Decoder(model.model, model.streams, prompt_cache.caches, profile)
     prompt_cache.caches = decoder.caches
     unread = prompt[prompt_cache.reused : -1]
-    _prefill(decoder, unread, prefill_step_size, quantization)
+    _prefill(decoder, unread, request.prefill_step_size, request.quantization)
     prompt_cache.extend(generation, unread)
     profile.border("prefill")
     reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
     adapter, streams = model.adapter, model.streams
-    loop = _Loop(model, decoder, rule, quantization, drafting, prompt, max_tokens, end_tokens)
-    for step in loop.steps():
+    for step in _Loop(model, decoder, request).steps():
         if reusable:
             prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
             newest = step.tokens[-1]
@@ -148,22 +205,18 @@ def fill(
     model: SpeculativeModel,
     prompt: Sequence[int],
     prefill_step_size: int = 2048,
-    *,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> None:
     """Make ``prompt_cache`` hold the rows of all of a prompt's tokens, as mlx_lm makes them.
 
     Args:
         prompt_cache: reads only what it does not hold.
-        model, prompt, prefill_step_size: see ``decode``.
-        kv_bits, kv_group_size, quantized_kv_start: see ``decode``.
+        model: base and adapter.
+        prompt, prefill_step_size, quantization: see ``Request``.
 
     Raises:
         UserError: the KV cache cannot be quantized so.
     """
-    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     quantization.check(model.model, model.config)
     generation = prompt_cache.begin(model, prompt, quantization)
     decoder = Decoder(model.model, model.streams, prompt_cache.caches)
@@ -190,32 +243,25 @@ class _Loop:
     Args:
         model: base and adapter.
         decoder: its caches hold the prompt but for the last token.
-        rule: accepts drafts.
-        quantization: of the caches.
-        drafting: asked before every step.
-        prompt: token ids.
-        max_tokens, end_tokens: see ``decode``.
+        request: see ``decode``.
     """
 
-    def __init__(
-        self,
-        model: SpeculativeModel,
-        decoder: Decoder,
-        rule: VerifyRule,
-        quantization: KVQuantization,
-        drafting: Drafting,
-        prompt: Sequence[int],
-        max_tokens: int | None,
-        end_tokens: Collection[int],
-    ):
-        self._streams, self._decoder, self._rule = model.streams, decoder, rule
-        self._vocab_size = model.config["vocab_size"]
-        self._quantization, self._drafting = quantization, drafting
-        self._settings = drafting.settings()
-        self._text, self._root = list(prompt), prompt[-1]
-        self._lookup: Lookup | None = None
-        self._left, self._end_tokens, self._ended = max_tokens, end_tokens, False
-        self._count = 0
+    def __init__(self, model: SpeculativeModel, decoder: Decoder, request: Request):
+        self._streams, self._vocab_size = model.streams, model.config["vocab_size"]
+        self._decoder, self._quantization = decoder, request.quantization
+        self._rule = make_rule(
+            request.rule, request.sampler, request.logits_processors, request.prompt
+        )
+        drafting = request.drafting
+        self._drafting: Drafting = (
+            FixedDrafting(drafting) if isinstance(drafting, DraftSettings) else drafting
+        )
+        self._settings = self._drafting.settings()
+        self._make_drafter = request.make_drafter or make_drafter
+        self._drafters: dict[DraftSettings, tuple[Drafter, int]] = {}  # with tokens taken in
+        self._text, self._root = list(request.prompt), request.prompt[-1]
+        self._left, self._end_tokens = request.max_tokens, request.end_tokens
+        self._ended, self._count = False, 0
 
     def steps(self) -> Iterator[Step]:
         """All steps, of either kind."""
@@ -287,20 +333,9 @@ class _Loop:
                 pending = step
 
     def _enqueue_tree(self, tree: DraftTree) -> StepResult:
-        settings = self._settings
-        placement = settings.placement(self._streams and self._streams.config)
-        width = settings.tree_width if settings.drafts_with(self._streams) else 0
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(
-                tree,
-                placement,
-                width,
-                settings.max_nodes,
-                settings.prune_threshold,
-                self._rule,
-                settings.stream_nodes,
-            )
+            result = self._decoder.step(tree, self._settings, self._rule)
         mx.async_eval(*result.arrays())
         return result
 
@@ -319,12 +354,14 @@ class _Loop:
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 
     def _grow(self, result: StepResult) -> DraftTree:
-        if not self._settings.drafts_with(self._streams):
-            return root_only(self._root)
-        if self._settings.lookup and self._lookup is None:
-            self._lookup = self._settings.new_lookup(self._text)
-        lookup = self._lookup if self._settings.lookup else None
-        tree = self._settings.grow(self._root, *result.guesses(), lookup)
+        """The next tree, by the drafter of the present settings, which reads what it has missed."""
+        if self._settings not in self._drafters:
+            drafter = self._make_drafter(self._settings, self._streams is not None, self._text)
+            self._drafters[self._settings] = drafter, len(self._text)
+        drafter, seen = self._drafters[self._settings]
+        drafter.accept(self._text[seen:])
+        self._drafters[self._settings] = drafter, len(self._text)
+        tree = drafter.grow(self._root, *result.guesses())
         return self._quantization.fitting(tree, self._decoder.caches[0])
 
     def _note(self, step: Step) -> None:
@@ -335,8 +372,6 @@ class _Loop:
             self._left -= len(step.tokens)
         over = self._left is not None and self._left <= 0
         self._ended = over or any(token in self._end_tokens for token in step.tokens)
-        if self._lookup is not None:
-            self._lookup.accept(step.tokens)
         self._drafting.observe(step)
         settings = self._drafting.settings()
         if settings is not self._settings:

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
     load_prompt_cache,
+    make_prompt_cache,
     save_prompt_cache,
 )
 from safetensors import SafetensorError, safe_open
@@ -27,7 +28,6 @@ from .adapters.files import Adapter
 from .config import UserError
 from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 from .engine.kv_quantization import KVQuantization
-from .engine.structure import own_caches
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
 from .prompt_cache import PromptCache
@@ -88,7 +88,7 @@ def save(
         "tokenizer_config": json.dumps(tokenizer_config or {}),
         _OURS: json.dumps(facts),
     }
-    pairs = zip(cache.caches, own_caches(model.model), strict=True)
+    pairs = zip(cache.caches, make_prompt_cache(model.model), strict=True)
     layers = [_as_mlx_lm(layer, own, cache.rows) for layer, own in pairs]
     partial = path.with_name(f".{path.stem}.{os.getpid()}{_SUFFIX}")  # mlx wants this ending
     try:

@@ -16,8 +16,8 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from tiny_models import tiny_streams
 
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.streams import Streams
 

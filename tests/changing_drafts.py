@@ -2,6 +2,8 @@
 
 import random
 
+from random_models import request
+
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 
@@ -37,7 +39,7 @@ class AnyDrafting:
 
 def switching(model, prompt, count, seed, kinds=KINDS, **options):
     drafting, tokens = AnyDrafting(seed, kinds), []
-    for step in decode(model, prompt, drafting, **options):
+    for step in decode(model, request(prompt, drafting, **options)):
         tokens += step.tokens
         assert step.seconds > 0
         if len(tokens) >= count:

@@ -12,19 +12,21 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
-from specstream_mlx import loop as decoding
+from specstream_mlx import loop
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Request, decode
 from specstream_mlx.models.streams import Streams
 
 VOCAB_SIZE = 97
@@ -111,6 +113,31 @@ def plain_tokens(model, prompt, count, **arguments):
     return [token for token, _ in steps]
 
 
+def request(
+    prompt,
+    drafting,
+    prefill_step_size=2048,
+    *,
+    kv_bits=None,
+    kv_group_size=64,
+    quantized_kv_start=DEFAULT_QUANTIZED_KV_START,
+    **fields,
+):
+    """A ``Request`` with a quantized KV cache under mlx_lm's names."""
+    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+    fields |= {"prefill_step_size": prefill_step_size, "quantization": quantization}
+    return Request(prompt, drafting, **fields)
+
+
+PLACED = {"none": {"num_streams": 0}, "deferred": {}, "beside": {"deferred": False}}
+
+
+def take(decoder, tree, placement, **settings):
+    """One step of a decoder over ``tree``, with the streams at a place."""
+    settings = {"tree_width": 1, **PLACED[placement], **settings}
+    return decoder.step(tree, DraftSettings(**settings), VerifyRule())
+
+
 def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):
     """At least ``count`` tokens of this project's decoding.
 
@@ -118,7 +145,7 @@ def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **set
     """
     tokens = []
     settings = DraftSettings(**settings)
-    for step in decode(model, prompt, settings, prefill_step_size, **(kv_cache or {})):
+    for step in decode(model, request(prompt, settings, prefill_step_size, **(kv_cache or {}))):
         tokens += step.tokens
         if len(tokens) >= count:
             return tokens
@@ -237,10 +264,19 @@ class Oracle:
                 oracle.paths.append(list(path))
                 oracle.kept_paths.append(list(kept_path))
 
-        monkeypatch.setattr(decoding, "Decoder", WatchedDecoder)
+        monkeypatch.setattr(loop, "Decoder", WatchedDecoder)
         if drafts:
-            monkeypatch.setattr(DraftSettings, "grow", lambda _, root, *__: oracle.draft(root))
+            monkeypatch.setattr(loop, "make_drafter", lambda *_: oracle)
         return self
+
+    def accept(self, tokens):
+        """The paths are watched instead."""
+
+    def grow(self, root, *_):
+        return self.draft(root)
+
+    def describe(self):
+        return "the truth among distractors"
 
     def draft(self, root):
         """A tree whose true path is right to a random depth and goes on wrong."""
@@ -298,7 +334,7 @@ def empty_tree(model, count, prompt=PROMPT, **settings):
     tokens, logits = [], []
     with pytest.MonkeyPatch.context() as patch:
         watch = Oracle([]).install(patch, drafts=False)
-        for step in decode(model, prompt, DraftSettings(speculation=False, **settings)):
+        for step in decode(model, request(prompt, DraftSettings(speculation=False, **settings))):
             assert len(step.tokens) == step.tested_nodes == 1
             tokens += step.tokens
             logits.append(step.result.logits[0])

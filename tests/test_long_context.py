@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, make_prompt_cache
-from random_models import assert_lossless, random_prompt
+from random_models import assert_lossless, random_prompt, request
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
 from specstream_mlx import PromptCache
@@ -95,7 +95,9 @@ def our_prefill(model, length, settings=SETTINGS["deferred"]):
     cache = PromptCache()
 
     def work():
-        return next(decode(model, random_prompt(length), settings, CHUNK, prompt_cache=cache))
+        return next(
+            decode(model, request(random_prompt(length), settings, CHUNK, prompt_cache=cache))
+        )
 
     peak, _ = peak_of(work)
     return peak, cache.caches
@@ -121,7 +123,7 @@ def test_steps_take_no_more_than_their_rows(mode, settings):
     """Two hundred tokens behind 8k: no step copies a layer's keys, and nothing is left behind."""
     model, cache = long_model(mode), PromptCache()
     prompt = random_prompt(LENGTH)
-    steps = decode(model, prompt, SETTINGS[settings], CHUNK, prompt_cache=cache)
+    steps = decode(model, request(prompt, SETTINGS[settings], CHUNK, prompt_cache=cache))
     layer_keys = 4 * LENGTH * 64 * 4
     count, before, held = 0, None, None
     for number, step in enumerate(steps):
@@ -151,7 +153,7 @@ def test_the_text_is_that_of_mlx_lm(settings):
     expected = [token for token, _ in steps]
     assert len(set(expected)) >= 10
     found = []
-    for step in decode(model, prompt, SETTINGS[settings], CHUNK):
+    for step in decode(model, request(prompt, SETTINGS[settings], CHUNK)):
         found += step.tokens
         if len(found) >= 60:
             break

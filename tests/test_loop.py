@@ -5,7 +5,7 @@ import itertools
 import pytest
 from changing_drafts import FEW, KINDS, switching
 from mlx_lm.sample_utils import make_logits_processors
-from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
+from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx import UserError
 from specstream_mlx import loop as decoding
@@ -53,7 +53,7 @@ def test_few_streams_are_refused_in_shared_mode():
 
 def test_an_adapter_that_is_swapped_ends_a_generation():
     model, prompt = speculative_model(), random_prompt(9)
-    steps = decode(model, prompt, DraftSettings())
+    steps = decode(model, request(prompt, DraftSettings()))
     next(steps)
     model.swap_adapter(None)
     with pytest.raises(UserError, match="the adapter was swapped during a generation"):
@@ -79,7 +79,7 @@ def test_no_call_is_made_behind_the_end(settings, by, monkeypatch):
     monkeypatch.setattr(decoding, "Decoder", Watched)
     end = next(i for i, token in enumerate(expected) if i > 10 and token not in expected[:i])
     limit = {"max_tokens": end + 1} if by == "max_tokens" else {"end_tokens": [expected[end]]}
-    steps = list(decode(model, prompt, settings, **limit))
+    steps = list(decode(model, request(prompt, settings, **limit)))
     tokens = [token for step in steps for token in step.tokens]
     assert tokens[: end + 1] == expected[: end + 1]
     assert len(tokens) - len(steps[-1].tokens) <= end
@@ -98,7 +98,7 @@ def test_plain_steps_are_one_call_ahead(monkeypatch):
             return result
 
     monkeypatch.setattr(decoding, "Decoder", Watched)
-    steps = decode(model, prompt, DraftSettings(speculation=False))
+    steps = decode(model, request(prompt, DraftSettings(speculation=False)))
     for count, _ in zip(range(1, 6), steps, strict=False):
         assert len(offsets) == count + 1
         assert offsets[-1] == len(prompt) + count
@@ -115,6 +115,6 @@ def test_tree_steps_are_one_call_ahead_but_for_the_first(monkeypatch):
             return super().step(*args)
 
     monkeypatch.setattr(decoding, "Decoder", Watched)
-    steps = decode(model, prompt, DraftSettings(tree_width=2, tree_size=4))
+    steps = decode(model, request(prompt, DraftSettings(tree_width=2, tree_size=4)))
     ahead = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
     assert ahead == [0, 1, 1, 1, 1]

@@ -9,6 +9,7 @@ from random_models import (
     plain_caches,
     plain_tokens,
     random_prompt,
+    request,
     speculative_model,
 )
 from tiny_models import (
@@ -20,6 +21,7 @@ from tiny_models import (
 
 from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode, fill
 from specstream_mlx.prompts import check_prompt
@@ -33,7 +35,7 @@ SETTINGS = {
 
 def tokens_of(model, prompt, count, settings=SETTINGS["tree"], cache=None, **options):
     tokens = []
-    steps = decode(model, prompt, settings, prompt_cache=cache, **options)
+    steps = decode(model, request(prompt, settings, prompt_cache=cache, **options))
     while len(tokens) < count:
         tokens += next(steps).tokens
     steps.close()
@@ -87,7 +89,7 @@ def test_the_common_beginning_alone_is_used(mode):
 def test_an_abandoned_generation_leaves_it_consistent(settings, steps):
     """Its rows are those of a plain forward; left open, it may not go on beside a later one."""
     model, cache = speculative_model(), PromptCache()
-    abandoned = decode(model, FIRST, settings, prompt_cache=cache)
+    abandoned = decode(model, request(FIRST, settings, prompt_cache=cache))
     text = list(FIRST)
     for _ in range(steps):
         text += next(abandoned).tokens
@@ -107,7 +109,7 @@ def test_an_interrupted_prefill(monkeypatch):
     tokens_of(model, FIRST, 1, cache=cache)
     monkeypatch.setattr("mlx.core.eval", _interrupt)
     with pytest.raises(KeyboardInterrupt):
-        next(decode(model, [*FIRST, *MORE], SETTINGS["tree"], prompt_cache=cache))
+        next(decode(model, request([*FIRST, *MORE], SETTINGS["tree"], prompt_cache=cache)))
     monkeypatch.undo()
     found = tokens_of(model, [*FIRST, *MORE], 12, cache=cache)
     assert found == tokens_of(model, [*FIRST, *MORE], 12)
@@ -166,7 +168,7 @@ def test_rows_of_another_quantization_are_dropped():
     model, cache = quantizable_model(), PromptCache()
     options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
     prompt = [*FIRST, *MORE]
-    fill(cache, model, FIRST, **options)
+    fill(cache, model, FIRST, quantization=KVQuantization(8, 32, 0))
     assert cache.quantized == (8, 32)
     tokens_of(model, prompt, 5, cache=cache, **options)
     assert cache.reused == len(FIRST)

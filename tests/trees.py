@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from specstream_mlx.drafting.drafter import make_drafter
+
 
 def ranks_of(tree, candidates):
     """Each node's path of candidate ranks."""
@@ -39,3 +41,8 @@ def assert_well_formed(tree):
 
 def arrays(tree):
     return tree.tokens, tree.parents, tree.depths
+
+
+def grow(settings, root, candidates, log_probs, text=()):
+    """The tree that some settings grow behind ``text``, which lookup has read."""
+    return make_drafter(settings, True, text).grow(root, candidates, log_probs)

@@ -8,7 +8,7 @@ from ..config import UserError
 from ..drafting.settings import DraftSettings
 from ..drafting.static_tree import StaticTree
 from ..loading import SpeculativeModel
-from ..loop import decode
+from ..loop import Request, decode
 
 
 class AcceptanceCounts:
@@ -80,7 +80,7 @@ def measure_acceptance(
     for prompt in prompts:
         text: list[int] = []
         drafts: list[tuple[int, np.ndarray]] = []
-        for step in decode(model, prompt, settings):
+        for step in decode(model, Request(prompt, settings)):
             text += step.tokens
             ended = next((i for i, token in enumerate(text) if token in end_tokens), None)
             if ended is not None:

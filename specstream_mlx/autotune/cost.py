@@ -14,12 +14,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..config import StreamConfig
-from ..drafting.settings import DraftSettings, StreamPlacement
+from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree, root_only
-from ..engine.decoder import Decoder, StepResult
 from ..engine.kv import make_caches
-from ..engine.kv_quantization import KVQuantization
-from ..engine.verify_rules import VerifyRule
+from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from ..engine.step import Decoder, StepResult
+from ..engine.verify.rule import VerifyRule
 from ..hardware import device
 from ..loading import SpeculativeModel
 from .drift import without_drift
@@ -80,21 +80,26 @@ def place_of(settings: DraftSettings, streams: StreamConfig | None) -> str:
     return f"beside {settings.stream_nodes}" if few else placement
 
 
-def places(streams: StreamConfig | None) -> dict[str, tuple[StreamPlacement, int | None]]:
-    """Where the streams of a model may run (see the shared-mode contract), and beside how many."""
+def places(streams: StreamConfig | None, width: int = _WIDTH) -> dict[str, DraftSettings]:
+    """Settings with the streams wherever they may run (see the shared-mode contract).
+
+    Args:
+        streams: the mounted ones, or ``None``.
+        width: candidates of each.
+    """
     if streams is None:
-        return {"none": ("none", None)}
+        return {"none": DraftSettings(num_streams=0)}
+    beside = DraftSettings(tree_width=width, deferred=False)
     if streams.mode == "shared":
-        return {"beside": ("beside", None)}
-    every: dict[str, tuple[StreamPlacement, int | None]] = {
-        placement: (placement, None) for placement in ("none", "deferred", "beside")
-    }
-    return every | {f"beside {count}": ("beside", count) for count in STREAM_NODES}
+        return {"beside": beside}
+    few = {f"beside {n}": DraftSettings(tree_width=width, stream_nodes=n) for n in STREAM_NODES}
+    none, deferred = DraftSettings(num_streams=0), DraftSettings(tree_width=width)
+    return {"none": none, "deferred": deferred, "beside": beside, **few}
 
 
 def measure_step_costs(
     model: SpeculativeModel,
-    quantization: KVQuantization | None = None,
+    quantization: KVQuantization = NEVER_QUANTIZED,
     seconds: float = 5.0,
     rows: int = 128,
     promising: Callable[[StepCosts], Collection[str]] | None = None,
@@ -116,15 +121,14 @@ def measure_step_costs(
     config = model.streams and model.streams.config
     plain: Callable[[], float] = bench.plain
     if config is not None and config.mode == "shared":  # streams run all the same
-        plain = partial(bench.step, _tree(1), "beside", None, 0)
+        plain = partial(bench.step, _tree(1), DraftSettings(speculation=False))
     jobs: dict[Job, Callable[[], float]] = {None: plain}
     plain()  # the first pass of all compiles and allocates
     least = min(plain() for _ in range(3))
     counts = NODE_COUNTS if least < _LONG * seconds else _FEW_NODE_COUNTS
-    for place, (placement, few) in places(config).items():
-        width = 0 if placement == "none" else min(_WIDTH, model.config["vocab_size"])
+    for place, settings in places(config, min(_WIDTH, model.config["vocab_size"])).items():
         for nodes in (n for n in counts if n == 1 or n <= bench.room):
-            job = partial(bench.step, _tree(nodes), placement, few, width)
+            job = partial(bench.step, _tree(nodes), settings)
             jobs[place, nodes] = job
             if job() > _HOPELESS * least and job() > _HOPELESS * least:
                 break
@@ -176,7 +180,7 @@ class _Bench:
         room: rows that the model's context still has.
     """
 
-    def __init__(self, model: SpeculativeModel, quantization: KVQuantization | None, rows: int):
+    def __init__(self, model: SpeculativeModel, quantization: KVQuantization, rows: int):
         context = model.config.get("max_position_embeddings") or 2 * MOST_ROWS
         rows = max(1, min(rows, MOST_ROWS, context // 2))
         self.room = context - rows
@@ -185,8 +189,7 @@ class _Bench:
         tokens = np.random.default_rng(0).integers(0, model.config["vocab_size"], rows)
         with mx.stream(device.generation_stream):
             self._decoder.prefill(mx.array(tokens))
-            if quantization is not None:
-                quantization.apply(self._decoder.caches)
+            quantization.apply(self._decoder.caches)
             mx.eval([cache.state for cache in self._decoder.caches])
 
     def plain(self) -> float:
@@ -208,15 +211,11 @@ class _Bench:
         mx.async_eval(result.predictions)
         return result
 
-    def step(
-        self, tree: DraftTree, placement: StreamPlacement, stream_nodes: int | None, width: int
-    ) -> float:
+    def step(self, tree: DraftTree, settings: DraftSettings) -> float:
         """Seconds of a step over ``tree`` that accepts its last node's path, read and committed."""
         start = time.perf_counter()
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(
-                tree, placement, width, rule=self._rule, stream_nodes=stream_nodes
-            )
+            result = self._decoder.step(tree, settings, self._rule)
         mx.eval(*result.arrays())
         result.accepted(tree)
         result.prediction()

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..drafting.drafter import NoDrafter, make_drafter
 from ..drafting.settings import DraftSettings
-from ..drafting.tree import DraftTree, root_only
+from ..drafting.tree import DraftTree
 from ..loading import SpeculativeModel
-from ..loop import decode
+from ..loop import Request, decode
 from .acceptance import AcceptanceCounts
 
 
@@ -35,14 +36,6 @@ class Recording:
     tokens: list[int]
     candidates: np.ndarray
     log_probs: np.ndarray
-
-
-@dataclass(frozen=True)
-class _EmptyTrees(DraftSettings):
-    """Streams guess ``tree_width`` tokens each, and nothing of it is drafted."""
-
-    def grow(self, root: int, *_: object) -> DraftTree:
-        return root_only(root)
 
 
 def record(
@@ -66,10 +59,11 @@ def record(
         least_tokens: tokens that are generated however long it takes.
         seconds: the text ends after so many.
     """
-    settings = _EmptyTrees(tree_width=width, tree_size=None)
+    settings = DraftSettings(tree_width=width, tree_size=None)
+    request = Request(prompt, settings, make_drafter=lambda *_: NoDrafter())
     end = time.perf_counter() + seconds
     tokens, guesses = [], []
-    for step in decode(model, prompt, settings):
+    for step in decode(model, request):
         tokens += step.tokens
         guesses.append(step.result.guesses())
         late = len(tokens) >= least_tokens and time.perf_counter() > end
@@ -121,19 +115,15 @@ def _replay_one(
 ) -> float:
     """Append the steps of one text; the seconds that its trees took."""
     start = time.perf_counter()
-    lookup = settings.new_lookup(text.prompt)
+    drafter = make_drafter(settings, text.candidates.shape[1] > 0, text.prompt)
     seen, at, seconds = 0, 0, time.perf_counter() - start
     few, guessed = settings.stream_nodes, True
     while at < len(text.tokens) - 1:
         start = time.perf_counter()
-        tree = root_only(text.tokens[at])
-        if settings.speculation:
-            if lookup is not None:
-                lookup.accept(text.tokens[seen : at + 1])
-                seen = at + 1
-            depth = None if guessed else 0
-            guesses = text.candidates[at, :depth], text.log_probs[at, :depth]
-            tree = settings.grow(text.tokens[at], *guesses, lookup)
+        drafter.accept(text.tokens[seen : at + 1])
+        seen, depth = at + 1, None if guessed else 0
+        guesses = text.candidates[at, :depth], text.log_probs[at, :depth]
+        tree = drafter.grow(text.tokens[at], *guesses)
         seconds += time.perf_counter() - start
         last = accepted_node(tree, text.tokens[at + 1 :])
         guessed = few is None or few >= len(tree) or last in tree.likeliest_last(few)

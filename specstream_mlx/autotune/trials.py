@@ -4,12 +4,12 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..loading import SpeculativeModel
-from ..loop import decode
+from ..loop import Request, decode
 from .adaptive import Arm
 from .drift import without_drift
 from .replay import Recording
@@ -26,7 +26,7 @@ def corrected(
     arms: Sequence[Arm],
     recordings: Sequence[Recording],
     seconds: float,
-    kv_cache: Mapping[str, Any] | None = None,
+    quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> list[Arm]:
     """The arms with the time that their steps really take.
 
@@ -40,7 +40,7 @@ def corrected(
         arms: as expected, the best first; their tokens per step are exact already.
         recordings: texts of which some are generated again.
         seconds: after which no further round begins; there is one in any case.
-        kv_cache: arguments of ``decode`` for a quantized one.
+        quantization: of the KV cache.
 
     Returns:
         The arms, the best first.
@@ -58,7 +58,7 @@ def corrected(
             break
         text = texts[number % len(texts)]
         for group in orders.sample(list(tried), len(tried)):
-            found.append((group, _ratio(model, tried[group], text, kv_cache or {})))
+            found.append((group, _ratio(model, tried[group], text, quantization)))
     usual, ratios = relative(found)
     result = [scaled(arm, ratios.get(_group(arm), usual)) for arm in arms]
     return sorted(result, key=lambda arm: -arm.rate)
@@ -89,11 +89,11 @@ def _group(arm: Arm) -> Hashable:
 
 
 def _ratio(
-    model: SpeculativeModel, arm: Arm, text: Recording, kv_cache: Mapping[str, Any]
+    model: SpeculativeModel, arm: Arm, text: Recording, quantization: KVQuantization
 ) -> float:
     """Seconds of the steps behind the first over what they should take."""
     count, expected, start = 0, 0.0, 0.0
-    for step in decode(model, text.prompt, arm.settings, **kv_cache):
+    for step in decode(model, Request(text.prompt, arm.settings, quantization=quantization)):
         if not count:
             start = time.perf_counter()
         else:

@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..adapters.files import ADAPTER_CONFIG
 from ..config import UserError
 from ..drafting.settings import DraftSettings
-from ..engine.kv_quantization import KVQuantization
+from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..hardware import device, user_cache
 from ..loading import SpeculativeModel, weight_files
 from ..models.architectures import text_limit
@@ -162,9 +161,7 @@ def tune(
     *,
     max_tokens: int | None = None,
     again: bool = False,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    quantization: KVQuantization = NEVER_QUANTIZED,
     on_measuring: Callable[[], None] | None = None,
 ) -> TuningResult:
     """How to draft with this model, adapter, quantization and machine: measured, or as cached.
@@ -176,14 +173,13 @@ def tune(
             general ones. Given ones are measured in any case.
         max_tokens: tokens to generate from each, at most; ``None``: ``MAX_TOKENS``.
         again: measure, whatever the cache holds.
-        kv_bits, kv_group_size, quantized_kv_start: see ``generation.stream_generate``.
+        quantization: of the KV cache.
         on_measuring: called before anything is measured.
 
     Raises:
         UserError: there is no prompt, or one that the model cannot read, or the KV cache cannot be
             quantized so.
     """
-    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     quantization.check(model.model, model.config)
     facts = _facts(model, quantization)
     path = cache_file(facts)
@@ -208,9 +204,7 @@ def tune(
 def tuned_drafting(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> AdaptiveDrafting:
     """A drafting for one generation, which begins where the last one of its kind left off.
 
@@ -219,15 +213,8 @@ def tuned_drafting(
     Raises:
         UserError: see ``tune``.
     """
-    result = tune(
-        model,
-        tokenizer,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
-    )
-    facts = _facts(model, KVQuantization(kv_bits, kv_group_size, quantized_kv_start))
-    kind = cache_file(facts)
+    result = tune(model, tokenizer, quantization=quantization)
+    kind = cache_file(_facts(model, quantization))
     last = model.learned.get(kind)
     same = last is not None and last.arms == result.arms
     drafting = last.successor() if same else result.drafting()
@@ -237,12 +224,10 @@ def tuned_drafting(
 
 def cached(
     model: SpeculativeModel,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> TuningResult | None:
     """What the cache holds for this model and machine; nothing is measured."""
-    facts = _facts(model, KVQuantization(kv_bits, kv_group_size, quantized_kv_start))
+    facts = _facts(model, quantization)
     return _cached(cache_file(facts), facts, model)
 
 
@@ -286,12 +271,7 @@ def _measure(
 
     costs = measure_step_costs(model, quantization, _COST_SECONDS, round(rows), promising)
     expected = arms(recordings, costs, streams, vocab_size)
-    kv_cache = {
-        "kv_bits": quantization.bits,
-        "kv_group_size": quantization.group_size,
-        "quantized_kv_start": quantization.start,
-    }
-    ranking = corrected(model, expected, recordings, _TRIAL_SECONDS, kv_cache)
+    ranking = corrected(model, expected, recordings, _TRIAL_SECONDS, quantization)
     chosen, counts = choose(ranking), acceptance(recordings)
     return TuningResult(
         arms=chosen,

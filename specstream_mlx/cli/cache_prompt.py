@@ -91,6 +91,7 @@ def cache_prompt(
     prompt_cache_files.check_target(prompt_cache_file)
     text = read_prompt(prompt)
 
+    from ..engine.kv_quantization import KVQuantization
     from ..loading import load
     from ..loop import fill
     from ..prompt_cache import PromptCache
@@ -109,9 +110,7 @@ def cache_prompt(
         loaded,
         ids,
         prefill_step_size,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
+        KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
     )
     prompt_cache_files.save(prompt_cache_file, cache, loaded, str(source.model), tokenizer_config)
     size = prompt_cache_file.stat().st_size / 1e6

@@ -239,7 +239,7 @@ def generate(
     from ..drafting.settings import draft_settings
     from ..drafting.static_tree import StaticTree
     from ..engine.profile import NO_PROFILE, Profile
-    from ..engine.verify_rules import rule_name
+    from ..engine.verify.rules import rule_name
     from ..hardware import device
     from ..loading import load
     from .comparison import compare as run_both
@@ -348,7 +348,9 @@ def _tuned(request: "Request", adapts: bool) -> "Request":
 
     note = partial(reporting.note, MEASURING)
     try:
-        tuned = tune(request.model, request.tokenizer, on_measuring=note, **request.kv_cache)
+        tuned = tune(
+            request.model, request.tokenizer, on_measuring=note, quantization=request.quantization
+        )
     except UserError as error:  # of a calibration text, not of this request
         reporting.note(f"Not tuned: {error}")
         return request

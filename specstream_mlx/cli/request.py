@@ -9,10 +9,12 @@ from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..autotune.tuning import TuningResult
+from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
+from ..engine.kv_quantization import KVQuantization
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import Sampling
-from ..engine.verify_rules import VerifyName
+from ..engine.verify.rules import VerifyName
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
@@ -50,8 +52,14 @@ class Request:
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        drafts = self.settings.describe(streams=self.model.streams is not None)
+        drafts = describe(self.settings, self.model.streams is not None)
         return f"{drafts}, as tuned" if self.tuned else drafts
+
+    @property
+    def quantization(self) -> KVQuantization:
+        """Of the KV cache."""
+        names = "kv_bits", "kv_group_size", "quantized_kv_start"
+        return KVQuantization(*(self.kv_cache[name] for name in names))
 
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""

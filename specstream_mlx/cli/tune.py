@@ -85,6 +85,7 @@ def tune(
 
     from ..autotune.calibration import read_prompts
     from ..autotune.tuning import tune as run
+    from ..engine.kv_quantization import KVQuantization
     from ..hardware import device
     from ..loading import load
 
@@ -98,14 +99,14 @@ def tune(
         texts,
         max_tokens=max_tokens,
         again=again,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
+        quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
         on_measuring=lambda: reporting.note("Measuring; nothing else should keep the machine busy"),
     )
     if as_json:
+        from ..drafting.drafter import describe
+
         values = {"model": source.model_name, "adapter": source.adapter_name, "mode": loaded.mode}
-        values |= {"chosen": result.settings.describe(loaded.streams is not None)}
+        values |= {"chosen": describe(result.settings, loaded.streams is not None)}
         values |= {"reason": result.reason()} | result.to_json()
         print(json.dumps(values, indent=2))
         return
@@ -115,6 +116,8 @@ def tune(
 def _show(result: "TuningResult", streams: bool) -> None:
     from rich.console import Console
 
+    from ..drafting.drafter import describe
+
     console = Console(highlight=False)
     _show_costs(console, result)
     if result.acceptance is not None:
@@ -122,7 +125,7 @@ def _show(result: "TuningResult", streams: bool) -> None:
     _show_ranking(console, result, streams)
     console.print(f"\nMeasured in {result.seconds:.1f} s on {result.texts} texts, ", end="")
     console.print(f"{result.tokens} tokens.")
-    console.print(f"Chosen: {result.settings.describe(streams)}")
+    console.print(f"Chosen: {describe(result.settings, streams)}")
     console.print(result.reason())
 
 
@@ -174,7 +177,9 @@ def _show_ranking(console: "Console", result: "TuningResult", streams: bool) -> 
 
 def _how(arm: "Arm", streams: bool) -> str:
     """The settings, and where the streams run in case one may choose."""
-    text = arm.settings.describe(streams)
+    from ..drafting.drafter import describe
+
+    text = describe(arm.settings, streams)
     every = not arm.settings.deferred and arm.settings.stream_nodes is None
     if arm.kind in ("streams", "hybrid") and every:
         text += ", streams beside the nodes"

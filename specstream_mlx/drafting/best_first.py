@@ -3,70 +3,61 @@
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from .tree import DraftTree
+
+Guesses = list[tuple[int, float]]
+"""(token, log-probability) of guesses for one place; tokens differ."""
+
 Path = tuple[int, ...]
-"""Labels of the nodes from below the root to a node; empty for the root."""
+"""Tokens of the nodes from below the root to a node; empty for the root."""
 
 Children = Callable[[Path], Iterable[tuple[int, float]]]
-"""``path -> (label, log-probability given the path)`` of each child, labels differ."""
+"""``path -> (token, log-probability given the path)`` of each child; tokens differ."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Nodes in breadth-first order, the root first.
-
-    Attributes:
-        labels: (n,) int32, a token or a rank; 0 for the root.
-        parents: (n,) int32, -1 for the root.
-        depths: (n,) int32.
-        log_probs: (n,) joint log-probability of each node's path; 0 for the root.
-    """
-
-    labels: np.ndarray
-    parents: np.ndarray
-    depths: np.ndarray
-    log_probs: np.ndarray
-
-
-def best_first(children: Children, size: int, threshold: float | None = None) -> Shape:
+def best_first(
+    root: int, children: Children, size: int | None, threshold: float | None = None
+) -> DraftTree:
     """The ``size`` nodes below the root whose paths are the most probable.
 
     No child is more probable than its parent, so the nodes leave a heap in order of probability
     and what is chosen is closed under parents. Of equal nodes the one met first comes first.
 
     Args:
+        root: its token.
         children: is asked once for each chosen node.
-        size: nodes besides the root; fewer where there are no more of positive probability.
+        size: nodes besides the root; fewer where there are no more of positive probability,
+            ``None``: all.
         threshold: a path's probability below which its node is left out.
     """
     least = math.log(threshold) if threshold else -math.inf
-    chosen: list[tuple[int, int, int, float]] = []  # (depth, parent's entry here, label, score)
+    chosen: list[tuple[int, int, int, float]] = []  # (depth, parent's entry here, token, score)
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
     met = 0
 
     def meet(parent: int, path: Path, score: float) -> None:
         nonlocal met
-        for label, log_prob in children(path):
-            below = score + float(log_prob)
+        for token, log_prob in children(path):
+            below = score + log_prob
             if below >= least and below > -math.inf:
-                heapq.heappush(heap, (-below, met, parent, (*path, label)))
+                heapq.heappush(heap, (-below, met, parent, (*path, token)))
                 met += 1
 
     meet(-1, (), 0.0)
-    while heap and len(chosen) < size:
+    while heap and (size is None or len(chosen) < size):
         negative, _, parent, path = heapq.heappop(heap)
         chosen.append((len(path), parent, path[-1], -negative))
-        if len(chosen) < size:
+        if size is None or len(chosen) < size:
             meet(len(chosen) - 1, path, -negative)
 
     order = sorted(range(len(chosen)), key=lambda entry: (chosen[entry][0], entry))
     index = {entry: place + 1 for place, entry in enumerate(order)} | {-1: 0}
-    labels = [0, *(chosen[entry][2] for entry in order)]
+    tokens = [root, *(chosen[entry][2] for entry in order)]
     parents = [-1, *(index[chosen[entry][1]] for entry in order)]
     depths = [0, *(chosen[entry][0] for entry in order)]
     log_probs = np.array([0.0, *(chosen[entry][3] for entry in order)])
-    arrays = (np.array(values, np.int32) for values in (labels, parents, depths))
-    return Shape(*arrays, log_probs=log_probs)
+    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return DraftTree(*arrays, log_probs=log_probs)

@@ -1,11 +1,14 @@
 """One tree of the streams' guesses and of lookup's, under one budget."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from .best_first import Path, best_first
-from .lookup import Lookup
+from .best_first import Guesses, Path, best_first
+from .lookup import LookupDrafter
+from .settings import DraftSettings
 from .tree import DraftTree
 
 UNLISTED = 0.03
@@ -18,46 +21,52 @@ DOUBT = 0.05
 """Share of the streams' probability that is taken from them where lookup speaks too: they are
 often surer than they are right, which else no match could outweigh."""
 
-Guesses = list[tuple[int, float]]
-"""(token, log-probability) of guesses for one place; tokens differ."""
+
+class Levels(Protocol):
+    """A drafter whose guesses for a depth are the same behind every path."""
+
+    def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
+        """The guesses for each depth from 1 on."""
+
+    def describe(self) -> str:
+        """Say what its own trees are like."""
 
 
-def hybrid_tree(
-    root: int,
-    candidates: np.ndarray,
-    log_probs: np.ndarray,
-    lookup: Lookup,
-    lookup_size: int,
-    size: int,
-    threshold: float | None = None,
-) -> DraftTree:
-    """The ``size`` drafted nodes of highest joint probability, whoever guessed them.
+class HybridDrafter:
+    """Drafts the nodes of highest joint probability, whoever guessed them.
 
     Streams guess each depth's token whatever came before, n-grams what follows a path. Both are
     asked behind every node, so lookup goes on where a stream has corrected a word, and streams
     branch off where a copy may end. Where both guess, ``pooled`` says how probable each token is.
 
     Args:
-        root: the newest committed token, which ``lookup`` has accepted already.
-        candidates: (gamma, k) the streams' token ids; gamma may be 0.
-        log_probs: (gamma, k) their log-probabilities in nats.
-        lookup: the n-grams.
-        lookup_size: depth down to which they are asked.
-        size: nodes besides the root.
-        threshold: a joint probability; nodes below it are left out.
+        streams: who guesses besides lookup.
+        settings: size and threshold of the tree, and what n-grams are looked up.
+        text: token ids of the prompt.
     """
-    levels = [
-        list(zip(tokens, scores, strict=True))
-        for tokens, scores in zip(candidates.tolist(), log_probs.tolist(), strict=True)
-    ]
 
-    def children(path: Path) -> Guesses:
-        found = lookup.children(path) if len(path) < lookup_size else []
-        return pooled(levels[len(path)], found) if len(path) < len(levels) else found
+    def __init__(self, streams: Levels, settings: DraftSettings, text: Sequence[int]):
+        self._streams, self._lookup = streams, LookupDrafter(settings, text)
+        self._settings = settings
 
-    shape = best_first(children, size, threshold)
-    shape.labels[0] = root
-    return DraftTree(shape.labels, shape.parents, shape.depths, shape.log_probs)
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Learn how often lookup is right, and append the tokens to the text."""
+        self._lookup.accept(tokens)
+
+    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+        """Grow the next tree; see ``Drafter``."""
+        levels, lookup = self._streams.levels(candidates, log_probs), self._lookup
+
+        def children(path: Path) -> Guesses:
+            found = lookup.children(path)
+            return pooled(levels[len(path)], found) if len(path) < len(levels) else found
+
+        size = self._settings.most_nodes(len(levels))
+        return best_first(root, children, size, self._settings.draft_threshold)
+
+    def describe(self) -> str:
+        """Say what the trees are like."""
+        return f"{self._streams.describe()}, with lookup {self._lookup.reach()}"
 
 
 def pooled(streams: Guesses, found: Guesses) -> Guesses:

@@ -1,10 +1,13 @@
 """Prompt lookup: n-grams of prompt and text guess what comes next, and how sure that is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from .best_first import Path
-from .ngram_index import NGramIndex
+import numpy as np
+
+from .best_first import Guesses, Path, best_first
+from .settings import DraftSettings
+from .tree import DraftTree
 
 ALTERNATIVES = 2
 """Continuations of one n-gram that are told apart; a third is hardly ever right."""
@@ -16,6 +19,50 @@ _PRIOR_WEIGHT = 4
 _LONGEST_MEMORY = 64
 _LEAST_RATE = 1e-9
 _MOST_TOGETHER = 0.99
+
+
+class NGramIndex:
+    """Every n-gram of a text, up to a length, with the tokens that came after it most recently.
+
+    A token costs ``longest`` dictionary entries when it is appended and a question costs at most
+    as many look-ups, however long the text is.
+
+    Args:
+        longest: tokens of the longest n-gram.
+        alternatives: different tokens that are kept for an n-gram.
+    """
+
+    def __init__(self, longest: int, alternatives: int):
+        self._longest, self._alternatives = longest, alternatives
+        self._tail: tuple[int, ...] = ()
+        self._followers: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append ``tokens`` to the text."""
+        for token in tokens:
+            tail = self._tail
+            for start in range(len(tail)):
+                ngram = tail[start:]
+                others = (other for other in self._followers.get(ngram, ()) if other != token)
+                self._followers[ngram] = (token, *others)[: self._alternatives]
+            self._tail = (*tail, token)[-self._longest :]
+
+    def following(self, path: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
+        """What may come after the text and ``path``, by the longest n-gram at their end.
+
+        Args:
+            path: tokens after the text; they are not in the index themselves.
+
+        Returns:
+            The n-gram's length, 0 where none occurs in the text with a token after it, and the
+            different tokens that came after it, the most recent first.
+        """
+        tail = (*self._tail, *path)[-self._longest :]
+        for start in range(len(tail)):
+            followers = self._followers.get(tail[start:])
+            if followers:
+                return len(tail) - start, followers
+        return 0, ()
 
 
 class Lookup:
@@ -48,7 +95,7 @@ class Lookup:
                 weights[rank] = min(weights[rank] + 1, _LONGEST_MEMORY)
             self._index.extend((token,))
 
-    def children(self, path: Path) -> list[tuple[int, float]]:
+    def children(self, path: Path) -> Guesses:
         """(token, log-probability) of what the n-grams expect after the text and ``path``.
 
         The probabilities sum to less than 1.
@@ -68,3 +115,37 @@ def _to(longest: int) -> range:
 def _prior(length: int, rank: int) -> float:
     """Acceptance before anything is known."""
     return _PRIORS[min(length, len(_PRIORS) - 1)][rank]
+
+
+class LookupDrafter:
+    """Drafts what followed the newest n-gram, on a model without streams too.
+
+    Args:
+        settings: length of n-grams, depth, size and threshold of the tree.
+        text: token ids of the prompt.
+    """
+
+    def __init__(self, settings: DraftSettings, text: Sequence[int]):
+        self._lookup, self._ngram = Lookup(text, settings.lookup_ngram), settings.lookup_ngram
+        self._depth, self._threshold = settings.lookup_size, settings.draft_threshold
+        self._size = settings.most_nodes(0)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Learn how often lookup is right, and append the tokens to the text."""
+        self._lookup.accept(tokens)
+
+    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+        """Grow the next tree from the n-grams alone; see ``Drafter``."""
+        return best_first(root, self.children, self._size, self._threshold)
+
+    def children(self, path: Path) -> Guesses:
+        """What n-grams expect behind ``path``, as far down as they are asked."""
+        return self._lookup.children(path) if len(path) < self._depth else []
+
+    def describe(self) -> str:
+        """Say what the trees are like."""
+        return f"best-first, {self._size} nodes, lookup {self.reach()}"
+
+    def reach(self) -> str:
+        """Say how n-grams are looked up."""
+        return f"of up to {self._ngram}-grams to depth {self._depth}"

@@ -1,16 +1,10 @@
 """How a step drafts: the shape of its tree, what pruning keeps, where the streams run."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from ..config import StreamConfig, UserError
-from .hybrid import hybrid_tree
-from .lookup import Lookup
 from .static_tree import StaticTree
-from .tree import DraftTree, best_first_tree, full_tree
 
 MAX_TREE_SIZE = 4096
 
@@ -96,41 +90,10 @@ class DraftSettings:
             return "none"
         return "deferred" if self.deferred and self.stream_nodes is None else "beside"
 
-    def new_lookup(self, prompt: Sequence[int]) -> Lookup | None:
-        """What ``grow`` asks for n-grams during one generation, if lookup drafts."""
-        return Lookup(prompt, self.lookup_ngram) if self.lookup and self.speculation else None
-
-    def grow(
-        self,
-        root: int,
-        candidates: np.ndarray,
-        log_probs: np.ndarray,
-        lookup: Lookup | None = None,
-    ) -> DraftTree:
-        """The next tree.
-
-        Args:
-            root: the newest committed token.
-            candidates: (gamma, k) the streams' token ids, best first; gamma may be 0.
-            log_probs: (gamma, k) their log-probabilities in nats.
-            lookup: from ``new_lookup``, having accepted all tokens up to ``root``.
-        """
-        depth = len(candidates) if self.num_streams is None else self.num_streams
-        candidates = candidates[:depth, : self.tree_width]
-        log_probs = log_probs[:depth, : self.tree_width]
-        if self.static_tree is not None:
-            log_probs = self.static_tree.log_rates(*candidates.shape)
-            candidates = candidates[: len(log_probs), : log_probs.shape[1]]
-        if lookup is not None:
-            size = self.most_nodes(len(candidates))
-            return hybrid_tree(
-                root, candidates, log_probs, lookup, self.lookup_size, size, self.draft_threshold
-            )
-        if self.static_tree is not None:
-            return self.static_tree.grow(root, candidates, self.tree_size, self.draft_threshold)
-        if self.tree_size is None and self.draft_threshold is None:
-            return full_tree(root, candidates, self.tree_width, log_probs)
-        return best_first_tree(root, candidates, log_probs, self.tree_size, self.draft_threshold)
+    def prunes(self, nodes: int) -> bool:
+        """Whether early-exit pruning may drop some of so many tree nodes."""
+        fewer = self.max_nodes is not None and self.max_nodes < nodes
+        return fewer or (self.prune_threshold is not None and nodes > 1)
 
     def most_nodes(self, depth: int) -> int:
         """The node budget besides the root with ``depth`` streams."""
@@ -141,33 +104,6 @@ class DraftSettings:
         if self.lookup:  # lookup nodes are none of the full tree's
             return full + self.lookup_size if size is None else size
         return full if size is None else min(full, size)
-
-    def describe(self, streams: bool = True) -> str:
-        """A few words for people, on a model with streams or without."""
-        if not self.drafts_with(streams or None):
-            return "no drafts"
-        if not streams or not self.speculates:
-            shape = f"best-first, {self.most_nodes(0)} nodes"
-        elif self.static_tree is not None:
-            shape = f"static, {self.tree_size or self.static_tree.tree_size} nodes"
-        elif self.tree_size is None:
-            shape = "chain" if self.tree_width == 1 else f"full {self.tree_width}-ary"
-        else:
-            shape = f"best-first, {self.tree_size} nodes, width {self.tree_width}"
-        if streams and self.num_streams:
-            shape += f", depth {self.num_streams}"
-        if self.lookup:
-            who = "lookup" if not streams or not self.speculates else "with lookup"
-            shape += f", {who} of up to {self.lookup_ngram}-grams to depth {self.lookup_size}"
-        if self.draft_threshold is not None:
-            shape += f", nodes above {self.draft_threshold}"
-        if self.max_nodes is not None:
-            shape += f", pruned to {self.max_nodes}"
-        if self.prune_threshold is not None:
-            shape += f", edges above {self.prune_threshold}"
-        if self.stream_nodes is not None and streams and self.speculates:
-            shape += f", streams beside {self.stream_nodes}"
-        return shape
 
     def check(self, vocab_size: int, streams: StreamConfig | None) -> None:
         """Whether these settings fit a model and its streams.

@@ -8,7 +8,8 @@ of these ranks is the same in every step. The file is a JSON object::
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
-from .best_first import Shape, best_first
+from .best_first import Guesses, best_first
 from .tree import DraftTree
 
 _ROUNDING = 1e-6
@@ -80,27 +81,6 @@ class StaticTree:
         with np.errstate(divide="ignore"):
             return np.log(np.array(self.acceptance)[:depth, :width])
 
-    def grow(
-        self,
-        root: int,
-        candidates: np.ndarray,
-        size: int | None = None,
-        threshold: float | None = None,
-    ) -> DraftTree:
-        """The tree over a step's candidates.
-
-        Args:
-            root: the newest committed token.
-            candidates: (gamma, k) token ids, best first; they limit depth and width.
-            size: nodes besides the root; ``tree_size`` where ``None``.
-            threshold: a path's acceptance below which its node is left out.
-        """
-        shape = best_shape(self, size or self.tree_size, *candidates.shape, threshold)
-        tokens = np.empty(len(shape.labels), np.int32)
-        tokens[0] = root
-        tokens[1:] = candidates[shape.depths[1:] - 1, shape.labels[1:]]
-        return DraftTree(tokens, shape.parents, shape.depths, shape.log_probs)
-
     def save(self, path: str | Path) -> None:
         """Write the file that ``load`` reads."""
         rows = ",\n    ".join(json.dumps(row) for row in self.acceptance)
@@ -126,10 +106,59 @@ class StaticTree:
             raise TreeFileError(f"{path}: {error}") from None
 
 
+class StaticTreeDrafter:
+    """Drafts the same tree of ranks in every step.
+
+    Args:
+        table: acceptance by depth and rank.
+        depth: of the tree at most; ``None``: as the table and the streams have it.
+        width: children of a node at most.
+        size: nodes besides the root; ``None``: as the table says.
+        threshold: a path's acceptance below which its node is left out.
+    """
+
+    def __init__(
+        self,
+        table: StaticTree,
+        depth: int | None,
+        width: int,
+        size: int | None,
+        threshold: float | None,
+    ):
+        self._table, self._depth, self._width = table, depth, width
+        self._size, self._threshold = size or table.tree_size, threshold
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Take nothing in: the tree depends on nothing that is written."""
+
+    def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
+        """The candidates for each depth from 1 on with the table's probabilities."""
+        candidates = candidates[: self._depth, : self._width]
+        rates = self._table.log_rates(*candidates.shape).tolist()
+        return [
+            list(zip(tokens, row, strict=False))
+            for tokens, row in zip(candidates.tolist(), rates, strict=False)
+        ]
+
+    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+        """Grow the next tree; see ``Drafter``."""
+        candidates = candidates[: self._depth, : self._width]
+        ranks = best_shape(self._table, self._size, *candidates.shape, self._threshold)
+        tokens = np.empty(len(ranks), np.int32)
+        tokens[0] = root
+        tokens[1:] = candidates[ranks.depths[1:] - 1, ranks.tokens[1:]]
+        return replace(ranks, tokens=tokens)
+
+    def describe(self) -> str:
+        """Say what the trees are like."""
+        shape = f"static, {self._size} nodes"
+        return f"{shape}, depth {self._depth}" if self._depth else shape
+
+
 @lru_cache(maxsize=256)
 def best_shape(
     tree: StaticTree, size: int, depth: int, width: int, threshold: float | None = None
-) -> Shape:
+) -> DraftTree:
     """The tree of ``size`` nodes below the root with the greatest expected accepted length.
 
     That is 1 + the sum of the nodes' path acceptances, and no child's is above its parent's, so
@@ -142,11 +171,14 @@ def best_shape(
         threshold: a path's acceptance below which its node is left out.
 
     Returns:
-        The ranks; its arrays are shared by all callers.
+        A tree whose tokens are ranks; its arrays are shared by all callers.
     """
     rates = tree.log_rates(depth, width).tolist()
     return best_first(
-        lambda path: enumerate(rates[len(path)]) if len(path) < len(rates) else (), size, threshold
+        0,
+        lambda path: enumerate(rates[len(path)]) if len(path) < len(rates) else (),
+        size,
+        threshold,
     )
 
 

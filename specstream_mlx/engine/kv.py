@@ -1,15 +1,14 @@
-"""Uncommitted tree rows over mlx-lm's KV caches, and compaction to the accepted path."""
+"""KV caches: uncommitted rows over mlx-lm's, and compaction to the accepted path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..models.architectures import layer_windows
-from .msa import Rows
-from .structure import own_caches
+from .rows import Rows
 
 
 class WindowedKVCache(KVCache):
@@ -44,6 +43,76 @@ class WindowedQuantizedKVCache(QuantizedKVCache):
         self.window = window
 
 
+class StackedKVCache(KVCache):
+    """One layer's rows of several sequences, each from the first column on.
+
+    Other than mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
+
+    Args:
+        caches: of the sequences, one each.
+        room: the most rows that one step writes behind the committed ones.
+
+    Attributes:
+        offset: (sequences,) committed rows.
+        columns: of the arrays that ``update_and_fetch`` returns; what lies behind a sequence's
+            rows there means nothing.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], room: int):
+        super().__init__()
+        self._room = room
+        self.commit([cache.offset for cache in caches])
+        filled = next((cache for cache in caches if not cache.empty()), None)
+        if filled is None:
+            return
+        self._reserve(len(caches), filled.keys, filled.values)
+        for number, cache in enumerate(caches):
+            if not cache.empty():
+                rows = slice(number, number + 1), slice(None), slice(cache.offset)
+                self.keys[rows], self.values[rows] = cache.keys_and_values()
+
+    @property
+    def columns(self) -> int:
+        """See the class."""
+        return self._longest + self._room
+
+    def commit(self, lengths: Sequence[int]) -> None:
+        """Set how many rows of each sequence are committed."""
+        self.offset, self._longest = mx.array(lengths, mx.int32), max(lengths)
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Drop all other sequences; ``commit`` must follow."""
+        kept = mx.array(sequences)
+        self.keys, self.values = self.keys[kept], self.values[kept]
+
+    def _reserve(self, sequences: int, keys: mx.array, values: mx.array) -> None:
+        """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
+        count = -(-self.columns // self.step) * self.step
+        for name, like in (("keys", keys), ("values", values)):
+            held = getattr(self, name)
+            new = count - (0 if held is None else held.shape[2])
+            if new > 0:
+                zeros = mx.zeros((sequences, like.shape[1], new, like.shape[3]), like.dtype)
+                grown = zeros if held is None else mx.concatenate([held, zeros], axis=2)
+                setattr(self, name, grown)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write new rows behind each sequence's own.
+
+        Args:
+            keys, values: (sequences, kv_heads, rows, head_dim).
+
+        Returns:
+            (sequences, kv_heads, columns, head_dim) of both.
+        """
+        self._reserve(keys.shape[0], keys, values)
+        columns = (self.offset[:, None] + mx.arange(keys.shape[2]))[:, None, :, None]
+        for name, new in (("keys", keys), ("values", values)):
+            where = mx.broadcast_to(columns, new.shape)
+            setattr(self, name, mx.put_along_axis(getattr(self, name), where, new, axis=2))
+        return self.keys[..., : self.columns, :], self.values[..., : self.columns, :]
+
+
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
     """Empty caches of a model's layers that a tree can be verified on.
 
@@ -64,7 +133,7 @@ def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
         model: an mlx-lm model.
         config: its ``config.json``.
     """
-    pairs = zip(layer_windows(config, model), own_caches(model), strict=True)
+    pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
     left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
     return min(left_out, default=None)
 
@@ -77,11 +146,11 @@ class UncommittedRows:
     reads ``offset`` as the rows' positions and asks ``make_mask`` for its mask.
 
     Args:
-        cache: an mlx-lm ``KVCache`` or ``QuantizedKVCache``.
+        cache: an mlx-lm ``KVCache`` or ``QuantizedKVCache``, or a ``StackedKVCache``.
         rows: positions and visibility of the new rows.
         skip: rows behind the committed ones that an earlier pass of this step wrote and that
-            stay visible as ``rows.hidden_prefix`` says.
-        map_values: applied to the new values (1, kv_heads, rows, head_dim).
+            stay visible as ``rows.sees`` says.
+        map_values: applied to the new values (sequences, kv_heads, rows, head_dim).
     """
 
     def __init__(
@@ -100,10 +169,12 @@ class UncommittedRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of ``count`` new rows; see ``msa.Rows``.
+        """The mask of ``count`` new rows; see ``rows.Rows``.
 
         The layer's own window counts; ``window_size`` is what a model asks for one without.
         """
+        if isinstance(self._cache, StackedKVCache):
+            return self._rows.stacked_mask(self._cache.offset, self._cache.columns)
         window = getattr(self._cache, "window", window_size)
         return self._rows.attention_mask(count, self._cache.offset, window, return_array)
 
@@ -111,7 +182,7 @@ class UncommittedRows:
         """Write the new rows behind the committed ones.
 
         Args:
-            keys, values: (1, kv_heads, rows, head_dim).
+            keys, values: (sequences, kv_heads, rows, head_dim).
 
         Returns:
             Keys and values of all rows up to the new ones as the underlying cache has them: arrays,

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.nn as nn
-from mlx_lm.generate import maybe_quantize_kv_cache
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, maybe_quantize_kv_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..config import UserError
 from ..drafting.tree import DraftTree
 from ..models.architectures import ARCHITECTURES, architecture_of, completed
-from .structure import own_caches
 
 KV_BITS = 4, 8
 KV_GROUP_SIZES = 32, 64, 128
@@ -37,9 +36,9 @@ class KVQuantization:
         UserError: a value that cannot be.
     """
 
-    bits: int | None
-    group_size: int
-    start: int
+    bits: int | None = None
+    group_size: int = 64
+    start: int = DEFAULT_QUANTIZED_KV_START
 
     def __post_init__(self) -> None:
         if self.bits is not None and self.bits not in KV_BITS:
@@ -72,7 +71,7 @@ class KVQuantization:
                 f"kv_bits is {self.bits}, but model_type is {model_type!r}, whose attention is not "
                 f"known to read a quantized KV cache, expected one of {able}"
             )
-        for number, cache in enumerate(own_caches(model)):
+        for number, cache in enumerate(make_prompt_cache(model)):
             if type(cache) is not KVCache:
                 raise UserError(
                     f"kv_bits is {self.bits}, but layer {number} has a sliding window, for which "
@@ -102,3 +101,7 @@ class KVQuantization:
         if self.bits is None or isinstance(cache, QuantizedKVCache):
             return tree
         return tree.to_depth(max(0, self.start - 1 - cache.offset))
+
+
+NEVER_QUANTIZED = KVQuantization()
+"""Keys and values stay as the model makes them."""

@@ -11,10 +11,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..config import StreamConfig, UserError
+from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree
 from ..models.streams import Streams
-from .decoder import Decoder
 from .kv import make_caches
+from .step import Decoder
+from .verify.rule import VerifyRule
 
 _PARENTS = [-1, 0, 0, 1, 1, 2]
 _DEPTHS = [0, 1, 1, 2, 2, 2]
@@ -75,14 +77,14 @@ def _passes(
     )
     streams = Streams(stream_config)
     found = []
-    for name, placement, max_nodes in (
-        ("as a whole", "none", None),
-        ("with streams", "beside", None),
-        ("that is pruned", "beside", 4),
+    for name, settings in (
+        ("as a whole", DraftSettings(speculation=False)),
+        ("with streams", DraftSettings(deferred=False)),
+        ("that is pruned", DraftSettings(deferred=False, max_nodes=4)),
     ):
         decoder = Decoder(model, streams, make_caches(model, config))
         decoder.prefill(mx.array(prefix))
-        result = decoder.step(tree, placement, max_nodes=max_nodes)
+        result = decoder.step(tree, settings, VerifyRule())
         kept = mx.arange(len(tree)) if result.kept is None else result.kept
         found.append((name, kept, result.logits))
     return found

@@ -403,6 +403,6 @@ def layer_windows(config: Config, model: "nn.Module") -> Windows:
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:
         return architecture.windows(completed(config))
-    from ..engine.structure import own_caches
+    from mlx_lm.models.cache import make_prompt_cache
 
-    return [getattr(cache, "max_size", None) for cache in own_caches(model)]
+    return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

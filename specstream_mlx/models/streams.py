@@ -1,9 +1,13 @@
 """The trained parts of speculative streams: embeddings, initialisation, stream adapters, pruner."""
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..config import StreamConfig
+
+ValueRotation = Callable[[mx.array], mx.array]
 
 
 class LowRank(nn.Module):
@@ -53,25 +57,51 @@ class Streams(nn.Module):
         """Initial streams ``f_eta(M) + P_j`` (Eq. 4).
 
         Args:
-            hidden: (m, h) main-stream rows at the input of the first MSA layer.
+            hidden: (.., h) main-stream rows at the input of the first MSA layer.
 
         Returns:
-            (m, gamma, h)
+            (.., gamma, h)
         """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
-        hidden = hidden[:, None]
+        hidden = hidden[..., None, :]
         if "embeddings" in self.streams:
             return hidden + self.streams["embeddings"].astype(hidden.dtype)
-        return mx.broadcast_to(
-            hidden, (hidden.shape[0], self._config.num_streams, hidden.shape[-1])
-        )
+        shape = *hidden.shape[:-2], self._config.num_streams, hidden.shape[-1]
+        return mx.broadcast_to(hidden, shape)
+
+    def value_rotation(self, main_rows: int, stream_rows: int) -> ValueRotation | None:
+        """What the variant ``value_rotation`` does to an MSA layer's values (section 3.1).
+
+        Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows' stay.
+
+        Args:
+            main_rows: m.
+            stream_rows: s * gamma, behind the main rows.
+
+        Returns:
+            A map of values (sequences, kv_heads, m + s * gamma, d); ``None`` for the other variants
+            and where there are no streams.
+        """
+        gamma, epsilon = self._config.num_streams, self._config.value_rotation_epsilon
+        if self._config.stream_init != "value_rotation" or not stream_rows:
+            return None
+
+        def rotate(values: mx.array) -> mx.array:
+            main, streams = mx.split(values, [main_rows], axis=2)
+            angle = epsilon * mx.tile(mx.arange(1, gamma + 1), (stream_rows // gamma,))[:, None]
+            cos, sin = mx.cos(angle).astype(values.dtype), mx.sin(angle).astype(values.dtype)
+            first, second = mx.split(streams, 2, axis=-1)
+            rotated = [first * cos - second * sin, first * sin + second * cos]
+            return mx.concatenate([main, mx.concatenate(rotated, axis=-1)], axis=2)
+
+        return rotate
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
-        """The streams' own path where the main stream has its MLP; see ``msa.SplitMLP``.
+        """The streams' own path where the main stream has its MLP.
 
         Args:
             layer: absolute index of the MSA layer.
-            x: (1, rows, h) normalised input.
+            x: (sequences, rows, h) normalised input.
         """
         return self.streams["adapters"][layer](x)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from random_models import plain_tokens, random_prompt, speculative_model, tokens_of
+from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx import DraftSettings, Sampling, UserError, stream_generate
 from specstream_mlx.autotune.adaptive import AdaptiveDrafting, Arm
@@ -193,7 +193,7 @@ def test_text_stays_the_same(mode):
         assert expected == plain_tokens(model.model, prompt, 300)
     drafting, tokens, used = AdaptiveDrafting(real_arms()), [], set()
     assert isinstance(drafting, Drafting)
-    for step in decode(model, prompt, drafting):
+    for step in decode(model, request(prompt, drafting)):
         tokens += step.tokens
         used.add(drafting.arm.kind)
         if len(tokens) >= 300:

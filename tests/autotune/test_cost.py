@@ -5,7 +5,7 @@ import pytest
 
 from specstream_mlx import load
 from specstream_mlx.autotune import cost as step_costs
-from specstream_mlx.autotune.cost import StepCosts, _ascending, _tree, measure_step_costs
+from specstream_mlx.autotune.cost import StepCosts, _ascending, _tree, measure_step_costs, place_of
 from specstream_mlx.autotune.drift import without_drift
 
 
@@ -46,9 +46,9 @@ def test_later_rounds_are_of_promising_places_alone(base, streams, monkeypatch):
     first, timed = [], []
     usual = step_costs._Bench.step
 
-    def counting(bench, tree, placement, few, width):
-        timed.append((placement, few))
-        return usual(bench, tree, placement, few, width)
+    def counting(bench, tree, settings):
+        timed.append(place_of(settings, model.streams.config))
+        return usual(bench, tree, settings)
 
     def promising(found):
         first.append(dict(found.table))
@@ -58,7 +58,7 @@ def test_later_rounds_are_of_promising_places_alone(base, streams, monkeypatch):
     monkeypatch.setattr(step_costs._Bench, "step", counting)
     monkeypatch.setattr(step_costs, "_ROUNDS", 5)
     found = measure_step_costs(model, seconds=60, promising=promising)
-    assert set(timed) == {("none", None), ("beside", 1)}
+    assert set(timed) == {"none", "beside 1"}
     assert set(found.table) == set(first[0]) > {"none", "beside 1"}
 
 

@@ -24,6 +24,7 @@ from specstream_mlx.autotune.replay import Recording
 from specstream_mlx.autotune.trials import relative
 from specstream_mlx.autotune.tuning import TuningResult, choose, tune, tuned_drafting
 from specstream_mlx.config import StreamConfig
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.hardware import device
 
 REAL_TUNE = tune  # the fixture of all tests puts another in its place
@@ -232,8 +233,8 @@ def test_cached_results_are_for_the_same_only(measured, base, streams, shared, m
     model, tokenizer = load(base, adapter_path=streams)
     tune(model, tokenizer, PROMPTS, max_tokens=12)
     assert tuning.cached(model) is not None
-    assert tuning.cached(model, kv_bits=8, quantized_kv_start=0) is None
-    assert tuning.cached(model, kv_bits=8) is not None, "quantized only far behind"
+    assert tuning.cached(model, KVQuantization(8, 64, 0)) is None
+    assert tuning.cached(model, KVQuantization(8)) is not None, "quantized only far behind"
     model.held = replace(model.held, form="packed")
     assert tuning.cached(model) is None
     model.held = replace(model.held, form="expanded")
@@ -305,7 +306,7 @@ def test_a_generation_goes_on_from_what_the_last_one_learned(base, streams, monk
     first = tuned_drafting(model, tokenizer)
     second = tuned_drafting(model, tokenizer)
     assert before == [first] and second is not first
-    tuned_drafting(model, tokenizer, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    tuned_drafting(model, tokenizer, KVQuantization(8, 32, 0))
     model.swap_adapter(None)
     tuned_drafting(model, tokenizer)
     assert before == [first]  # another cache, another adapter: nothing to go on from

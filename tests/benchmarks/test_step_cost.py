@@ -11,7 +11,7 @@ from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards, Parts, rows_of
 from benchmarks.random_llama import Size, random_llama, with_streams
 from specstream_mlx import DraftSettings, UserError, bundled
-from specstream_mlx.drafting.tree import full_tree
+from specstream_mlx.drafting.streams import full_tree
 
 TREE = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
 

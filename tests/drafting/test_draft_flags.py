@@ -7,6 +7,7 @@ import pytest
 from command_line import generate, refusal
 
 from specstream_mlx import DraftSettings, load, stream_generate
+from specstream_mlx.drafting.drafter import describe
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.drafting.static_tree import StaticTree
 
@@ -99,4 +100,4 @@ def test_from_python_on_a_bare_model(base):
     ],
 )
 def test_a_few_words_for_people(settings, streams, words):
-    assert settings.describe(streams).startswith(words)
+    assert describe(settings, streams).startswith(words)

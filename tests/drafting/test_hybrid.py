@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,15 +18,19 @@ from random_models import (
     plain_caches,
     plain_tokens,
     random_prompt,
+    request,
     speculative_model,
     tokens_of,
 )
-from trees import arrays, assert_well_formed, random_candidates
+from trees import arrays, assert_well_formed, grow, random_candidates
 
-from specstream_mlx.drafting.hybrid import hybrid_tree, pooled
+from specstream_mlx import loop
+from specstream_mlx.drafting.drafter import describe, make_drafter
+from specstream_mlx.drafting.hybrid import pooled
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
-from specstream_mlx.drafting.tree import best_first_tree
+from specstream_mlx.drafting.streams import best_first_tree
+from specstream_mlx.loop import decode
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 
@@ -34,10 +39,10 @@ def path_tokens(tree, node):
     return tuple(tree.tokens[tree.path(node)[1:]].tolist())
 
 
-def random_lookup(rng, vocab_size=8, length=40):
-    lookup = Lookup(rng.integers(0, vocab_size, length).tolist(), int(rng.integers(1, 5)))
-    lookup.accept(rng.integers(0, vocab_size, length).tolist())
-    return lookup
+def random_texts(rng, vocab_size=8, length=40):
+    """What lookup has read, what it has learned from, and its longest n-gram."""
+    read, written = (rng.integers(0, vocab_size, length).tolist() for _ in range(2))
+    return read, written, int(rng.integers(1, 5))
 
 
 def every_path(candidates, log_probs, lookup, lookup_size):
@@ -119,7 +124,9 @@ def test_lookup_may_name_a_token_where_the_streams_leave_none():
 def test_the_best_paths_of_all_in_one_budget(gamma, width):
     rng = np.random.default_rng(gamma)
     for seed in range(10):
-        lookup, depth = random_lookup(rng), int(rng.integers(1, 5))
+        (read, written, ngram), depth = random_texts(rng), int(rng.integers(1, 5))
+        lookup = Lookup(read, ngram)
+        lookup.accept(written)
         tokens, scores = NO_STREAMS
         if gamma:
             tokens = np.array([rng.choice(8, width, replace=False) for _ in range(gamma)], np.int32)
@@ -127,7 +134,16 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width):
         every = every_path(tokens, scores, lookup, depth)
         best = sorted(every.values(), reverse=True)
         for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.05, 0.3)):
-            tree = hybrid_tree(7, tokens, scores, lookup, depth, size, threshold)
+            settings = DraftSettings(
+                lookup=True,
+                lookup_size=depth,
+                lookup_ngram=ngram,
+                tree_size=size,
+                draft_threshold=threshold,
+            )
+            drafter = make_drafter(settings, True, read)
+            drafter.accept(written)
+            tree = drafter.grow(7, tokens, scores)
             assert_well_formed(tree)
             assert tree.tokens[0] == 7
             likely = [s for s in best if threshold is None or s >= math.log(threshold)]
@@ -136,11 +152,11 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width):
 
 
 def test_without_a_match_it_is_the_tree_of_the_streams():
-    lookup = Lookup([], 4)
     for seed in range(10):
         candidates, log_probs = random_candidates(3, 3, seed)
         for size in (1, 5, 12):
-            found = hybrid_tree(7, candidates, log_probs, lookup, 9, size)
+            settings = DraftSettings(lookup=True, tree_size=size)
+            found = grow(settings, 7, candidates, log_probs)
             expected = best_first_tree(7, candidates, log_probs, size)
             for a, b in zip(arrays(found), arrays(expected), strict=True):
                 assert (a == b).all()
@@ -148,12 +164,13 @@ def test_without_a_match_it_is_the_tree_of_the_streams():
 
 def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
     """Streams know of a corrected word, lookup of what follows it."""
-    lookup = Lookup([1, 2, 3, 4, 5, 6, 9], 4)
+    text = [1, 2, 3, 4, 5, 6, 9]
+    settings = DraftSettings(lookup=True, lookup_size=5, tree_size=5)
     candidates, log_probs = np.array([[2]], np.int32), np.array([[-0.1]], np.float32)
-    tree = hybrid_tree(9, candidates, log_probs, lookup, 5, 5)
+    tree = grow(settings, 9, candidates, log_probs, text)
     assert tree.is_chain
     assert tree.tokens.tolist() == [9, 2, 3, 4, 5, 6]
-    assert len(hybrid_tree(9, candidates, log_probs, lookup, 3, 5)) == 4
+    assert len(grow(replace(settings, lookup_size=3), 9, candidates, log_probs, text)) == 4
 
 
 @pytest.mark.parametrize(
@@ -172,11 +189,11 @@ def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
 def test_the_node_budget(settings, gamma, most):
     rng = np.random.default_rng(0)
     settings = DraftSettings(lookup=True, **settings)
-    lookup = settings.new_lookup(rng.integers(0, 4, 200).tolist())
+    text = rng.integers(0, 4, 200).tolist()
     candidates, log_probs = NO_STREAMS
     if gamma:
         candidates, log_probs = random_candidates(gamma, 4, 0)
-    tree = settings.grow(7, candidates, log_probs, lookup)
+    tree = grow(settings, 7, candidates, log_probs, text)
     assert_well_formed(tree)
     assert len(tree) == 1 + most
     depth = gamma if settings.num_streams is None else settings.num_streams
@@ -202,9 +219,9 @@ SETTINGS = {
 def know(monkeypatch, text):
     """Let every lookup have read ``text`` before its prompt."""
     monkeypatch.setattr(
-        DraftSettings,
-        "new_lookup",
-        lambda self, prompt: Lookup([*text, *prompt], self.lookup_ngram) if self.lookup else None,
+        loop,
+        "make_drafter",
+        lambda settings, streams, prompt: make_drafter(settings, streams, [*text, *prompt]),
     )
 
 
@@ -284,25 +301,26 @@ def test_budget_depth_and_width_may_change_every_step(mode, monkeypatch):
     model, prompt, count = speculative_model(mode=mode, seed=1), random_prompt(9), 40
     expected, logits, _ = empty_tree(model, count + 20)
     know(monkeypatch, [*prompt, *expected])
-    rng, grow = np.random.default_rng(0), DraftSettings.grow
+    rng = np.random.default_rng(0)
 
-    def grow_anyhow(_, *step):
-        changed = DraftSettings(
+    def settings():
+        return DraftSettings(
             num_streams=int(rng.integers(0, 4)),
             tree_width=int(rng.integers(1, 5)),
             tree_size=int(rng.integers(1, 20)),
             lookup_size=int(rng.integers(1, 12)),
             lookup=True,
+            lookup_ngram=int(rng.integers(1, 5)),
         )
-        return grow(changed, *step)
 
-    monkeypatch.setattr(DraftSettings, "grow", grow_anyhow)
-    found = tokens_of(model, prompt, count, lookup=True)
+    drafting, found = SimpleNamespace(), []
+    drafting.settings, drafting.observe = settings, lambda step: None
+    for step in decode(model, request(prompt, drafting, max_tokens=count)):
+        found += step.tokens
     assert_same_tokens(found, expected, logits.__getitem__)
 
 
 def test_no_speculation_looks_nothing_up():
     settings = DraftSettings(lookup=True, speculation=False)
     assert not settings.drafts_with(None)
-    assert settings.new_lookup([1, 2]) is None
-    assert settings.describe() == "no drafts"
+    assert describe(settings, streams=True) == "no drafts"

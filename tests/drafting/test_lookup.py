@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specstream_mlx.drafting.lookup import ALTERNATIVES, Lookup
-from specstream_mlx.drafting.ngram_index import NGramIndex
+from specstream_mlx.drafting.lookup import ALTERNATIVES, Lookup, NGramIndex
 
 
 def naive_following(text, path, longest, count):

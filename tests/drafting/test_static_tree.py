@@ -13,16 +13,16 @@ from random_models import (
     empty_tree,
     plain_tokens,
     random_prompt,
+    request,
     speculative_model,
     tokens_of,
 )
-from trees import assert_well_formed, random_candidates, ranks_of
+from trees import assert_well_formed, grow, random_candidates, ranks_of
 
 from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.config import UserError
-from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import DraftSettings, draft_settings
-from specstream_mlx.drafting.static_tree import StaticTree, TreeFileError
+from specstream_mlx.drafting.static_tree import StaticTree, StaticTreeDrafter, TreeFileError
 from specstream_mlx.loop import decode
 
 
@@ -30,6 +30,12 @@ def random_table(depth, width, seed):
     """Rows that sum to less than 1, in no order: a measured table has noise."""
     rates = np.random.default_rng(seed).dirichlet(np.ones(width + 1), depth)[:, :width]
     return tuple(map(tuple, rates.tolist()))
+
+
+def static(table, candidates, size=None, threshold=None):
+    """The tree of a table over a step's candidates."""
+    settings = DraftSettings(static_tree=table, tree_size=size, draft_threshold=threshold)
+    return grow(settings, 7, candidates, np.zeros(candidates.shape))
 
 
 def expected_length(paths, table):
@@ -56,7 +62,7 @@ def test_no_tree_of_its_size_is_longer(depth, width):
         table = random_table(depth, width, seed)
         nodes = sum(width**level for level in range(1, depth + 1))
         for size in range(1, min(nodes, 5) + 1):
-            tree = StaticTree(table).grow(7, candidates, size)
+            tree = static(StaticTree(table), candidates, size)
             assert_well_formed(tree)
             assert len(tree) == 1 + size
             paths = ranks_of(tree, candidates)[1:]
@@ -66,8 +72,8 @@ def test_no_tree_of_its_size_is_longer(depth, width):
 def test_nodes_that_cannot_be_right_are_left_out():
     tree = StaticTree(((0.5, 0.0), (0.0, 0.5)), tree_size=9)
     candidates, _ = random_candidates(2, 2, seed=0)
-    assert ranks_of(tree.grow(7, candidates), candidates) == [(), (0,), (0, 1)]
-    assert ranks_of(tree.grow(7, candidates, threshold=0.4), candidates) == [(), (0,)]
+    assert ranks_of(static(tree, candidates), candidates) == [(), (0,), (0, 1)]
+    assert ranks_of(static(tree, candidates, threshold=0.4), candidates) == [(), (0,)]
 
 
 def test_candidates_and_settings_limit_the_table():
@@ -78,18 +84,18 @@ def test_candidates_and_settings_limit_the_table():
     assert settings.tree_size == 20
     assert settings.tree_width == 4
     assert settings.draft_threshold is None
-    assert len(settings.grow(7, candidates, log_probs)) == 21
-    assert len(replace(settings, tree_size=6).grow(7, candidates, log_probs)) == 7
-    assert len(replace(settings, tree_size=None).grow(7, candidates, log_probs)) == 21
-    chain = replace(settings, tree_width=1).grow(7, candidates, log_probs)
+    assert len(grow(settings, 7, candidates, log_probs)) == 21
+    assert len(grow(replace(settings, tree_size=6), 7, candidates, log_probs)) == 7
+    assert len(grow(replace(settings, tree_size=None), 7, candidates, log_probs)) == 21
+    chain = grow(replace(settings, tree_width=1), 7, candidates, log_probs)
     assert chain.is_chain
     assert len(chain) == 4
-    assert replace(settings, num_streams=1).grow(7, candidates, log_probs).depths.max() == 1
+    assert grow(replace(settings, num_streams=1), 7, candidates, log_probs).depths.max() == 1
 
 
 def test_the_shape_does_not_depend_on_the_step():
     settings = draft_settings(static_tree=StaticTree(random_table(3, 3, seed=1), 7))
-    trees = [settings.grow(7, *random_candidates(3, 3, seed)) for seed in range(3)]
+    trees = [grow(settings, 7, *random_candidates(3, 3, seed)) for seed in range(3)]
     for tree in trees[1:]:
         assert (tree.parents == trees[0].parents).all()
         assert (tree.tokens != trees[0].tokens).any()
@@ -100,9 +106,9 @@ def test_with_lookup_the_table_ranks_the_streams_nodes():
     table = StaticTree(((0.0, 0.9), (0.0, 0.8)), 4)
     settings = draft_settings(static_tree=table, lookup=True, tree_size=2)
     candidates, log_probs = random_candidates(3, 3, seed=0)
-    tree = settings.grow(7, candidates, log_probs, Lookup([], 4))
+    tree = grow(settings, 7, candidates, log_probs)
     assert ranks_of(tree, candidates) == [(), (1,), (1, 1)]
-    tree = replace(settings, tree_size=3).grow(7, candidates, log_probs, Lookup([5, 6, 5], 4))
+    tree = grow(replace(settings, tree_size=3), 7, candidates, log_probs, [5, 6, 5])
     assert 6 in tree.tokens.tolist()
 
 
@@ -193,9 +199,9 @@ def test_right_candidates_are_accepted_along_the_static_tree(mode, monkeypatch):
     model, prompt, count = speculative_model(mode=mode, seed=1), random_prompt(9), 40
     expected, logits, _ = empty_tree(model, count + 20)
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    rng, grow = np.random.default_rng(0), DraftSettings.grow
+    rng, right = np.random.default_rng(0), StaticTreeDrafter.grow
 
-    def knowing(self, root, candidates, log_probs, lookup):
+    def knowing(self, root, candidates, log_probs):
         start = sum(map(len, oracle.paths))
         for row, token in zip(candidates, expected[start:], strict=False):
             row[row == token] = (token + 1) % 97 if (token + 1) % 97 not in row else root
@@ -205,9 +211,9 @@ def test_right_candidates_are_accepted_along_the_static_tree(mode, monkeypatch):
                 for rank, value in enumerate(row.tolist()):
                     if row.tolist().index(value) != rank:
                         row[rank] = next(others)
-        return grow(self, root, candidates, log_probs, lookup)
+        return right(self, root, candidates, log_probs)
 
-    monkeypatch.setattr(DraftSettings, "grow", knowing)
+    monkeypatch.setattr(StaticTreeDrafter, "grow", knowing)
     found = tokens_of(model, prompt, count, static_tree=TABLE, tree_size=14)
     assert_same_tokens(found, expected, logits.__getitem__)
     assert oracle.longest == 4
@@ -240,7 +246,7 @@ def test_the_measured_table_counts_what_was_written(mode):
     expected = AcceptanceCounts(3, 97)
     for prompt in prompts:
         text, drafts = [], []
-        for step in decode(model, prompt, settings):
+        for step in decode(model, request(prompt, settings)):
             text += step.tokens
             drafts.append((len(text), np.array(step.result.candidates)))
             if len(text) >= 20:

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 from random_models import random_tree
-from trees import arrays, assert_well_formed, random_candidates, ranks_of
+from trees import arrays, assert_well_formed, grow, random_candidates, ranks_of
 
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
-from specstream_mlx.drafting.tree import best_first_tree, full_tree, root_only
+from specstream_mlx.drafting.streams import best_first_tree, full_tree
+from specstream_mlx.drafting.tree import root_only
 
 
 @pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])
@@ -100,7 +101,7 @@ def test_ancestors_and_paths_follow_the_parents():
 )
 def test_settings_grow_the_tree_they_describe(settings, nodes, depth):
     candidates, log_probs = random_candidates(4, 3, seed=1)
-    tree = DraftSettings(**settings).grow(7, candidates, log_probs)
+    tree = grow(DraftSettings(**settings), 7, candidates, log_probs)
     assert len(tree) == nodes
     assert depth is None or tree.depths.max() == depth
 

@@ -19,6 +19,7 @@ from random_models import (
     random_prompt,
     random_tree,
     relative_error,
+    take,
     tokens_of,
 )
 from specstream_mlx.convert.to_mlx.base import convert_base
@@ -26,8 +27,9 @@ from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
 from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.borrowed import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.models.fingerprint import fingerprint
@@ -54,7 +56,7 @@ def test_logits_are_those_of_transformers(case):
     expected = pair(case).logits(tokens)
     assert expected.std() >= 1
     for start in (0, 30):
-        result = pair(case).decoder_after(tokens[:start]).step(chain(tokens[start:]), "none")
+        result = take(pair(case).decoder_after(tokens[:start]), chain(tokens[start:]), "none")
         assert_close(result.logits, expected[start:])
 
 
@@ -66,11 +68,11 @@ def test_a_tree_is_its_paths(case):
     paths = [[*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]
     expected = np.stack([pair(case).logits(path)[-1] for path in paths])
     for placement in PLACEMENTS:
-        result = pair(case).decoder_after(PROMPT[:-1]).step(tree, placement)
+        result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement)
         assert_close(result.logits, expected)
     drafts = []
     for placement in PLACEMENTS[1:]:
-        result = pair(case).decoder_after(PROMPT[:-1]).step(tree, placement, max_nodes=6)
+        result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement, max_nodes=6)
         assert_close(result.logits, expected[np.array(result.kept)])
         drafts.append(result.stream_logits)
     assert_close(drafts[0], drafts[1])
@@ -102,8 +104,7 @@ def test_the_literal_pruner_passes_the_final_norm_by(case):
     streams = Streams(config)
     streams.load_weights(list(tiny_streams(config).items()))
     hidden = np.random.default_rng(0).normal(size=(5, config.hidden_size)).astype(np.float32)
-    caches = make_caches(found.model.model, found.model.config)
-    logits = Decoder(found.model.model, streams, caches).early_exit_logits(mx.array(hidden))
+    logits = BorrowedModel(found.model.model, streams).early_exit(mx.array(hidden)[None])[0]
     mapped = torch.tensor(np.array(streams.pruner(mx.array(hidden))))
     with torch.no_grad():
         assert_close(logits, found.torch_model.lm_head(mapped).numpy())
@@ -115,7 +116,7 @@ def test_a_forgotten_window_would_show(case):
     tokens = random_prompt(40, seed=1, vocab_size=VOCAB_SIZE)
     found = pair(case)
     caches = [KVCache() for _ in found.model.model.layers]
-    result = Decoder(found.model.model, found.model.streams, caches).step(chain(tokens), "none")
+    result = take(Decoder(found.model.model, found.model.streams, caches), chain(tokens), "none")
     expected = found.logits(tokens)
     assert_close(result.logits[:WINDOW], expected[:WINDOW])
     assert relative_error(result.logits, expected) > 1e-2

@@ -16,8 +16,8 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import UserError, batch_generate
-from specstream_mlx.engine import batch_decoder
-from specstream_mlx.engine.batch_decoder import BatchDecoder
+from specstream_mlx.batch import _Batch
+from specstream_mlx.engine.step import Decoder
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -50,29 +50,29 @@ def oracle(monkeypatch):
     """Installs chains that are right to a random depth, and counts what was accepted."""
 
     def install(truths):
-        rng, step, accepted = np.random.default_rng(0), BatchDecoder.step, []
+        rng, step, accepted = np.random.default_rng(0), Decoder.step, []
         places = [0] * len(truths)
         alive = list(range(len(truths)))
 
-        def drafting(self, tokens):
-            result = step(self, tokens)
-            drafts = np.array(result.drafts)
-            for row, count in enumerate(result.accepted.tolist()):
+        def drafting(self, *tree):
+            result = step(self, *tree)
+            drafts = np.array(result.candidates[..., 0])
+            for row, count in enumerate(result.last.tolist()):
                 number = alive[row]
                 places[number] += count + 1
                 accepted.append(count)
                 right = truths[number][places[number] :][: rng.integers(0, drafts.shape[1] + 1)]
                 drafts[row, : len(right)] = right
-            result.drafts = mx.array(drafts)
+            result.candidates = mx.array(drafts)[..., None]
             return result
 
         def keep(self, sequences):
             alive[:] = [alive[number] for number in sequences]
             return real_keep(self, sequences)
 
-        real_keep = BatchDecoder.keep
-        monkeypatch.setattr(batch_decoder.BatchDecoder, "step", drafting)
-        monkeypatch.setattr(batch_decoder.BatchDecoder, "keep", keep)
+        real_keep = _Batch._keep
+        monkeypatch.setattr(Decoder, "step", drafting)
+        monkeypatch.setattr(_Batch, "_keep", keep)
         return accepted
 
     return install

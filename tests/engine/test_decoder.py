@@ -12,16 +12,17 @@ from random_models import (
     assert_lossless,
     plain_tokens,
     random_prompt,
+    request,
     speculative_model,
+    take,
 )
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import full_tree
-from specstream_mlx.engine.decoder import Decoder, UnsupportedModelError
+from specstream_mlx.drafting.streams import full_tree
 from specstream_mlx.engine.kv import UncommittedRows, commit
-from specstream_mlx.engine.msa import Rows
+from specstream_mlx.engine.rows import Rows
+from specstream_mlx.engine.step import Decoder, UnsupportedModelError
 from specstream_mlx.loop import decode
-from specstream_mlx.models.architectures import layer_windows
 from specstream_mlx.models.streams import Streams
 
 PROMPT = random_prompt(9)
@@ -45,7 +46,7 @@ def decoder_of(model):
 def test_the_model_is_as_before_after_a_step(placement, pruner_form):
     model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4, pruner_form=pruner_form)
     before = modules_of(model.model)
-    decoder_of(model).step(TREE, placement, max_nodes=4)
+    take(decoder_of(model), TREE, placement, max_nodes=4)
     assert modules_of(model.model) == before
 
 
@@ -57,11 +58,11 @@ def test_the_model_is_as_before_after_an_exception(method, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Streams, method, lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            decoder.step(TREE, "beside", max_nodes=4)
+            take(decoder, TREE, "beside", max_nodes=4)
     assert modules_of(model.model) == before
     assert [cache.offset for cache in decoder.caches] == [len(PROMPT) - 1] * 4
-    expected = decoder_of(model).step(TREE, "beside", max_nodes=4)
-    found = decoder.step(TREE, "beside", max_nodes=4)
+    expected = take(decoder_of(model), TREE, "beside", max_nodes=4)
+    found = take(decoder, TREE, "beside", max_nodes=4)
     assert mx.array_equal(found.logits, expected.logits)
 
 
@@ -71,7 +72,7 @@ def test_generations_may_alternate_and_end_early():
     prompts = [PROMPT, random_prompt(5, seed=1)]
     expected = [plain_tokens(model.model, prompt, 20) for prompt in prompts]
     before = modules_of(model.model)
-    first, second = (decode(model, prompt, DraftSettings()) for prompt in prompts)
+    first, second = (decode(model, request(prompt, DraftSettings())) for prompt in prompts)
     found = [], []
     while len(found[1]) < 20:
         if len(found[0]) < 8:
@@ -85,28 +86,27 @@ def test_generations_may_alternate_and_end_early():
     assert plain_tokens(model.model, PROMPT, 20) == expected[0]
 
 
-def test_another_thread_never_sees_a_changed_model(monkeypatch):
-    model = speculative_model()
-    layers, seen, windows = list(model.model.layers), [], []
+def test_two_threads_may_run_one_model_at_a_time(monkeypatch):
+    """One is within its first MSA layer while the other decodes from beginning to end."""
+    model, found = speculative_model(), []
+    expected, before = plain_tokens(model.model, PROMPT, 12), modules_of(model.model)
 
-    def look():
-        windows.extend(layer_windows(model.config, model.model))
-        seen.extend(Decoder(model.model, None, [KVCache()] * 4).layers)
+    def other():
+        with mx.stream(mx.new_thread_local_stream(mx.default_device())):
+            found.append(plain_tokens(model.model, PROMPT, 12))
 
-    other = threading.Thread(target=look)
     decoder, seed = decoder_of(model), Streams.seed
 
     def seed_slowly(*args):
-        other.start()
-        other.join(0.1)
-        assert not seen and not windows
+        assert modules_of(model.model) == before
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
         return seed(*args)
 
     monkeypatch.setattr(Streams, "seed", seed_slowly)
-    decoder.step(TREE, "beside")
-    other.join()
-    assert seen == layers
-    assert windows == [None] * 4
+    take(decoder, TREE, "beside")
+    assert found == [expected]
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,17 @@ import pytest
 from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, rows, simulate, tail
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
+from specstream_mlx.drafting.drafter import make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.drafting.tree import full_tree, root_only
-from specstream_mlx.engine import verify
+from specstream_mlx.drafting.streams import full_tree
+from specstream_mlx.drafting.tree import root_only
 from specstream_mlx.engine.candidates import best_tokens, drawn_tokens
 from specstream_mlx.engine.prune import keep_best, path_scores
+from specstream_mlx.engine.rows import TreeNodes
 from specstream_mlx.engine.sampling import NodeProcessors, Sampling, draw, normalized
-from specstream_mlx.engine.tree_nodes import TreeNodes
-from specstream_mlx.engine.verify_rules import drafts_after
+from specstream_mlx.engine.verify.rejection import drafts_after, recursive_rejection
+from specstream_mlx.engine.verify.rule import follow
 
 PROMPT = (1, 0, 2)
 DRAWS = 40_000
@@ -112,7 +114,7 @@ def continuations(tree, nodes, predictions, last):
 
 def followed(nodes, predictions):
     """The last node of each text, (count,), from (count, m) predictions."""
-    return verify.follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
+    return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
 
 def pruned(table, tree, text, settings):
@@ -131,7 +133,7 @@ def sample_step(table, sampler, processors, settings, text, count, redraw=False)
     """The rule ``sample`` for ``count`` texts; ``redraw`` plants a wrong one."""
     if text:
         best = best_tokens(mx.array(table.stream_logits(text)), settings.tree_width)
-        tree = settings.grow(text[-1], *map(np.array, best))
+        tree = make_drafter(settings, True).grow(text[-1], *map(np.array, best))
     else:
         tree = root_only(PROMPT[-1])
     nodes = pruned(table, tree, text, settings)
@@ -236,10 +238,10 @@ def rejection_step(sampling, width, text, count, wrong=None):
     q = np.tile(np.exp(drafter)[np.minimum(shape.depths, gamma - 1)], (count, 1))
     slots = drafts_after(shape)
     drafts = np.where(slots >= 0, drawn.reshape(count, -1)[:, slots], -1).reshape(len(p), -1)
-    rule = PLANTED.get(wrong, verify.recursive_rejection)
+    rule = PLANTED.get(wrong, recursive_rejection)
     predictions = rule(*map(mx.array, (p, q, drafts))).reshape(count, len(shape))
     tree = map(mx.array, (tokens, shape.parents, shape.ancestors))
-    last = np.array(verify.follow(*tree, predictions))
+    last = np.array(follow(*tree, predictions))
     each = np.arange(count)
     found = np.concatenate([paths[each, last], np.full((count, 1), -1)], axis=1)
     found[each, shape.depths[last]] = np.array(predictions)[each, last]
@@ -259,7 +261,7 @@ def target_rows(sampling, text, paths):
 
 def _residual_not_updated(target, drafter, drafts):
     """After all refusals the token is drawn from p itself."""
-    found = verify.recursive_rejection(target, drafter, drafts)
+    found = recursive_rejection(target, drafter, drafts)
     is_draft = (found[:, None] == drafts).any(axis=1)
     again = mx.random.categorical(mx.log(target)).astype(mx.int32)
     return mx.where(is_draft, found, again)
@@ -310,7 +312,7 @@ def test_rejection_accepts_more_than_sampling_the_same_drafts():
     p, q = (np.exp(x) / np.exp(x).sum() for x in rng.normal(0, 1.5, (2, 6)))
     mx.random.seed(4)
     drafts, _ = drawn_tokens(rows(np.log(q)[None], DRAWS), 1)
-    found = verify.recursive_rejection(rows(p[None], DRAWS), rows(q[None], DRAWS), drafts)
+    found = recursive_rejection(rows(p[None], DRAWS), rows(q[None], DRAWS), drafts)
     accepted = (found == drafts[:, 0]).sum().item() / DRAWS
     best = np.minimum(p, q).sum()
     assert abs(accepted - best) < 5 * math.sqrt(best * (1 - best) / DRAWS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.sample_utils import make_logits_processors
-from random_models import random_prompt, speculative_model
+from random_models import random_prompt, request, speculative_model
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
@@ -67,9 +67,8 @@ def test_a_step_waits_once(name, mode, sampled, monkeypatch):
     if sampled:
         options["sampler"] = Sampling(temp=0.8, top_p=0.9)
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
-    steps = decode(
-        speculative_model(mode=mode), random_prompt(9), DraftSettings(**CASES[name]), **options
-    )
+    asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
+    steps = decode(speculative_model(mode=mode), asked)
     next(steps)  # the prompt and the tables of the first shapes
     waits = Waits(monkeypatch)
     for count in range(1, 13):

@@ -27,16 +27,19 @@ from random_models import (
     random_prompt,
     random_tree,
     relative_error,
+    request,
+    take,
     tokens_of,
 )
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import UserError, generate, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree, full_tree
+from specstream_mlx.drafting.streams import full_tree
+from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import UncommittedRows, WindowedQuantizedKVCache
-from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.engine.msa import Rows
+from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.engine.rows import Rows
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams
@@ -227,7 +230,7 @@ def test_the_row_from_which_mlx_lm_reads_quantized_rows(case):
     decoder = pair(case).decoder_after(prompt[:-1], chunk=20)
     fitting = len(KVQuantization(4, 64, start).fitting(tree, decoder.caches[0]))
     assert fitting == 2
-    logits = decoder.step(tree, "none").logits
+    logits = take(decoder, tree, "none").logits
     found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     errors = np.abs(found - log_probs[: len(tree)]).max(axis=1)
     assert errors[:fitting].max() < 1e-3
@@ -249,7 +252,7 @@ def one_token_a_step(model, prompt, count, kv_cache):
     tokens, logits = [], []
     with pytest.MonkeyPatch.context() as patch:
         watch = Oracle([]).install(patch, drafts=False)
-        for step in decode(model, prompt, DraftSettings(speculation=False), **kv_cache):
+        for step in decode(model, request(prompt, DraftSettings(speculation=False), **kv_cache)):
             tokens += step.tokens
             logits.append(np.array(step.result.logits[0]))
             if len(tokens) == count:
@@ -296,7 +299,7 @@ def test_a_tree_is_its_paths(case, bits):
     def step(tree, placement, start=0, **pruning):
         decoder = found_pair.decoder_after(prompt[:-1], chunk=20)
         KVQuantization(bits, CASES[case][1], start).apply(decoder.caches)
-        return decoder.step(tree, placement, **pruning)
+        return take(decoder, tree, placement, **pruning)
 
     def path_logits(node):
         return np.array(step(chain(tree.tokens[tree.path(node)]), "none").logits[-1])
@@ -397,6 +400,8 @@ def test_untested_architectures_are_refused():
 
 def test_the_defaults_are_those_of_mlx_lm():
     expected = inspect.signature(generate_step).parameters
-    for function in (decode, stream_generate):
-        for name in ("kv_bits", "kv_group_size", "quantized_kv_start"):
-            assert inspect.signature(function).parameters[name].default == expected[name].default
+    names = ("kv_bits", "kv_group_size", "quantized_kv_start")
+    assert KVQuantization(*(expected[name].default for name in names)) == NEVER_QUANTIZED
+    for name in names:
+        found = inspect.signature(stream_generate).parameters[name].default
+        assert found == expected[name].default

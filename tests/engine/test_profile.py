@@ -5,7 +5,7 @@ import time
 
 import pytest
 from command_line import generate
-from random_models import random_prompt, speculative_model, tokens_of
+from random_models import random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.profile import PARTS, Profile
@@ -30,7 +30,7 @@ def test_parts_make_up_the_time(name):
     expected = tokens_of(model, prompt, 30, speculation=False)[:30]
     profile, tokens, done = Profile(), [], 0.0
     start = time.perf_counter()
-    for step in decode(model, prompt, settings, profile=profile):
+    for step in decode(model, request(prompt, settings, profile=profile)):
         tokens += step.tokens
         if len(tokens) >= 30:
             break

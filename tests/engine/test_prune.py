@@ -7,7 +7,7 @@ from plain_rules import reference_scores
 from random_models import random_tree
 
 from specstream_mlx.engine.prune import keep_best, path_scores
-from specstream_mlx.engine.tree_nodes import inner_tables
+from specstream_mlx.engine.rows import TreeShape
 
 VOCAB = 6
 
@@ -46,7 +46,7 @@ def test_logits_of_inner_nodes_are_enough():
         if len(tree) == 1:
             continue
         tokens, _, ancestors = device_arrays(tree)
-        inner, parents = inner_tables(tree.parents.tobytes())
+        inner, parents = TreeShape(tree).inner
         assert set(inner.tolist()) == set(tree.parents[1:].tolist())
         found = path_scores(mx.array(logits)[inner], tokens, parents, ancestors, 0.05)
         expected = path_scores(mx.array(logits), *device_arrays(tree), 0.05)

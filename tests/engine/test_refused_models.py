@@ -10,7 +10,8 @@ import transformers
 from architecture_models import VOCAB_SIZE, fill, rope
 
 from specstream_mlx import UserError
-from specstream_mlx.engine import decoder as decoder_module
+from specstream_mlx.engine import step
+from specstream_mlx.engine.rows import TreeShape
 from specstream_mlx.loading import read_model
 from specstream_mlx.models.architectures import REFUSED
 
@@ -201,12 +202,12 @@ def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path
     directory = saved(tmp_path, family, dtype=getattr(torch, dtype))
     model, _ = read_model(directory)
     assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
-    right = decoder_module.shape_tables
 
-    def sees_everything_before(*shape):
-        parents, depths, _ = right(*shape)
-        return parents, depths, mx.tri(depths.size).astype(mx.bool_)
+    def sees_everything_before(tree):
+        shape = TreeShape(tree)
+        shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
+        return shape
 
-    monkeypatch.setattr(decoder_module, "shape_tables", sees_everything_before)
+    monkeypatch.setattr(step, "shape_of", sees_everything_before)
     with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
         read_model(directory)

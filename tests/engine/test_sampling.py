@@ -9,13 +9,20 @@ import random_models
 from brute_force import forward
 from distribution import ALPHA, CERTAIN, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
-from random_models import assert_close, plain_tokens, random_prompt, speculative_model, tokens_of
+from random_models import (
+    assert_close,
+    plain_tokens,
+    random_prompt,
+    request,
+    speculative_model,
+    tokens_of,
+)
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import Sampling, UserError, load, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.engine.verify_rules import check_rule, rule_name
+from specstream_mlx.engine.verify.rules import check_rule, rule_name
 from specstream_mlx.loop import decode
 
 CHAIN = {"tree_width": 1, "tree_size": None}
@@ -32,7 +39,7 @@ def sampled(model, prompt, count, tree, lengths=None, **options):
     """
     tokens, logits = [], []
     lengths = [] if lengths is None else lengths
-    for step in decode(model, prompt, DraftSettings(**tree), **options):
+    for step in decode(model, request(prompt, DraftSettings(**tree), **options)):
         tokens += step.tokens
         lengths.append(len(step.tokens))
         logits += [step.result.logits[row] for row in step.rows]
@@ -190,15 +197,8 @@ def test_rejection_refuses_trees_that_drawn_tokens_shape(fields):
         check_rule("rejection", DraftSettings(**fields))
     with pytest.raises(UserError, match="lets the drawn tokens decide what is kept"):
         sampler = Sampling(temp=1.0)
-        next(
-            decode(
-                speculative_model(),
-                [1, 2],
-                DraftSettings(**fields),
-                sampler=sampler,
-                verify="rejection",
-            )
-        )
+        asked = request([1, 2], DraftSettings(**fields), sampler=sampler, verify="rejection")
+        decode(speculative_model(), asked)
 
 
 def test_rejection_refuses_lookup_and_static_trees():

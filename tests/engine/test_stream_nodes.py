@@ -16,9 +16,12 @@ from random_models import (
     plain_tokens,
     random_prompt,
     random_tree,
+    request,
     speculative_model,
+    take,
     true_tree,
 )
+from trees import grow
 
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.hybrid import pooled
@@ -26,7 +29,7 @@ from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.drafting.tree import DraftTree, root_only
-from specstream_mlx.engine.decoder import Decoder
+from specstream_mlx.engine.borrowed import BorrowedModel
 from specstream_mlx.loop import decode
 
 TABLE = StaticTree(((0.5, 0.2), (0.4, 0.1), (0.3, 0.2)), 6)
@@ -52,8 +55,7 @@ def test_every_grower_hands_out_joint_log_probabilities(name):
     settings = GROWN[name]
     for seed in range(5):
         candidates, log_probs = guesses(seed)
-        lookup = settings.new_lookup([3, 4, 5, 3, 4, 6, 3])
-        tree = settings.grow(3, candidates, log_probs, lookup)
+        tree = grow(settings, 3, candidates, log_probs, [3, 4, 5, 3, 4, 6, 3])
         assert len(tree) > 2
         ngrams = Lookup([3, 4, 5, 3, 4, 6, 3], settings.lookup_ngram)
         for node in range(len(tree)):
@@ -110,7 +112,7 @@ def step_with(model, tree, chosen, monkeypatch):
     """A step over ``tree`` with streams beside the nodes ``chosen``."""
     monkeypatch.setattr(DraftTree, "likeliest_last", lambda _, count: np.array(chosen))
     decoder = decoder_after(model, PROMPT)
-    return decoder.step(tree, "beside", width=4, stream_nodes=len(chosen))
+    return take(decoder, tree, "beside", tree_width=4, stream_nodes=len(chosen))
 
 
 @pytest.mark.parametrize("base_name", ["grouped heads, tied", "sliding windows"])
@@ -119,7 +121,7 @@ def test_they_equal_the_streams_beside_every_node(kind, base_name, monkeypatch):
     """At an accepted node that has them, in any company; main logits in any case."""
     model = speculative_model(base_name, **STREAMS[kind])
     tree = true_tree(model)
-    every = decoder_after(model, PROMPT).step(tree, "beside", width=4)
+    every = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4)
     last = every.last.item()
     assert 0 < last < len(tree) - 1
     for chosen in ([last], [0, last], [last, len(tree) - 1], [0, 1, last, len(tree) - 1]):
@@ -138,15 +140,15 @@ def test_they_equal_the_streams_beside_every_node(kind, base_name, monkeypatch):
 def test_only_their_rows_run(monkeypatch):
     """n + s * gamma rows in the MSA layers."""
     model, rows = speculative_model(), []
-    right = Decoder.msa_layer
+    right = BorrowedModel.layer
 
     def watched(self, number, hidden, *args, **kwargs):
         rows.append(hidden.shape[1])
         return right(self, number, hidden, *args, **kwargs)
 
-    monkeypatch.setattr(Decoder, "msa_layer", watched)
+    monkeypatch.setattr(BorrowedModel, "layer", watched)
     tree = random_tree(np.random.default_rng(1), PROMPT[-1], depth=3, width=3)
-    decoder_after(model, PROMPT).step(tree, "beside", stream_nodes=2)
+    take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=2)
     assert rows == [len(tree) + 2 * 3] * 2
 
 
@@ -163,7 +165,7 @@ def test_after_a_miss_the_next_tree_is_the_root(base_name, monkeypatch):
     )
     tokens, after_miss, after_hit = [], [], []
     sizes = after_hit
-    for step in decode(model, prompt, DraftSettings(stream_nodes=2)):
+    for step in decode(model, request(prompt, DraftSettings(stream_nodes=2))):
         sizes.append(len(step.tree))
         tokens += step.tokens
         has = step.result.has_streams
@@ -211,7 +213,7 @@ def test_a_lookup_tree_has_them_too():
     model, prompt = speculative_model(seed=1), random_prompt(9) * 3
     expected = plain_tokens(model.model, prompt, 30)
     tokens = []
-    for step in decode(model, prompt, DraftSettings(lookup=True, stream_nodes=2)):
+    for step in decode(model, request(prompt, DraftSettings(lookup=True, stream_nodes=2))):
         tokens += step.tokens
         if len(tokens) >= 30:
             break

@@ -14,11 +14,13 @@ from random_models import (
     random_tree,
     relative_error,
     speculative_model,
+    take,
     true_tree,
 )
 
-from specstream_mlx.drafting.tree import full_tree
-from specstream_mlx.engine import decoder as decoder_module
+from specstream_mlx.drafting.streams import full_tree
+from specstream_mlx.engine import step
+from specstream_mlx.engine.rows import TreeShape
 
 PROMPT = random_prompt(9)
 
@@ -42,7 +44,7 @@ def kept_nodes(tree, result):
 
 def tree_error(model, tree):
     """The largest relative difference between a tree's logits and those of its paths."""
-    result = decoder_after(model, PROMPT).step(tree, "none")
+    result = take(decoder_after(model, PROMPT), tree, "none")
     expected = mx.stack([path_logits(model, tree, node) for node in range(len(tree))])
     return relative_error(result.logits, expected)
 
@@ -52,7 +54,7 @@ def tree_error(model, tree):
 def test_lossless_tree_equals_its_paths(base, placement):
     model = speculative_model(base)
     tree = some_tree()
-    result = decoder_after(model, PROMPT).step(tree, placement)
+    result = take(decoder_after(model, PROMPT), tree, placement)
     for node in range(len(tree)):
         assert_close(result.logits[node], path_logits(model, tree, node))
 
@@ -65,7 +67,7 @@ def test_tree_across_the_growth_of_the_cache(committed, placement):
     prompt = random_prompt(committed + 1, seed=3)
     tree = full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
     decoder = decoder_after(model, prompt)
-    result = decoder.step(tree, placement)
+    result = take(decoder, tree, placement)
     for node in (0, 2, 6):
         assert_close(result.logits[node], path_logits(model, tree, node, prompt))
     last = result.last.item()
@@ -86,7 +88,7 @@ def test_tree_with_streams_equals_the_row_list(streams, mode, base):
     from_root = len(PROMPT) - 1
     for placement in ["beside"] + ["deferred"] * (mode == "lossless"):
         decoder = decoder_after(model, PROMPT)
-        result = decoder.step(tree, placement)
+        result = take(decoder, tree, placement)
         for node in range(0, len(tree), 3):
             tokens = [*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()]
             main, by_position, _ = forward(
@@ -98,14 +100,14 @@ def test_tree_with_streams_equals_the_row_list(streams, mode, base):
     assert result.last.item() % 3 == 0, "the accepted node was among those compared"
 
 
-@pytest.mark.parametrize("pruning", [{}, {"max_nodes": 8}, {"threshold": 1e-9}])
+@pytest.mark.parametrize("pruning", [{}, {"max_nodes": 8}, {"prune_threshold": 1e-9}])
 @pytest.mark.parametrize("streams", STREAMS)
 def test_deferred_streams_equal_those_beside(streams, pruning):
     """At a node with accepted ancestors, behind rows that are not its ancestors."""
     model = speculative_model(**STREAMS[streams])
     tree = true_tree(model)
     results = [
-        decoder_after(model, PROMPT).step(tree, placement, width=4, **pruning)
+        take(decoder_after(model, PROMPT), tree, placement, tree_width=4, **pruning)
         for placement in ("beside", "deferred")
     ]
     beside, deferred = results
@@ -123,7 +125,12 @@ def test_deferred_streams_equal_those_beside(streams, pruning):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize(
     "pruning",
-    [{"max_nodes": 1}, {"max_nodes": 6}, {"threshold": 0.02}, {"max_nodes": 7, "threshold": 0.01}],
+    [
+        {"max_nodes": 1},
+        {"max_nodes": 6},
+        {"prune_threshold": 0.02},
+        {"max_nodes": 7, "prune_threshold": 0.01},
+    ],
 )
 def test_pruned_tree(pruning, mode, pruner_form):
     """It keeps what the early-exit logits of the reference say, and keeps its logits."""
@@ -135,12 +142,15 @@ def test_pruned_tree(pruning, mode, pruner_form):
         tokens = [*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()]
         logits, _, early = forward(model.model, model.config, tokens, model.streams, start)
         main[node], exits[node] = logits[-1], early[-1]
-    scores = reference_scores(exits, tree, pruning.get("threshold"))
+    scores = reference_scores(exits, tree, pruning.get("prune_threshold"))
     size = pruning.get("max_nodes", len(tree))
     best = sorted(sorted(range(len(tree)), key=lambda node: (-scores[node], node))[:size])
 
-    result = decoder_after(model, PROMPT).step(
-        tree, "deferred" if mode == "lossless" else "beside", **pruning
+    result = take(
+        decoder_after(model, PROMPT),
+        tree,
+        "deferred" if mode == "lossless" else "beside",
+        **pruning,
     )
     assert kept_nodes(tree, result) == best
     compared = [row for row, node in enumerate(best) if np.isfinite(scores[node])]
@@ -149,13 +159,13 @@ def test_pruned_tree(pruning, mode, pruner_form):
         assert_close(result.logits[row], main[best[row]])
 
 
-@pytest.mark.parametrize("pruning", [{"max_nodes": 9}, {"max_nodes": 12, "threshold": 0.003}])
+@pytest.mark.parametrize("pruning", [{"max_nodes": 9}, {"max_nodes": 12, "prune_threshold": 0.003}])
 def test_the_walk_after_pruning(pruning):
     """It accepts the right path as far as that is kept, whatever rows the nodes moved to."""
     model, depths, moved = speculative_model(), [], 0
     for seed in range(6):
         tree = true_tree(model, seed, right=4)
-        result = decoder_after(model, PROMPT).step(tree, "deferred", **pruning)
+        result = take(decoder_after(model, PROMPT), tree, "deferred", **pruning)
         kept, in_play = kept_nodes(tree, result), np.array(result.in_play)
         playing = [node in kept and in_play[kept.index(node)] for node in range(len(tree))]
         predictions = np.full(len(tree), -1)
@@ -169,12 +179,12 @@ def test_the_walk_after_pruning(pruning):
     assert moved >= 2
 
 
-def sees_everything_before(parents, depths, ancestors):
-    return parents, depths, mx.tri(depths.size).astype(mx.bool_)
+def sees_everything_before(shape):
+    shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
 
 
-def position_by_index(parents, depths, ancestors):
-    return parents, mx.arange(depths.size, dtype=depths.dtype), ancestors
+def position_by_index(shape):
+    shape.depths = mx.arange(len(shape), dtype=mx.int32)
 
 
 @pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
@@ -182,6 +192,11 @@ def test_a_planted_error_is_noticed(error, monkeypatch):
     """Negative control of the comparison above."""
     model, tree = speculative_model(), some_tree()
     assert tree_error(model, tree) <= 1e-4
-    right = decoder_module.shape_tables
-    monkeypatch.setattr(decoder_module, "shape_tables", lambda *shape: error(*right(*shape)))
+
+    def wrong_shape(tree):
+        shape = TreeShape(tree)
+        error(shape)
+        return shape
+
+    monkeypatch.setattr(step, "shape_of", wrong_shape)
     assert tree_error(model, tree) > 1e-2

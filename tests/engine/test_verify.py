@@ -6,7 +6,8 @@ import pytest
 from plain_rules import walk
 from random_models import random_tree
 
-from specstream_mlx.engine import verify
+from specstream_mlx.engine.verify.rule import follow
+from specstream_mlx.engine.verify.typical import typical
 
 VOCAB = 4
 
@@ -20,7 +21,7 @@ def test_follow_accepts_what_a_walk_accepts(playing):
         predictions = rng.integers(0, VOCAB, len(tree)).astype(np.int32)
         in_play = rng.random(len(tree)) < (1.0 if playing is None else playing)
         in_play[0] = True
-        last = verify.follow(
+        last = follow(
             mx.array(tree.tokens),
             mx.array(tree.parents),
             mx.array(tree.ancestors),
@@ -57,6 +58,6 @@ def test_typical_accepts_the_longest_plausible_path():
             else:
                 best = max(best, (int(tree.depths[node]), likelihood, node))
         arrays = map(mx.array, (tree.tokens, tree.parents, tree.ancestors, log_probs))
-        assert verify.typical(*arrays).item() == best[2]
+        assert typical(*arrays).item() == best[2]
         deep = max(deep, best[0])
     assert deep >= 3

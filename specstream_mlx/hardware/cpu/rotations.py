@@ -5,7 +5,7 @@ the same for queries and keys and in every layer whose rope has the same setting
 here is bit for bit the same. On a GPU it is one kernel, which nothing here can better.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,24 +14,9 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 
 from .. import device
 
-
-def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """``rope`` of (sequences, heads, rows, d), at consecutive positions or at one for each row.
-
-    Args:
-        rope: a layer's.
-        x: what to rotate.
-        offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
-    """
-    if isinstance(offset, int):
-        return rope(x, offset=offset)
-    # mlx takes one offset per batch row: make every row a batch of its own.
-    if offset.ndim == 2:
-        sequences, heads, rows, size = x.shape
-        single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
-        rotated = rope(single, offset=offset.reshape(-1))
-        return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
-    return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
+RopeAt = Callable[[nn.Module, mx.array, mx.array | int], mx.array]
+"""``(rope, x, offset)`` -> x (sequences, heads, rows, d) rotated at consecutive positions from an
+``offset`` on, or at one for each row (rows,)."""
 
 
 class Rotations:
@@ -39,10 +24,12 @@ class Rotations:
 
     Args:
         rope: one of theirs; it rotates all elements of a head, in pairs.
+        rope_at: what the tables are made by.
     """
 
-    def __init__(self, rope: nn.Module):
-        self._rope, self._pairs_lie_together = rope, rope.traditional
+    def __init__(self, rope: nn.Module, rope_at: RopeAt):
+        self._rope, self._rope_at = rope, rope_at
+        self._pairs_lie_together = rope.traditional
         half = rope.dims // 2
         self._shape = (half, 2) if rope.traditional else (2, half)
         unit = [1.0, 0.0] * half if rope.traditional else [1.0] * half + [0.0] * half
@@ -52,7 +39,7 @@ class Rotations:
         self._cos_sin: tuple[mx.array, mx.array]
 
     def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
-        """``rope_at``; x is float32."""
+        """x (1, heads, rows, d), float32, rotated; see ``RopeAt``."""
         cos, sin = self._angles(x.shape[2], offset)
         pairs = x.reshape(*x.shape[:-1], *self._shape)
         swapped = pairs[..., ::-1] if self._pairs_lie_together else pairs[..., ::-1, :]
@@ -65,24 +52,25 @@ class Rotations:
         if not same or count != self._count:
             self._offset, self._count = offset, count
             units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
-            turned = rope_at(self._rope, units, offset).reshape(count, *self._shape)
+            turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)
             axis = -1 if self._pairs_lie_together else -2
             cos, sin = mx.split(turned, 2, axis=axis)
             self._cos_sin = cos, mx.concatenate([-sin, sin], axis=axis)
         return self._cos_sin
 
 
-def shared_rotations(ropes: Sequence[nn.Module]) -> list[Rotations | None]:
+def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotations | None]:
     """What rotates in place of each rope: one for all of equal settings, ``None``: the rope itself.
 
     Args:
         ropes: of a model's layers.
+        rope_at: rotates by one of them.
     """
     if device.backend() != "cpu":
         return [None] * len(ropes)
     known: dict[tuple, Rotations] = {}
     return [
-        known.setdefault(_settings(rope), Rotations(rope))
+        known.setdefault(_settings(rope), Rotations(rope, rope_at))
         if type(rope) in (nn.RoPE, Llama3RoPE)
         else None
         for rope in ropes

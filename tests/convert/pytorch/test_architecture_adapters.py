@@ -13,7 +13,7 @@ from architecture_models import CASES, VOCAB_SIZE, pair, scratch
 from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from peft import LoraConfig, get_peft_model
-from random_models import random_prompt
+from random_models import random_prompt, take
 from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
 from specstream_mlx.convert.pytorch import backbone
 from specstream_mlx.convert.pytorch.backbone import linear_layers
@@ -27,8 +27,8 @@ from transformers import AttentionInterface
 
 from specstream_mlx import load
 from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.decoder import Decoder
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
 
@@ -66,7 +66,7 @@ def decoded(model, tokens, start):
     decoder.prefill(mx.array(tokens[:start]))
     rows = np.arange(len(tokens) - start, dtype=np.int32)
     chain = DraftTree(np.array(tokens[start:], np.int32), rows - 1, rows)
-    return np.array(decoder.step(chain, "none").logits)
+    return np.array(take(decoder, chain, "none").logits)
 
 
 def stock(base, adapter):

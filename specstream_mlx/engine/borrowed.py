@@ -1,0 +1,375 @@
+"""An mlx-lm model run in pieces; the only code that touches a model.
+
+mlx-lm's models run from tokens to logits in one go. A step has to stop half-way up, to prune the
+tree and to add the streams, and goes on layer by layer. So ``BorrowedModel`` copies the few modules
+that hold others (the model, the owner of its layers, each layer and its attention) and shares all
+modules that hold weights. Its copies have lists of layers of their own and ropes that take a
+position for every row. The model itself is never changed, so any number of generations may run on
+it at a time; a LoRA that is mounted later is not seen.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
+
+from ..config import UserError
+from ..hardware.cpu.rotations import Rotations, shared_rotations
+from ..models.architectures import architecture_of
+from ..models.streams import Streams
+from .profile import NO_PROFILE, Profile
+
+Observer = Callable[[int, mx.array, mx.array], None]
+
+
+class UnsupportedModelError(UserError):
+    """The model's structure is not one that can be run in pieces."""
+
+
+class BorrowedModel:
+    """One model, in pieces, for one generation.
+
+    Hidden states are (sequences, rows, h) throughout.
+
+    Args:
+        model: an mlx-lm model (LoRA and quantized layers included).
+        streams: of the mounted adapter, or ``None``.
+        own_masks: the layers make a mask each, since some have a sliding window: mlx-lm makes one
+            mask for several layers, of which some have no window to it.
+        profile: is told where the MHA rows end.
+        observe: is called with the number, the input and the output of every layer of a pass that
+            has streams.
+
+    Raises:
+        UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
+            positions where positions are not learned, or a part that the streams need is missing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        streams: Streams | None = None,
+        own_masks: bool = False,
+        profile: Profile = NO_PROFILE,
+        observe: Observer | None = None,
+    ):
+        self._streams, self._architecture = streams, architecture_of(model_type_of(model))
+        self._count = len(model.layers)
+        owner = _owner_of_layers(model)
+        layers: list[Any] = self._with_positions(model.layers)
+        lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
+        self._filling = _with_layers(model, owner, lower)
+        watched = [*lower[:-1], profile.after("MHA rows", lower[-1])]
+        self._whole = _with_layers(model, owner, watched)
+        if streams is None:
+            return
+        first = streams.config.first_msa_layer
+        self._stream_mlps: dict[int, _StreamMLP] = {}
+        parts = [*lower[:first], *self._with_stream_mlps(layers)[first:]]
+        if observe is not None:
+            parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
+        self._parts = parts
+        self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
+        self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
+        self._top = _with_layers(model, owner, [self._given])
+        self._bare_top = None
+        if streams.config.pruner_form == "literal":
+            norm = self._architecture.norm
+            self._bare_top = _with_layers(model, owner, [self._given], without=norm)
+
+    def _with_positions(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
+        """Copies of layers whose ropes take a position for every row."""
+        copies = [copy(layer) for layer in layers]
+        if self._architecture.positions == "rope":
+            names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
+            ropes = [layer[name]["rope"] for layer, name in zip(layers, names, strict=True)]
+            tables = shared_rotations(ropes, rope_at)
+            for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
+                layer[name] = copy(layer[name])
+                layer[name]["rope"] = _PositionedRope(rope, table)
+        return copies
+
+    def _with_stream_mlps(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
+        """The layers with the streams' adapters in them; passes without streams use the others."""
+        config = self._streams.config
+        if config.stream_mlp == "base":
+            return list(layers)
+        copies = [copy(layer) for layer in layers]
+        for number, layer in enumerate(copies):
+            if "mlp" not in layer:
+                raise UnsupportedModelError(
+                    f"layer {number} has no mlp, which a stream_mlp of {config.stream_mlp!r} takes "
+                    "the place of"
+                )
+            if number >= config.first_msa_layer:
+                mlp = _StreamMLP(layer["mlp"], self._streams, number)
+                layer["mlp"] = self._stream_mlps[number] = mlp
+        return copies
+
+    def logits(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+        """(sequences, rows, vocab) logits of a pass through all layers, without streams.
+
+        Args:
+            tokens: (sequences, rows).
+            caches: what stands for each layer's KV cache.
+        """
+        return self._whole(tokens, cache=caches)
+
+    def fill(self, tokens: mx.array, caches: Sequence[Any]) -> None:
+        """A pass for its keys and values alone.
+
+        Args:
+            tokens, caches: see ``logits``.
+        """
+        self._filling(tokens, cache=caches)  # its head is never computed
+
+    def lower(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+        """Embedding and MHA layers: the main stream at the input of the first MSA layer.
+
+        Args:
+            tokens, caches: see ``logits``.
+        """
+        self._lower(tokens, cache=caches)  # its head is never computed
+        return self._kept.take()
+
+    def layer(self, number: int, hidden: mx.array, cache: Any, main_rows: int) -> mx.array:
+        """One MSA layer over main rows first, then stream rows.
+
+        Args:
+            number: of the layer.
+            hidden: what goes in.
+            cache: what stands for the layer's KV cache; it also makes the mask.
+            main_rows: how many of the rows are main rows.
+        """
+        if number in self._stream_mlps:
+            self._stream_mlps[number].main_rows = main_rows
+        return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Final norm and LM head: (sequences, rows, vocab) logits."""
+        return self._through(self._top, hidden)
+
+    def early_exit(self, hidden: mx.array) -> mx.array:
+        """(sequences, rows, vocab) logits of the early-exit pruner ``o_theta`` (section 3.3).
+
+        Args:
+            hidden: main rows at the input of the first MSA layer.
+        """
+        mapped = self._streams.pruner(hidden)
+        if self._bare_top is None:
+            return self.head(hidden + mapped)
+        return self._through(self._bare_top, mapped)
+
+    def _through(self, top: nn.Module, hidden: mx.array) -> mx.array:
+        """Run a model whose only layer answers ``hidden``; its embedding is never computed."""
+        self._given.hidden = hidden
+        tokens = mx.zeros(hidden.shape[:2], mx.int32)
+        return top(tokens, cache=[None] * self._count)
+
+    def _mask(self, hidden: mx.array, cache: Any) -> mx.array | str | None:
+        return cache.make_mask(hidden.shape[1], self._architecture.array_masks)
+
+
+def model_type_of(model: nn.Module) -> str | None:
+    """``model_type`` of an mlx-lm model."""
+    return getattr(model, "model_type", None)
+
+
+# Copies of the modules that hold others ------------------------------------------------------
+
+
+def _owner_of_layers(model: nn.Module) -> list[str]:
+    """Names that lead from the model to the module that holds its layers as ``layers``.
+
+    Raises:
+        UnsupportedModelError: no module does.
+    """
+    for name, module in model.named_modules():
+        if _same_layers(module.get("layers"), model.layers):
+            return name.split(".") if name else []
+    raise UnsupportedModelError("the model does not hold its layers in one list")
+
+
+def _same_layers(found: Any, layers: Sequence[nn.Module]) -> bool:
+    """Whether ``found`` is the list of these layers; a model's ``layers`` may be a copy of it."""
+    if not isinstance(found, list) or len(found) != len(layers):
+        return False
+    return all(one is other for one, other in zip(found, layers, strict=True))
+
+
+def _with_layers(
+    model: nn.Module, owner: Sequence[str], layers: list[Any], without: str | None = None
+) -> nn.Module:
+    """A model with another list of layers, which shares all other modules with ``model``.
+
+    Args:
+        model: an mlx-lm model; it is not changed.
+        owner: names that lead to the module that holds the layers.
+        layers: instead of its own.
+        without: the name of a norm beside the layers that is left out.
+
+    Raises:
+        UnsupportedModelError: there is no such norm.
+    """
+    root = module = copy(model)
+    for name in owner:
+        module[name] = copy(module[name])
+        module = module[name]
+    if without is not None:
+        if without not in module:
+            raise UnsupportedModelError(
+                f"the model has no {without} beside its layers, which a pruner_form of 'literal' "
+                "skips"
+            )
+        module[without] = nn.Identity()
+    module["layers"] = layers
+    return root
+
+
+def _attention_with_rope(number: int, layer: nn.Module) -> str:
+    """The name of the attention within ``layer``, the model's ``number``-th.
+
+    Raises:
+        UnsupportedModelError: it has no rotary embedding, or one that does not depend on
+            positions alone.
+    """
+    name = next((name for name, m in layer.children().items() if "rope" in m), None)
+    if name is None:
+        raise UnsupportedModelError(f"layer {number} has no attention with rope")
+    if isinstance(layer[name]["rope"], DynamicNTKScalingRoPE):
+        raise UnsupportedModelError(
+            f"layer {number} scales its rope by the length of the text, "
+            "expected a rope that depends on positions alone"
+        )
+    return name
+
+
+# What stands in the copies' places ------------------------------------------------------------
+
+
+class _StandIn:
+    """Stands in for a layer; models look at some of its attributes."""
+
+    def __init__(self, layer: nn.Module):
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+class _Kept(_StandIn):
+    """Stands where the MSA layers begin and keeps what comes in."""
+
+    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        self._hidden = hidden
+        return hidden
+
+    def take(self) -> mx.array:
+        """What came in; it is held no longer."""
+        hidden = self._hidden
+        del self._hidden
+        return hidden
+
+
+class _Given(_StandIn):
+    """Stands for all layers and answers what it was given."""
+
+    hidden: mx.array
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        return self.hidden
+
+
+class _WithOwnMask(_StandIn):
+    """Stands for a layer whose mask is that of its own cache."""
+
+    def __init__(self, layer: nn.Module, mask: Callable[[mx.array, Any], Any]):
+        super().__init__(layer)
+        self._mask = mask
+
+    def __call__(self, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        return self._layer(hidden, self._mask(hidden, cache), cache=cache)
+
+
+class _Observed(_StandIn):
+    """Stands for a layer whose input and output are to be seen."""
+
+    def __init__(self, number: int, layer: nn.Module, observe: Observer):
+        super().__init__(layer)
+        self._number, self._observe = number, observe
+
+    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        output = self._layer(hidden, *args, **kwargs)
+        self._observe(self._number, hidden, output)
+        return output
+
+
+class _PositionedRope:
+    """A layer's rotary embedding that also takes one absolute position per row.
+
+    Args:
+        rope: the layer's.
+        rotations: tables that it shares with other layers, if any.
+    """
+
+    def __init__(self, rope: nn.Module, rotations: Rotations | None):
+        self._rope, self._rotations = rope, rotations
+
+    def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
+        one_sequence = isinstance(offset, int) or offset.ndim == 1
+        whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
+        if self._rotations and one_sequence and whole:
+            return self._rotations.rotate(x, offset)
+        return rope_at(self._rope, x, offset)
+
+
+def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
+    """``rope`` of (sequences, heads, rows, d), at consecutive positions or at one for each row.
+
+    Args:
+        rope: a layer's.
+        x: what to rotate.
+        offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
+    """
+    if isinstance(offset, int):
+        return rope(x, offset=offset)
+    # mlx takes one offset per batch row: make every row a batch of its own.
+    if offset.ndim == 2:
+        sequences, heads, rows, size = x.shape
+        single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
+        rotated = rope(single, offset=offset.reshape(-1))
+        return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
+    return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
+
+
+class _StreamMLP:
+    """An MSA layer's MLP; stream rows pass through their adapter instead, or through both.
+
+    Args:
+        mlp: the layer's MLP.
+        streams: their adapters.
+        number: of the layer.
+
+    Attributes:
+        main_rows: how many of the next call's rows, from the first on, are main rows.
+    """
+
+    def __init__(self, mlp: nn.Module, streams: Streams, number: int):
+        self._mlp, self._streams, self._number = mlp, streams, number
+        self._beside = streams.config.stream_mlp == "base+adapter"
+        self.main_rows = 0
+
+    def __call__(self, x: mx.array) -> mx.array:
+        count = self.main_rows
+        if x.shape[1] == count:
+            return self._mlp(x)
+        streams = self._streams.stream_adapter(self._number, x[:, count:])
+        if self._beside:  # one product over all rows: its weights are read once
+            through = self._mlp(x)
+            main, streams = through[:, :count], through[:, count:] + streams
+        elif count:
+            main = self._mlp(x[:, :count])
+        return mx.concatenate([main, streams], axis=1) if count else streams

@@ -1,0 +1,310 @@
+"""One decoding step: verify the tree that was drafted, and guess the next one.
+
+The seven moves of Speculative Streaming (arXiv 2402.11131, section 3), top to bottom in
+``Decoder.step``, but for the last, which needs what the host has read: ``Decoder.commit``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from ..drafting.settings import DraftSettings
+from ..drafting.tree import DraftTree
+from ..models.streams import Streams
+from .borrowed import BorrowedModel, Observer, UnsupportedModelError
+from .kv import UncommittedRows, commit
+from .profile import NO_PROFILE, Profile
+from .prune import keep_best, path_scores
+from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, shape_of
+from .verify.rule import VerifyRule
+
+
+@dataclass
+class StepResult:
+    """Device arrays of one step, not yet evaluated.
+
+    Of several sequences with trees of one shape, all but ``kept`` and ``in_play`` have a leading
+    axis for them, and the methods, which read one sequence, do not apply.
+
+    Attributes:
+        last: scalar, the last accepted node among the kept ones.
+        predictions: (m,) the target's token after each kept node, as the verify rule has it.
+        logits: (m, vocab) of the main stream, after the logits processors.
+        kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
+        in_play: (m,) which kept nodes are above the threshold; ``None`` like ``kept``.
+        candidates: (gamma, k) the streams' tokens at the accepted node, best first, or in the order
+            in which they were drawn.
+        log_probs: (gamma, k) their log-probabilities in nats.
+        stream_logits: (gamma, vocab) at the accepted node.
+        has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
+            ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
+    """
+
+    last: mx.array
+    predictions: mx.array
+    logits: mx.array
+    kept: mx.array | None = None
+    in_play: mx.array | None = None
+    candidates: mx.array | None = None
+    log_probs: mx.array | None = None
+    stream_logits: mx.array | None = None
+    has_streams: mx.array | None = None
+
+    def guesses(self) -> tuple[np.ndarray, np.ndarray]:
+        """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
+        missed = self.has_streams is not None and not self.has_streams.item()
+        if self.candidates is None or missed:
+            return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+        return np.array(self.candidates), np.array(self.log_probs)
+
+    def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
+        """How many nodes were tested, the accepted path in the tree, and among the kept nodes."""
+        last = self.last.item()
+        if self.kept is None:
+            path = tree.path(last)
+            return len(tree), path, path
+        kept = np.array(self.kept).tolist()
+        path = tree.path(kept[last])
+        return int(np.array(self.in_play).sum()), path, [kept.index(node) for node in path]
+
+    def prediction(self) -> int:
+        """The correction or bonus token."""
+        return int(np.array(self.predictions)[self.last.item()])
+
+    def arrays(self) -> list[mx.array]:
+        """What the host reads, to be evaluated together."""
+        arrays = [self.last, self.predictions]
+        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
+        return arrays + [array for array in optional if array is not None]
+
+
+class Decoder:
+    """One model, its streams and its KV caches: the state of one generation.
+
+    Args:
+        model: an mlx-lm model (LoRA and quantized layers included); it is never changed.
+        streams: the streams of the mounted adapter, or ``None``.
+        caches: one per layer, from ``kv.make_caches``, or ``kv.StackedKVCache`` of several
+            sequences. Between two steps quantized ones may take their places in the decoder's own
+            list, ``caches``.
+        profile: told where the parts of a step end.
+        observe: see ``BorrowedModel``.
+
+    Raises:
+        UnsupportedModelError: the model cannot be run in pieces, or a cache is of another kind.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        streams: Streams | None,
+        caches: Sequence[Any],
+        profile: Profile = NO_PROFILE,
+        observe: Observer | None = None,
+    ):
+        self.streams, self.caches, self.profile = streams, list(caches), profile
+        for number, cache in enumerate(caches):
+            if not isinstance(cache, KVCache | QuantizedKVCache):
+                raise UnsupportedModelError(
+                    f"layer {number} has a {type(cache).__name__}, "
+                    "expected a KVCache or a QuantizedKVCache"
+                )
+        windowed = any(hasattr(cache, "window") for cache in caches)
+        self.model = BorrowedModel(model, streams, windowed, profile, observe)
+        self._uncommitted: list[UncommittedRows] = []
+
+    def prefill(self, tokens: mx.array) -> None:
+        """Commit prompt tokens (n,) without streams."""
+        self.model.fill(tokens[None], self._new_rows(Rows(self.caches[0].offset, None)))
+        commit(self._uncommitted, range(tokens.size))
+        self._uncommitted = []  # else the prompt's keys and values stay in memory twice
+
+    def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
+        """Plain decoding: commit ``token`` (1,), which may be unevaluated, and predict the next.
+
+        Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
+        """
+        logits = self._main_logits(token[None], Rows(self.caches[0].offset, None))[0]
+        self.profile.border("head", logits)
+        commit(self._uncommitted, range(1))
+        predictions, logits = rule.next_token(logits)
+        self.profile.border("verify", predictions)
+        return StepResult(mx.array(0), predictions, logits)
+
+    def uncommit(self, count: int) -> None:
+        """Take the last ``count`` rows back."""
+        for cache in self.caches:
+            cache.trim(count)
+
+    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
+        """Verify ``tree`` against the target and let the accepted node's streams guess.
+
+        Args:
+            tree: its root is the newest committed token, which is not in the KV cache yet. Several
+                sequences go side by side with tokens (sequences, n), unpruned.
+            settings: what is kept of the tree, where the streams run and how much they guess.
+            rule: of this generation.
+
+        Returns:
+            Unevaluated arrays; read them, then call ``commit``.
+        """
+        profile, config = self.profile, self.streams and self.streams.config
+        placement = settings.placement(config)
+
+        # 1. Embed the nodes; a node's position is that of the root plus its depth.
+        shape, offset = shape_of(tree), self.caches[0].offset
+        one = tree.tokens.ndim == 1
+        positions = (offset if one else offset[:, None]) + shape.depths
+        nodes = TreeNodes(mx.array(tree.tokens), shape.parents, shape.ancestors, positions)
+        tokens = nodes.tokens[None] if one else nodes.tokens
+        rows = Rows(positions, nodes.ancestors)
+        if one and shape.is_chain:
+            rows = Rows(offset, None)
+        if placement == "none":
+            logits = self._main_logits(tokens, rows)
+            return self._verified(rule, tree, nodes, logits)
+
+        # 2. MHA layers, over the nodes alone.
+        main = self.model.lower(tokens, self._new_rows(rows))
+        profile.border("MHA rows", main)
+
+        # 3. Prune by the early exit's scores.
+        if settings.prunes(len(tree)):
+            nodes, main = self._pruned(nodes, shape, main, settings)
+            rows = Rows(nodes.positions, nodes.ancestors)
+
+        # 4. Seed the streams; deferred ones wait until it is known which node they are of.
+        beside = None
+        hidden = entry = main
+        if placement == "beside":
+            beside = self._nodes_with_streams(tree, settings)
+            seeded = main if beside is None else main[:, mx.array(beside)]
+            seeds = self.streams.seed(seeded).flatten(1, 2)
+            hidden = mx.concatenate([main, seeds], axis=1)
+            shared = config.mode == "shared"
+            rows = rows_with_streams(nodes, shape, config.num_streams, shared, beside)
+
+        # 5. MSA layers, over nodes and streams.
+        hidden = self._through_msa_layers(hidden, rows, main_rows=len(nodes))
+        main, streams = hidden, None
+        if placement == "beside":
+            main, streams = mx.split(hidden, [len(nodes)], axis=1)
+
+        # 6. Head and verification; then the streams of the last accepted node.
+        result = self._verified(rule, tree, nodes, self.model.head(main))
+        if not settings.speculates:
+            return result
+        if placement == "beside":
+            hidden, result.has_streams = self._streams_of(result.last, streams, beside)
+        else:
+            rows = deferred_rows(nodes, result.last, config.num_streams)
+            hidden = self.streams.seed(_at(entry, result.last)).flatten(1, 2)
+            hidden = self._through_msa_layers(hidden, rows, main_rows=0, behind=len(nodes))
+        logits = self.model.head(hidden)
+        result.stream_logits = logits[0] if one else logits
+        result.candidates, result.log_probs = rule.draft(result.stream_logits, settings.tree_width)
+        profile.border("head", result.candidates, result.log_probs)
+        return result
+
+    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+        """The seventh move: the accepted rows go into the KV cache, the others are dropped.
+
+        Args:
+            path: the accepted nodes' indices in the tree, root first.
+            kept_path: their indices among the kept nodes.
+        """
+        first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
+        commit(self._uncommitted[:first], path)
+        commit(self._uncommitted[first:], kept_path)
+
+    # Parts of a step ----------------------------------------------------------------------------
+
+    def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
+        """Stand-ins for all layers' caches in a pass over ``rows``, for ``commit`` to commit."""
+        self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
+        return list(self._uncommitted)
+
+    def _main_logits(self, tokens: mx.array, rows: Rows) -> mx.array:
+        """(sequences, rows, vocab) logits of a pass without streams or pruning."""
+        return self.model.logits(tokens, self._new_rows(rows))
+
+    def _pruned(
+        self, nodes: TreeNodes, shape: TreeShape, main: mx.array, settings: DraftSettings
+    ) -> tuple[TreeNodes, mx.array]:
+        """The nodes that go on to the MSA layers, and their (1, m, h) main stream."""
+        inner, place = shape.inner
+        logits = self.model.early_exit(main[:, inner])[0]
+        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, settings.prune_threshold)
+        nodes = nodes.keep(*keep_best(scores, min(settings.max_nodes or len(nodes), len(nodes))))
+        main = main[:, nodes.kept]
+        self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
+        return nodes, main
+
+    def _nodes_with_streams(self, tree: DraftTree, settings: DraftSettings) -> list[int] | None:
+        """The nodes beside which streams run; ``None``: all, as always in shared mode."""
+        few = settings.stream_nodes
+        if self.streams.config.mode == "shared" or few is None or few >= len(tree):
+            return None
+        return tree.likeliest_last(few).tolist()
+
+    def _through_msa_layers(
+        self, hidden: mx.array, rows: Rows, main_rows: int, behind: int = 0
+    ) -> mx.array:
+        """Main rows first, then stream rows, through all MSA layers.
+
+        Args:
+            hidden: (sequences, rows, h).
+            rows: their positions and visibility.
+            main_rows: how many are main rows, which may be committed later.
+            behind: rows of an earlier pass of this step that lie between those committed and these.
+        """
+        config = self.streams.config
+        for number in range(config.first_msa_layer, config.num_hidden_layers):
+            rotate = self.streams.value_rotation(main_rows, hidden.shape[1] - main_rows)
+            cache = UncommittedRows(self.caches[number], rows, behind, rotate)
+            if main_rows:
+                self._uncommitted[number] = cache
+            hidden = self.model.layer(number, hidden, cache, main_rows)
+        self.profile.border("MSA rows", hidden)
+        return hidden
+
+    def _verified(
+        self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array
+    ) -> StepResult:
+        logits = logits[0] if nodes.tokens.ndim == 1 else logits
+        self.profile.border("head", logits)
+        last, predictions, logits = rule.verify(tree, nodes, logits)
+        self.profile.border("verify", last, predictions)
+        return StepResult(last, predictions, logits, nodes.kept, nodes.in_play)
+
+    def _streams_of(
+        self, last: mx.array, streams: mx.array, beside: Sequence[int] | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """The (sequences, gamma, h) streams beside the accepted node.
+
+        Args:
+            last: the node among the kept ones.
+            streams: (sequences, nodes * gamma, h) after the last layer.
+            beside: the nodes that have some; ``None``: all.
+
+        Returns:
+            The streams, and whether they are the node's own: ``None`` where all nodes have some.
+        """
+        gamma = self.streams.config.num_streams
+        streams = streams.reshape(len(streams), -1, gamma, streams.shape[-1])
+        if beside is None:
+            return _at(streams, last)[:, 0], None
+        found = mx.array(beside) == last
+        return _at(streams, mx.argmax(found))[:, 0], found.any()
+
+
+def _at(array: mx.array, node: mx.array) -> mx.array:
+    """(sequences, 1, ..) of an array (sequences, nodes, ..) at one node of each sequence."""
+    if node.ndim == 0:
+        return array[:, node[None]]
+    return array[mx.arange(node.size), node][:, None]

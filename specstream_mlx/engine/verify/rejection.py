@@ -1,0 +1,124 @@
+"""``rejection``: the papers' rule (arXiv 2402.11131, Eq. 9), for drafts that are drawn."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import LogitsProcessor
+
+from ...config import UserError
+from ...drafting.settings import DraftSettings
+from ...drafting.tree import DraftTree
+from ..candidates import drawn_tokens
+from ..sampling import Sampling
+from .rule import VerifyRule
+
+
+class RejectionRule(VerifyRule):
+    """``rejection``: drafts are drawn, and accepted by the ratio of target to drafter.
+
+    Nothing may depend on the drawn tokens but their acceptance, see ``check``. All nodes of a
+    depth have the same children, which is no harm: one path is taken, so each draw is tested once.
+    """
+
+    needs_probabilities = True
+
+    def __init__(
+        self,
+        sampler: Sampling,
+        processors: Sequence[LogitsProcessor] | None = None,
+        prompt: Sequence[int] = (),
+    ):
+        super().__init__(sampler, processors, prompt)
+        self._drafter: mx.array | None = None
+
+    @staticmethod
+    def check(settings: DraftSettings) -> None:
+        """Refuse trees whose shape or pruning depends on the tokens drawn.
+
+        Raises:
+            UserError: their text would not be distributed as the target's.
+        """
+        if settings.lookup and settings.speculation:
+            raise UserError(
+                "verify is 'rejection' and lookup is on, whose drafts are not drawn, "
+                "expected a tree of the streams' own"
+            )
+        if not settings.speculates:
+            return
+        if settings.static_tree is not None:
+            raise UserError(
+                "verify is 'rejection' and the tree is static, whose ranks are those of sorted "
+                "drafts, expected a full tree, given by tree_width alone"
+            )
+        for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
+            value = getattr(settings, field)
+            if value is not None:
+                raise UserError(
+                    f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens "
+                    "decide what is kept, expected a full tree, given by tree_width alone"
+                )
+
+    def _predictions(self, tree: DraftTree, logits: mx.array) -> mx.array:
+        if len(tree) == 1:
+            return self._chosen(logits)
+        target = mx.exp(self._sampler.log_probs(logits))
+        # The stream that a node's children were drawn from; for leaves any will do.
+        stream = np.minimum(tree.depths, self._drafter.shape[0] - 1)
+        drafter = self._drafter[mx.array(stream)]
+        return recursive_rejection(target, drafter, mx.array(drafts_after(tree)))
+
+    def draft(self, stream_logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
+        log_probs = self._sampler.log_probs(stream_logits)
+        self._drafter = mx.exp(log_probs)
+        return drawn_tokens(log_probs, width)
+
+
+def drafts_after(tree: DraftTree) -> np.ndarray:
+    """(n, k) int32 tokens of each node's children in order, -1 where there are fewer than k."""
+    parents = tree.parents[1:]
+    first = np.searchsorted(parents, parents)  # breadth-first: siblings lie side by side
+    rank = np.arange(len(parents)) - first
+    drafts = np.full((len(tree), int(rank.max(initial=-1)) + 1), -1, np.int32)
+    drafts[parents, rank] = tree.tokens[1:]
+    return drafts
+
+
+def recursive_rejection(target: mx.array, drafter: mx.array, drafts: mx.array) -> mx.array:
+    """One token per row, distributed as the target's, that is a draft as often as can be.
+
+    Chen et al. 2023 (arXiv:2302.01318), Eq. 9, for one draft; for several, drawn without
+    replacement, after each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is
+    renormalized (Jeon et al. 2024, arXiv:2402.14160). A draft that q cannot have drawn is passed
+    over, which happens where more are asked for than q has tokens.
+
+    Args:
+        target: (rows, vocab) probabilities p.
+        drafter: (rows, vocab) probabilities q that the drafts were drawn from.
+        drafts: (rows, k) tokens in the order in which they were drawn, -1 for none.
+
+    Returns:
+        (rows,) int32.
+    """
+    chosen = mx.full(drafts.shape[:1], -1, mx.int32)
+    vocabulary = mx.arange(target.shape[-1])[None]
+    for rank in range(drafts.shape[1]):
+        draft = drafts[:, rank : rank + 1].astype(mx.int32)
+        place = mx.maximum(draft, 0)
+        q = mx.take_along_axis(drafter, place, axis=-1)
+        p = mx.take_along_axis(target, place, axis=-1)
+        tested = (draft >= 0) & (q > 0) & (chosen[:, None] < 0)
+        accepted = tested & (mx.random.uniform(shape=q.shape) * q < p)
+        chosen = mx.where(accepted[:, 0], draft[:, 0], chosen)
+        refused = tested & ~accepted
+        target = mx.where(refused, _normalized(mx.maximum(target - drafter, 0.0), target), target)
+        others = mx.where(vocabulary == draft, 0.0, drafter)
+        drafter = mx.where(refused, _normalized(others, others), drafter)
+    drawn = mx.random.categorical(mx.log(target)).astype(mx.int32)
+    return mx.where(chosen < 0, drawn, chosen)
+
+
+def _normalized(weights: mx.array, otherwise: mx.array) -> mx.array:
+    """Rows of sum 1; ``otherwise`` where nothing is left, as after rounding."""
+    mass = weights.sum(axis=-1, keepdims=True)
+    return mx.where(mass > 0, weights / mx.maximum(mass, 1e-38), otherwise)

@@ -1,0 +1,53 @@
+"""``typical``: drafts that the target finds plausible are accepted. Lossy."""
+
+import mlx.core as mx
+
+from ..rows import TreeNodes
+from .rule import VerifyRule, accepted_lengths
+
+TYPICAL_PROBABILITY = 0.09
+"""Medusa's epsilon: a draft that the target holds for likelier is always typical."""
+TYPICAL_FACTOR = 0.3
+"""Medusa's delta: how far below exp(-entropy) a draft may be."""
+
+
+class TypicalRule(VerifyRule):
+    """``typical``: Medusa's acceptance of what the target finds plausible enough. Lossy."""
+
+    needs_probabilities = True
+
+    def _last(self, nodes: TreeNodes, logits: mx.array, predictions: mx.array) -> mx.array:
+        log_probs = self._sampler.log_probs(logits)
+        return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
+
+
+def typical(
+    tokens: mx.array,
+    parents: mx.array,
+    ancestors: mx.array,
+    log_probs: mx.array,
+    in_play: mx.array | None = None,
+) -> mx.array:
+    """Medusa's typical acceptance (arXiv:2401.10774, section 2.3.1). Lossy.
+
+    A draft x is accepted where p(x) > min(epsilon, delta * exp(-H(p))); the longest path wins, of
+    several the likeliest.
+
+    Args:
+        tokens, parents, ancestors, in_play: as in ``follow``.
+        log_probs: (n, vocab) of the target's processed distribution.
+
+    Returns:
+        Scalar int32: the last accepted node.
+    """
+    log_probs = log_probs.astype(mx.float32)
+    parents = mx.maximum(parents, 0)
+    terms = mx.where(log_probs > -mx.inf, mx.exp(log_probs) * log_probs, 0.0)
+    threshold = mx.minimum(TYPICAL_PROBABILITY, TYPICAL_FACTOR * mx.exp(terms.sum(axis=-1)))
+    edges = log_probs[parents, tokens]
+    accepted = mx.exp(edges) > threshold[parents]
+    length = accepted_lengths(accepted, ancestors, in_play)
+    edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)
+    likelihood = mx.where(ancestors, edges[None], 0.0).sum(axis=1)
+    longest = length == length.max()
+    return mx.argmax(mx.where(longest, likelihood, -mx.inf), axis=0).astype(mx.int32)

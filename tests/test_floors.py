@@ -1,0 +1,69 @@
+"""Modules import only from floors below their own (the README's map of the code)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "specstream_mlx"
+
+FLOORS = [
+    {"config"},
+    {"checked_files", "bundled", "hardware", "models", "drafting"},
+    {"engine", "adapters"},
+    {"loading", "prompts"},
+    {"prompt_cache", "inspection"},
+    {"prompt_cache_files", "loop"},
+    {"generation", "batch"},
+    {"autotune"},
+    {"cli"},
+]
+"""Files and packages of ``specstream_mlx``, lowest first; those of one floor know nothing of each
+other."""
+
+LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py") if module_of(path)}
+
+
+def imported(module, path):
+    """The modules of this package that ``path`` imports, inside functions too."""
+    package = module if path.name == "__init__.py" else module[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = (*base, *(node.module or "").split(".")) if node.module else base
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("specstream_mlx."):
+            target = tuple(node.module.split(".")[1:])
+        else:
+            continue
+        for name in node.names:
+            yield (*target, name.name) if (*target, name.name) in MODULES else target
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {("__main__",)}), ids=".".join)
+def test_imports_come_from_floors_below(module):
+    for target in imported(module, MODULES[module]):
+        if target and target[0] not in ("convert", module[0]):
+            assert LEVEL[target[0]] < LEVEL[module[0]], f"imports {'.'.join(target)}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    below = {module: set(imported(module, path)) for module, path in MODULES.items()}
+    done = set()
+
+    def visit(module, path):
+        assert module not in path, " -> ".join(map(".".join, (*path, module)))
+        if module in below and module not in done:
+            for target in below[module]:
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in below:
+        visit(module, ())
