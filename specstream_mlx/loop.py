@@ -61,20 +61,6 @@ class Drafting(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedDrafting:
-    """The same settings in every step."""
-
-    fixed: DraftSettings
-
-    def settings(self) -> DraftSettings:
-        """The same ones."""
-        return self.fixed
-
-    def observe(self, step: Step) -> None:
-        """Nothing follows from it."""
-
-
-@dataclass(frozen=True)
 class Request:
     """What to generate from, and how: all that a generation depends on besides its model.
 
@@ -151,7 +137,7 @@ class Request:
                 f"settings is {self.drafting!r}, expected DraftSettings or a drafting, such as "
                 "tuned_drafting(model, tokenizer)"
             )
-        if rule == "rejection" and not isinstance(self.drafting, DraftSettings | FixedDrafting):
+        if rule == "rejection" and not isinstance(self.drafting, DraftSettings):
             raise UserError(
                 "verify is 'rejection' and the drafts change from step to step, expected a tree of "
                 "fixed shape"
@@ -252,11 +238,7 @@ class _Loop:
         self._rule = make_rule(
             request.rule, request.sampler, request.logits_processors, request.prompt
         )
-        drafting = request.drafting
-        self._drafting: Drafting = (
-            FixedDrafting(drafting) if isinstance(drafting, DraftSettings) else drafting
-        )
-        self._settings = self._drafting.settings()
+        self._drafting, self._settings = request.drafting, request.settings
         self._make_drafter = request.make_drafter or make_drafter
         self._drafters: dict[DraftSettings, tuple[Drafter, int]] = {}  # with tokens taken in
         self._text, self._root = list(request.prompt), request.prompt[-1]
@@ -372,11 +354,12 @@ class _Loop:
             self._left -= len(step.tokens)
         over = self._left is not None and self._left <= 0
         self._ended = over or any(token in self._end_tokens for token in step.tokens)
-        self._drafting.observe(step)
-        settings = self._drafting.settings()
-        if settings is not self._settings:
-            settings.check(self._vocab_size, self._streams and self._streams.config)
-            self._settings = settings
+        if not isinstance(self._drafting, DraftSettings):
+            self._drafting.observe(step)
+            settings = self._drafting.settings()
+            if settings is not self._settings:
+                settings.check(self._vocab_size, self._streams and self._streams.config)
+                self._settings = settings
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()

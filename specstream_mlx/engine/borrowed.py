@@ -10,6 +10,7 @@ it at a time; a LoRA that is mounted later is not seen.
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -62,8 +63,10 @@ class BorrowedModel:
         layers: list[Any] = self._with_positions(model.layers)
         lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
         self._filling = _with_layers(model, owner, lower)
-        watched = [*lower[:-1], profile.after("MHA rows", lower[-1])]
-        self._whole = _with_layers(model, owner, watched)
+        self._whole = self._filling
+        if profile is not NO_PROFILE:
+            last = _Observed(len(lower) - 1, lower[-1], partial(_border, profile))
+            self._whole = _with_layers(model, owner, [*lower[:-1], last])
         if streams is None:
             return
         first = streams.config.first_msa_layer
@@ -171,6 +174,11 @@ class BorrowedModel:
 
     def _mask(self, hidden: mx.array, cache: Any) -> mx.array | str | None:
         return cache.make_mask(hidden.shape[1], self._architecture.array_masks)
+
+
+def _border(profile: Profile, number: int, hidden: mx.array, output: mx.array) -> None:
+    """Tell ``profile`` that the last layer has run."""
+    profile.border("MHA rows", output)
 
 
 def model_type_of(model: nn.Module) -> str | None:

@@ -6,7 +6,6 @@ is more than they take.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +53,6 @@ class Profile:
         self.parts[part].calls += 1
         self._last = now
 
-    def after(self, part: str, layer: Callable) -> Callable:
-        """``layer``, with the border of ``part`` behind it."""
-        return _Bordered(self, part, layer)
-
     @property
     def seconds(self) -> float:
         """All parts together."""
@@ -82,24 +77,5 @@ class NoProfile(Profile):
     def border(self, part: str, *arrays: Any) -> None:
         """Nothing ends."""
 
-    def after(self, part: str, layer: Callable) -> Callable:
-        """``layer`` itself."""
-        return layer
-
 
 NO_PROFILE = NoProfile()
-
-
-class _Bordered:
-    """A layer that ends a part; its attributes are the layer's."""
-
-    def __init__(self, profile: Profile, part: str, layer: Callable):
-        self._profile, self._part, self._layer = profile, part, layer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        hidden = self._layer(*args, **kwargs)
-        self._profile.border(self._part, hidden)
-        return hidden

@@ -8,7 +8,7 @@ from random_models import plain_tokens, random_prompt, request, speculative_mode
 
 from specstream_mlx import DraftSettings, Sampling, UserError, stream_generate
 from specstream_mlx.autotune.adaptive import AdaptiveDrafting, Arm
-from specstream_mlx.loop import Drafting, FixedDrafting, decode
+from specstream_mlx.loop import Drafting, decode
 
 PLAIN = Arm("plain", DraftSettings(speculation=False), 1.0, 1.0, 1.0, 0.0, (1.0,))
 STREAMS = Arm("streams", DraftSettings(), 2.5, 5.0, 1.6, 0.0, (1.2, 1.3, 1.4, 1.5, 1.6))
@@ -241,7 +241,7 @@ def test_what_is_no_drafting_is_refused():
     for arguments, sentence in cases:
         with pytest.raises(UserError, match=sentence):
             stream_generate(model, Characters, prompt, 4, **arguments)
-    fixed = FixedDrafting(DraftSettings(tree_width=1, tree_size=None))
+    fixed = DraftSettings(tree_width=1, tree_size=None)
     sampler = Sampling(temp=1.0)
     stream_generate(
         model, Characters, prompt, 4, settings=fixed, verify="rejection", sampler=sampler
