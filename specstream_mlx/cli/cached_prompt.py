@@ -1,10 +1,11 @@
-"""What ``generate --prompt-cache-file`` begins with."""
+"""The prompt of ``generate``, which may go on from a prompt cache file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import bundled
 from ..config import UserError
+from .options import KVCacheOptions
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -40,17 +41,17 @@ class CachedPrompt:
         return None if self._made_by == str(bundled.base_path()) else self._made_by
 
     def open(
-        self, model: "SpeculativeModel", model_name: str, kv_cache: dict[str, int | None]
-    ) -> dict[str, int | None]:
+        self, model: "SpeculativeModel", model_name: str, kv_cache: KVCacheOptions
+    ) -> KVCacheOptions:
         """Read the rows.
 
         Args:
             model: is to go on from them.
             model_name: what the user calls it.
-            kv_cache: the options of a quantized KV cache.
+            kv_cache: as the user asked for.
 
         Returns:
-            ``kv_cache``, that of the file where its rows are quantized.
+            ``kv_cache``, or the file's own where its rows are quantized.
 
         Raises:
             UserError: the rows do not fit the model, its LoRA or ``kv_cache``.
@@ -63,15 +64,14 @@ class CachedPrompt:
         if self.cache.quantized is None:
             return kv_cache
         bits, group_size = self.cache.quantized
-        if kv_cache["kv_bits"] is not None:
-            given = kv_cache["kv_bits"], kv_cache["kv_group_size"]
-            if given != self.cache.quantized:
-                raise UserError(
-                    f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected "
-                    f"{bits} and {group_size}, as {self._path} has them"
-                )
-        start = min(kv_cache["quantized_kv_start"], self.cache.rows)  # what is quantized stays so
-        return {"kv_bits": bits, "kv_group_size": group_size, "quantized_kv_start": start}
+        given = kv_cache.kv_bits, kv_cache.kv_group_size
+        if kv_cache.kv_bits is not None and given != self.cache.quantized:
+            raise UserError(
+                f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected "
+                f"{bits} and {group_size}, as {self._path} has them"
+            )
+        start = min(kv_cache.quantized_kv_start, self.cache.rows)  # what is quantized stays so
+        return KVCacheOptions(bits, group_size, start)
 
     def prompt(
         self, tokenizer: "TokenizerWrapper", text: str, model: "SpeculativeModel", raw: bool
@@ -80,9 +80,9 @@ class CachedPrompt:
 
         Args:
             tokenizer: the model's.
-            text: what the user typed, behind the file's text where there is a file.
-            model: with the adapter whose template is used.
-            raw: no template is.
+            text: what the user typed; it follows the file's text where there is a file.
+            model: has the adapter whose template is used.
+            raw: use no template.
         """
         from ..prompts import chat_prompt, chat_suffix, encode_prompt
 

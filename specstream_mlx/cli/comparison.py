@@ -69,7 +69,7 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
     for word in request.stop:
         plain_text = plain_text.split(word)[0]
     reference, expected = "plain mlx_lm", plain_tokens
-    drawn = request.sampler is not None
+    drawn = request.common["sampler"] is not None
     if request.model.mode == "shared" and not drawn:
         # The main stream sees its streams, so mlx_lm computes another function.
         one_token_a_step = replace(

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from ..config import UserError
-from . import numbers, reporting
+from . import reporting
+from .parsing import at_least
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 
@@ -45,7 +46,7 @@ def convert(
     ] = None,
     num_msa_layers: Annotated[
         int | None,
-        Option(parser=numbers.at_least(1), metavar="N", help="Top layers with streams, for msa_*."),
+        Option(parser=at_least(1), metavar="N", help="Top layers with streams, for msa_*."),
     ] = None,
     group_size: Annotated[
         Literal["32", "64", "128"], Option(help="Weights that share a scale.")

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,40 +12,19 @@ from typer import Option
 
 from ..config import UserError
 from ..hardware import blas
-from . import numbers, reporting
-from .cache_options import KVBits, KVGroupSize, PromptCacheFile, QuantizedKVStart
+from . import reporting
 from .cached_prompt import CachedPrompt
-from .draft_options import (
-    DraftThreshold,
-    Lookup,
-    LookupNgram,
-    LookupSize,
-    MaxNodes,
-    NoSpeculation,
-    NoTune,
-    NumStreams,
-    PruneThreshold,
-    StreamNodes,
-    Tree,
-    TreeSize,
-    TreeWidth,
-    Verify,
-)
-from .drafts import DraftMarks
-from .inputs import Source, choose_source, read_prompt
-from .sampling_options import (
-    LogitBias,
-    MinP,
-    MinTokensToKeep,
-    RepetitionPenalty,
-    Seed,
-    Temp,
-    TopK,
-    TopP,
-    XtcProbability,
-    XtcThreshold,
-    checked_bias,
-    sampler_of,
+from .draft_marks import DraftMarks
+from .groups import grouped
+from .options import (
+    DraftOptions,
+    KVCacheOptions,
+    LengthOptions,
+    ModelOptions,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
+    Source,
 )
 from .tune import MEASURING
 
@@ -53,148 +33,33 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .request import Request
 
-_MODEL, _TEXT, _OUTPUT = "Model", "Text", "Output"
 
-
+@grouped(panels=True)
 def generate(
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="DIR|REPO",
-            help="A model in MLX format: a directory or a Hugging Face repository. "
-            "Default: the bundled demonstration model.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    adapter: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="A bundled adapter: proofread, summarize, sql, describe, ..; doctor lists them.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    adapter_path: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="An adapter directory.", rich_help_panel=_MODEL),
-    ] = None,
+    *,
+    model: ModelOptions,
     mode: Annotated[
         Literal["lossless", "shared"] | None,
         Option(
             help="Insist on this mode; it comes from the adapter, without one it is lossless.",
-            rich_help_panel=_MODEL,
+            rich_help_panel=ModelOptions.PANEL,
         ),
     ] = None,
-    weights: Annotated[
-        Literal["auto", "packed", "expanded"],
+    prompt: PromptOptions,
+    length: LengthOptions,
+    sampling: SamplingOptions,
+    drafts: DraftOptions,
+    kv_cache: KVCacheOptions,
+    prompt_cache_file: Annotated[
+        Path | None,
         Option(
-            help="How quantized weights are held; auto: what runs faster here, see doctor.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = "auto",
-    prompt: Annotated[
-        str,
-        Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT",
-            help="The text; '-' reads standard input.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = "-",
-    max_tokens: Annotated[
-        int,
-        Option(
-            "--max-tokens",
-            "-m",
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Maximum number of tokens to generate.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = 256,
-    stop: Annotated[
-        list[str] | None,
-        Option(
-            metavar="TEXT",
-            help="End before this text; may be given several times.",
-            rich_help_panel=_TEXT,
+            metavar="FILE",
+            help="A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. "
+            "Default of --model: the model that made it.",
+            rich_help_panel=KVCacheOptions.PANEL,
         ),
     ] = None,
-    ignore_chat_template: Annotated[
-        bool,
-        Option(
-            "--ignore-chat-template",
-            help="Use the raw prompt, without the tokenizer's or the adapter's template.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = False,
-    prefill_step_size: Annotated[
-        int,
-        Option(
-            parser=numbers.at_least(1),
-            metavar="N",
-            help="Number of prompt tokens to process at a time.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = 2048,
-    temp: Temp = 0.0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    min_tokens_to_keep: MinTokensToKeep = 1,
-    top_k: TopK = 0,
-    xtc_probability: XtcProbability = 0.0,
-    xtc_threshold: XtcThreshold = 0.1,
-    repetition_penalty: RepetitionPenalty = None,
-    logit_bias: LogitBias = None,
-    seed: Seed = None,
-    num_streams: NumStreams = None,
-    tree_width: TreeWidth = None,
-    tree_size: TreeSize = None,
-    draft_threshold: DraftThreshold = None,
-    tree: Tree = None,
-    lookup: Lookup = False,
-    lookup_size: LookupSize = None,
-    lookup_ngram: LookupNgram = None,
-    max_nodes: MaxNodes = None,
-    prune_threshold: PruneThreshold = None,
-    stream_nodes: StreamNodes = None,
-    no_speculation: NoSpeculation = False,
-    no_tune: NoTune = False,
-    verify: Verify = None,
-    kv_bits: KVBits = None,
-    kv_group_size: KVGroupSize = 64,
-    quantized_kv_start: QuantizedKVStart = 5000,
-    prompt_cache_file: PromptCacheFile = None,
-    as_json: Annotated[
-        bool,
-        Option(
-            "--json",
-            help="Print one JSON object instead of the text.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    show_drafts: Annotated[
-        bool,
-        Option("--show-drafts", help="Mark each step's accepted drafts.", rich_help_panel=_OUTPUT),
-    ] = False,
-    compare: Annotated[
-        bool,
-        Option(
-            "--compare",
-            help="Then run plain mlx_lm on the same model: both rates, and whether the "
-            "output is the same; with --temp the rates alone.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    profile: Annotated[
-        bool,
-        Option(
-            "--profile",
-            help="Then say what each part of the generation took. It runs slower for that.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
+    output: OutputOptions,
 ) -> None:
     """Generate text.
 
@@ -218,143 +83,136 @@ def generate(
 
     [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 -p ..[/cyan]
     """
-    if as_json and show_drafts:
-        raise UserError("--json and --show-drafts were both given, expected at most one")
-    if not lookup and (lookup_size is not None or lookup_ngram is not None):
-        raise UserError("--lookup-size or --lookup-ngram was given, expected with --lookup")
-    if prompt_cache_file is not None and compare:
+    if prompt_cache_file is not None and output.compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
     cached = CachedPrompt(prompt_cache_file)
-    model = cached.model_name(model)
-    if profile and compare:
-        raise UserError("--profile, which slows a run down, was given with --compare, expected one")
-    source = choose_source(model, adapter, adapter_path)
-    if model is None:
+    model = replace(model, model=cached.model_name(model.model))
+    source = model.source()
+    if model.model is None:
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
-    text = read_prompt(prompt)
+    text = prompt.text()
 
     import mlx.core as mx
-    from mlx_lm.sample_utils import make_logits_processors
 
-    from ..drafting.settings import draft_settings
-    from ..drafting.static_tree import StaticTree
     from ..engine.profile import NO_PROFILE, Profile
     from ..engine.verify.rules import rule_name
     from ..hardware import device
-    from ..loading import load
-    from .comparison import compare as run_both
-    from .request import Request
+    from .request import CommonArguments, Request
 
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
-    fields = {
-        "num_streams": num_streams,
-        "tree_size": tree_size,
-        "draft_threshold": draft_threshold,
-        "max_nodes": max_nodes,
-        "prune_threshold": prune_threshold,
-        "stream_nodes": stream_nodes,
-        "lookup_size": lookup_size,
-        "lookup_ngram": lookup_ngram,
-        "static_tree": tree and StaticTree.load(tree),
-    }
-    fields = {name: value for name, value in fields.items() if value is not None}
-    said = fields or tree_width or lookup or no_speculation or verify == "rejection"
-    if tree_width is not None:
-        fields |= {"tree_width": tree_width, "tree_size": tree_size}
-    settings = draft_settings(
-        verify == "rejection",
-        **fields,
-        lookup=lookup,
-        speculation=not no_speculation,
-    )
-    loaded, tokenizer = load(
-        source.model, cached.tokenizer_config, adapter_path=source.adapter, weights=weights
-    )
+    settings = drafts.settings()
+    loaded, tokenizer = source.load(cached.tokenizer_config)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
-    kv_cache = {
-        "kv_bits": kv_bits,
-        "kv_group_size": kv_group_size,
-        "quantized_kv_start": quantized_kv_start,
-    }
     kv_cache = cached.open(loaded, str(source.model), kv_cache)
-    ids = cached.prompt(tokenizer, text, loaded, ignore_chat_template)
-    sampler = sampler_of(
-        tokenizer,
-        temp=temp,
-        top_p=top_p,
-        min_p=min_p,
-        min_tokens_to_keep=min_tokens_to_keep,
-        top_k=top_k,
-        xtc_probability=xtc_probability,
-        xtc_threshold=xtc_threshold,
-    )
+    sampler = sampling.sampler(tokenizer)
     request = Request(
-        loaded,
-        tokenizer,
-        ids,
-        settings,
-        max_tokens,
-        tuple(stop or ()),
-        prefill_step_size,
-        kv_cache,
-        sampler,
-        make_logits_processors(
-            checked_bias(logit_bias, loaded.config["vocab_size"]), repetition_penalty
+        model=loaded,
+        tokenizer=tokenizer,
+        prompt=cached.prompt(tokenizer, text, loaded, prompt.ignore_chat_template),
+        common=CommonArguments(
+            max_tokens=length.max_tokens,
+            prefill_step_size=prompt.prefill_step_size,
+            sampler=sampler,
+            logits_processors=sampling.logits_processors(loaded.config["vocab_size"]),
+            **asdict(kv_cache),
         ),
-        rule_name(verify, sampler),
-        cached.cache,
-        profile=Profile() if profile else NO_PROFILE,
+        settings=settings,
+        verify=rule_name(drafts.verify, sampler),
+        stop=tuple(length.stop or ()),
+        prompt_cache=cached.cache,
+        profile=Profile() if output.profile else NO_PROFILE,
     )
-    responses = request.responses()
-    if not said and not no_tune:  # only now, as the request has been found to be sound
-        request = _tuned(request, adapts=seed is None)
-        settings, responses = request.settings, request.responses()
-    if seed is not None:
-        mx.random.seed(seed)
-    if loaded.streams is None and (request.tuned or not settings.drafts_with(None)):
-        drafts = "only lookup may draft" if request.tuned else "nothing is drafted"
-        reporting.note(
-            f"The adapter {source.adapter_name} has no streams, so {drafts}"
-            if loaded.adapter
-            else f"No streams are mounted, so {drafts}: see --adapter-path"
-        )
-    marks = DraftMarks() if show_drafts else None
-    if marks:
-        reporting.note(marks.legend())
-    tokens, output = [], ""
-    for response in responses:
-        tokens.append(response.token)
-        output += response.text
-        if not as_json:
-            _print(marks.mark(response.text, response.from_draft) if marks else response.text)
-    if not as_json:
-        _print((marks.close() if marks else "") + "\n")
-        reporting.statistics(response, request.drafts, request.verify)
-        if profile:
+    request.check()
+    if drafts.tuned:
+        request = _tuned(request, kv_cache, adapts=sampling.seed is None)
+    if sampling.seed is not None:
+        mx.random.seed(sampling.seed)
+    _note_missing_streams(request, source)
+    _answer(request, source, output)
+
+
+def _answer(request: "Request", source: Source, output: OutputOptions) -> None:
+    """Run a request and print what ``output`` asks for; ``source`` names model and adapter."""
+    written = _write(request.responses(), output)
+    if not output.as_json:
+        reporting.statistics(written.last, request.drafts, request.verify)
+        if output.profile:
             reporting.profile(request.profile.report())
-    comparison = run_both(request, tokens) if compare else None
-    if as_json:
-        _print(json.dumps(_report(source, request, output, response, comparison)) + "\n")
-    elif comparison:
+    comparison = None
+    if output.compare:
+        from .comparison import compare
+
+        comparison = compare(request, written.tokens)
+    if output.as_json:
+        _print(json.dumps(_report(source, request, written, comparison)) + "\n")
+    elif comparison is not None:
         reporting.comparison(comparison)
 
 
-def _tuned(request: "Request", adapts: bool) -> "Request":
-    """The request with drafts as tuned; what adapts follows the clock, which no seed repeats."""
+def _tuned(request: "Request", kv_cache: KVCacheOptions, adapts: bool) -> "Request":
+    """The request with drafts as tuned.
+
+    Args:
+        request: what to tune for.
+        kv_cache: the same as the request has.
+        adapts: whether drafts go on adapting: that follows the clock, which no seed repeats.
+    """
     from ..autotune.tuning import tune
 
     note = partial(reporting.note, MEASURING)
     try:
         tuned = tune(
-            request.model, request.tokenizer, on_measuring=note, quantization=request.quantization
+            request.model,
+            request.tokenizer,
+            quantization=kv_cache.quantization(),
+            on_measuring=note,
         )
     except UserError as error:  # of a calibration text, not of this request
         reporting.note(f"Not tuned: {error}")
         return request
     return replace(request, settings=tuned.settings, tuned=tuned if adapts else None)
+
+
+def _note_missing_streams(request: "Request", source: Source) -> None:
+    """Say that there are no streams, where that makes a difference."""
+    if request.model.streams is not None:
+        return
+    if not request.tuned and request.settings.drafts_with(None):
+        return
+    drafts = "only lookup may draft" if request.tuned else "nothing is drafted"
+    if request.model.adapter:
+        reporting.note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
+    else:
+        reporting.note(f"No streams are mounted, so {drafts}: see --adapter-path")
+
+
+@dataclass
+class _Written:
+    """What a request came to: its tokens, its text and the last response, which has the figures."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    last: "GenerationResponse | None" = None
+
+
+def _write(responses: "Iterator[GenerationResponse]", output: OutputOptions) -> _Written:
+    """Run a generation to its end and print its text as it comes, unless JSON is printed later."""
+    marks = DraftMarks() if output.show_drafts else None
+    if marks:
+        reporting.note(marks.legend())
+    written = _Written()
+    for response in responses:
+        written.tokens.append(response.token)
+        written.text += response.text
+        written.last = response
+        if not output.as_json:
+            _print(marks.mark(response.text, response.from_draft) if marks else response.text)
+    if not output.as_json:
+        _print((marks.close() if marks else "") + "\n")
+    return written
 
 
 def _print(text: str) -> None:
@@ -368,15 +226,12 @@ def _print(text: str) -> None:
 
 
 def _report(
-    source: Source,
-    request: "Request",
-    text: str,
-    last: "GenerationResponse",
-    comparison: "Comparison | None",
+    source: Source, request: "Request", written: _Written, comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
+    last = written.last
     values = {
-        "text": text,
+        "text": written.text,
         "finish_reason": last.finish_reason,
         "prompt_tokens": last.prompt_tokens,
         "generation_tokens": last.generation_tokens,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import mlx_lm
 from mlx_lm.generate import GenerationResponse as PlainResponse
@@ -11,7 +12,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..autotune.tuning import TuningResult
 from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
-from ..engine.kv_quantization import KVQuantization
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import Sampling
 from ..engine.verify.rules import VerifyName
@@ -21,30 +21,40 @@ from ..loading import SpeculativeModel
 from ..prompt_cache import PromptCache
 
 
+class CommonArguments(TypedDict):
+    """The keyword arguments that our ``stream_generate`` and mlx_lm's have in common."""
+
+    max_tokens: int
+    prefill_step_size: int
+    kv_bits: int | None
+    kv_group_size: int
+    quantized_kv_start: int
+    sampler: Sampling | None
+    logits_processors: Sequence[LogitsProcessor]
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt and how to go on from it; see ``generation.stream_generate``.
 
     Attributes:
-        kv_cache: the arguments of a quantized KV cache, which mlx_lm has under the same names.
-        sampler: ``None`` takes the arg-max.
-        tuned: where it came from, if drafts are to go on adapting.
+        prompt: token ids.
+        common: what mlx_lm is given too.
+        settings: how to draft.
         verify: the verify rule.
+        stop: strings that end the text.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
+        tuned: what the tuner found, if drafts are to go on adapting from there.
         profile: told where the parts of our steps end.
     """
 
     model: SpeculativeModel
     tokenizer: TokenizerWrapper
     prompt: list[int]
+    common: CommonArguments
     settings: DraftSettings
-    max_tokens: int
-    stop: tuple[str, ...]
-    prefill_step_size: int
-    kv_cache: dict[str, int | None]
-    sampler: Sampling | None
-    logits_processors: Sequence[LogitsProcessor]
     verify: VerifyName
+    stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
     tuned: TuningResult | None = None
     profile: Profile = NO_PROFILE
@@ -55,11 +65,13 @@ class Request:
         drafts = describe(self.settings, self.model.streams is not None)
         return f"{drafts}, as tuned" if self.tuned else drafts
 
-    @property
-    def quantization(self) -> KVQuantization:
-        """Of the KV cache."""
-        names = "kv_bits", "kv_group_size", "quantized_kv_start"
-        return KVQuantization(*(self.kv_cache[name] for name in names))
+    def check(self) -> None:
+        """Whether the request can be answered; nothing is run for it.
+
+        Raises:
+            UserError: it cannot.
+        """
+        self.responses()
 
     def responses(self) -> Iterator[GenerationResponse]:
         """This project's responses."""
@@ -67,16 +79,12 @@ class Request:
             self.model,
             self.tokenizer,
             self.prompt,
-            self.max_tokens,
             settings=self.tuned.drafting() if self.tuned else self.settings,
             stop=self.stop,
-            prefill_step_size=self.prefill_step_size,
-            sampler=self.sampler,
-            logits_processors=self.logits_processors,
             verify=self.verify,
             prompt_cache=self.prompt_cache,
             profile=self.profile,
-            **self.kv_cache,
+            **self.common,
         )
 
     def plain_responses(self) -> Iterator[PlainResponse]:
@@ -87,14 +95,7 @@ class Request:
         text = ""
         with stock_modules(self.model.model):
             for response in mlx_lm.stream_generate(
-                self.model.model,
-                self.tokenizer,
-                self.prompt,
-                self.max_tokens,
-                prefill_step_size=self.prefill_step_size,
-                sampler=self.sampler,
-                logits_processors=self.logits_processors,
-                **self.kv_cache,
+                self.model.model, self.tokenizer, self.prompt, **self.common
             ):
                 text += response.text
                 yield response

@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ..hardware import blas
-from . import numbers, reporting
-from .inputs import choose_source
+from . import reporting
+from .groups import grouped
+from .options import KVCacheOptions, ModelOptions
+from .parsing import at_least
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,21 +21,10 @@ if TYPE_CHECKING:
 MEASURING = "Measuring how to draft on this machine, once; see specstream-mlx tune"
 
 
+@grouped(panels=False)
 def tune(
-    model: Annotated[
-        str | None,
-        Option(metavar="DIR|REPO", help="A model in MLX format. Default: the bundled one."),
-    ] = None,
-    adapter: Annotated[
-        str | None, Option(metavar="NAME", help="A bundled adapter; doctor lists them.")
-    ] = None,
-    adapter_path: Annotated[
-        Path | None, Option(metavar="DIR", help="An adapter directory.")
-    ] = None,
-    weights: Annotated[
-        Literal["auto", "packed", "expanded"],
-        Option(help="How quantized weights are held; auto: what runs faster here."),
-    ] = "auto",
+    *,
+    model: ModelOptions,
     prompts: Annotated[
         Path | None,
         Option(
@@ -47,27 +38,12 @@ def tune(
         Option(
             "--max-tokens",
             "-m",
-            parser=numbers.at_least(2),
+            parser=at_least(2),
             metavar="N",
             help="Tokens to generate from each text, at most. Default: 64.",
         ),
     ] = None,
-    kv_bits: Annotated[
-        int | None,
-        Option(
-            parser=numbers.one_of(4, 8),
-            metavar="N",
-            help="As for generate: quantize the KV cache to 4 or 8 bits.",
-        ),
-    ] = None,
-    kv_group_size: Annotated[
-        int,
-        Option(parser=numbers.one_of(32, 64, 128), metavar="N", help="As for generate."),
-    ] = 64,
-    quantized_kv_start: Annotated[
-        int,
-        Option(parser=numbers.at_least(0), metavar="N", help="As for generate."),
-    ] = 5000,
+    kv_cache: KVCacheOptions,
     again: Annotated[
         bool, Option("--again", help="Measure even if this was measured before.")
     ] = False,
@@ -81,30 +57,27 @@ def tune(
 
     [bold]Example:[/bold] specstream-mlx tune --adapter sql
     """
-    source = choose_source(model, adapter, adapter_path)
+    source = model.source()
 
     from ..autotune.calibration import read_prompts
     from ..autotune.tuning import tune as run
-    from ..engine.kv_quantization import KVQuantization
+    from ..drafting.drafter import describe
     from ..hardware import device
-    from ..loading import load
 
     texts = prompts and read_prompts(prompts)
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
-    loaded, tokenizer = load(source.model, adapter_path=source.adapter, weights=weights)
+    loaded, tokenizer = source.load()
     result = run(
         loaded,
         tokenizer,
         texts,
         max_tokens=max_tokens,
         again=again,
-        quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
         on_measuring=lambda: reporting.note("Measuring; nothing else should keep the machine busy"),
+        quantization=kv_cache.quantization(),
     )
     if as_json:
-        from ..drafting.drafter import describe
-
         values = {"model": source.model_name, "adapter": source.adapter_name, "mode": loaded.mode}
         values |= {"chosen": describe(result.settings, loaded.streams is not None)}
         values |= {"reason": result.reason()} | result.to_json()

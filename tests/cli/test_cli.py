@@ -16,7 +16,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tok
 from specstream_mlx import UserError, bundled, load
 from specstream_mlx.autotune import tuning
 from specstream_mlx.cli import comparison
-from specstream_mlx.cli.drafts import DraftMarks
+from specstream_mlx.cli.draft_marks import DraftMarks
 from specstream_mlx.cli.request import Request
 
 KEYS = {

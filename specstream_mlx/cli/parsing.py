@@ -1,0 +1,73 @@
+"""Parsers of option values, which refuse a wrong value with what was found and what is expected.
+
+Click may hand a parser a default that is parsed already.
+"""
+
+import json
+import math
+from collections.abc import Callable
+
+from typer import BadParameter
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """A parser of integers from ``minimum`` on."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = minimum - 1
+        if number < minimum:
+            raise BadParameter(f"found {text}, expected an integer of at least {minimum}")
+        return number
+
+    return parse
+
+
+def one_of(*choices: int) -> Callable[[str], int]:
+    """A parser of the integers ``choices``."""
+    expected = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
+
+    def parse(text: str) -> int:
+        if str(text) not in map(str, choices):
+            raise BadParameter(f"found {text}, expected {expected}")
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise BadParameter(f"found {text}, expected a number above 0")
+    return number
+
+
+def probability(text: str) -> float:
+    """Parse a probability below 1."""
+    number = _number(text)
+    if not 0 <= number < 1:
+        raise BadParameter(f"found {text}, expected a probability of at least 0 and below 1")
+    return number
+
+
+def _number(text: str) -> float:
+    """The number that ``text`` is; NaN, which is in no range, if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def token_bias(text: str) -> dict[int, float]:
+    """Parse a JSON object from token ids to numbers."""
+    if isinstance(text, dict):
+        return text
+    try:
+        return {int(token): float(value) for token, value in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise BadParameter(
+            f'found {text}, expected a JSON object from token ids to numbers, such as {{"5": -2}}'
+        ) from None
