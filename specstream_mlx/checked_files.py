@@ -1,12 +1,16 @@
 """JSON objects and safetensors headers of files that a user gave, checked as they are read."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from .config import UserError
+
+Headers = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of tensors by name; the dtype as safetensors writes it, such as ``BF16``."""
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 
@@ -30,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def tensor_headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def tensor_headers(path: Path) -> Headers:
     """Shape and dtype of every tensor of a safetensors file, without reading the tensors.
 
     Raises:
@@ -49,30 +53,36 @@ def tensor_headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         ) from None
 
 
-def check_tensors(
-    path: Path,
-    found: dict[str, tuple[tuple[int, ...], str]],
-    expected: dict[str, tuple[int, ...]],
-) -> None:
+def check_tensors(path: Path, found: Headers, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Compare a file's tensors with what they must be.
 
     Args:
         path: the file, for the error.
-        found: shape and dtype by name, see ``tensor_headers``.
+        found: see ``tensor_headers``.
         expected: shape by name.
 
     Raises:
         UserError: a tensor is missing, unknown, of another shape, or not floating-point.
     """
+    check_shapes(path, {name: shape for name, (shape, _) in found.items()}, expected)
+    for name, (_, dtype) in found.items():
+        if dtype not in _FLOAT_DTYPES:
+            raise UserError(f"{path}: {name} has dtype {dtype}, expected one of {_FLOAT_DTYPES}")
+
+
+def check_shapes(
+    path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compare the shapes of a file's tensors, by name, with what they must be.
+
+    Raises:
+        UserError: a tensor is missing, unknown, or of another shape.
+    """
     for name, shape in expected.items():
         if name not in found:
             raise UserError(f"{path} has no tensor {name}, expected one of shape {shape}")
-        if found[name][0] != shape:
-            raise UserError(f"{path}: {name} has shape {found[name][0]}, expected {shape}")
-        if found[name][1] not in _FLOAT_DTYPES:
-            raise UserError(
-                f"{path}: {name} has dtype {found[name][1]}, expected one of {_FLOAT_DTYPES}"
-            )
+        if found[name] != shape:
+            raise UserError(f"{path}: {name} has shape {found[name]}, expected {shape}")
     unknown = sorted(set(found) - set(expected))
     if unknown:
         raise UserError(f"{path} has an unexpected tensor {unknown[0]}")

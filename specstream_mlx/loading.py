@@ -9,8 +9,9 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
-from .adapters.files import Adapter, mount, read_adapter
+from .adapters.files import Adapter, read_adapter
 from .adapters.lora import unmount
+from .adapters.mounting import mount
 from .checked_files import read_json, tensor_headers
 from .config import Mode, UserError
 from .engine.self_check import check_tree
@@ -58,7 +59,7 @@ class SpeculativeModel:
         """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
 
         Raises:
-            AdapterError: the directory does not fit; the present adapter then stays. Where
+            UserError: the directory does not fit; the present adapter then stays. Where
                 mounting itself fails, the bare base is left.
         """
         if directory is None:

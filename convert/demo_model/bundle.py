@@ -16,7 +16,8 @@ from typing import Annotated
 import typer
 
 from specstream_mlx import bundled
-from specstream_mlx.adapters.files import ADAPTER_CONFIG, STREAM_KEY, read_json
+from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
+from specstream_mlx.checked_files import read_json
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 

@@ -7,7 +7,6 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import (
@@ -23,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from specstream_mlx.adapters.description import AdapterDescription, describe
 from specstream_mlx.adapters.torch_files import (
     LORA_CONFIG,
     LORA_TENSORS,
@@ -30,7 +30,8 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
     tensor_file,
 )
-from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.checked_files import check_shapes, read_json
+from specstream_mlx.config import ConfigError, UserError
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
@@ -43,23 +44,6 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 class FormatError(UserError):
     """A file is missing, damaged or not what it should be; the message is one sentence."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        FormatError: the file is missing or holds no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FormatError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FormatError(f"{path} is not readable as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{path} holds a JSON {type(value).__name__}, expected an object")
-    return value
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -117,44 +101,32 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def read_streams(directory: Path) -> tuple[StreamConfig, dict[str, Tensor]]:
-    """Read and check ``speculative_streaming.json`` and the tensors beside it.
+def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
+    """The tensors beside ``speculative_streaming.json``, checked against it.
 
     Raises:
-        FormatError: a file is missing or damaged, or a tensor is missing, unknown, or of another
-            shape or dtype than the configuration says.
+        UserError: the directory has no streams of this side, a file is missing or damaged, or a
+            tensor is missing, unknown, or of another shape or dtype than the configuration says.
     """
-    directory = Path(directory)
-    path = directory / STREAM_CONFIG
-    try:
-        config = StreamConfig.from_dict(read_json(path))
-    except ConfigError as error:
-        raise FormatError(f"{path}: {error}") from None
-    path = tensor_file(directory / STREAM_TENSORS)
+    if found.format != "pytorch" or found.stream_config is None:
+        raise FormatError(f"{found.path / STREAM_CONFIG} does not exist")
+    path = tensor_file(found.path / STREAM_TENSORS)
     tensors = read_tensors(path)
-    shapes = config.tensor_shapes()
-    for name in sorted(set(tensors) - set(shapes)):
-        raise FormatError(f"{path}: tensor {name!r} is unknown to {STREAM_CONFIG}")
-    for name, shape in shapes.items():
-        if name not in tensors:
-            raise FormatError(f"{path}: tensor {name!r} is missing, expected shape {shape}")
-        found = tensors[name]
-        if tuple(found.shape) != shape:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_shapes(path, shapes, found.stream_config.tensor_shapes())
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
             raise FormatError(
-                f"{path}: tensor {name!r} has shape {tuple(found.shape)}, expected {shape}"
+                f"{path}: {name} has dtype {tensor.dtype}, expected a floating-point one"
             )
-        if found.dtype not in _FLOATS:
-            raise FormatError(
-                f"{path}: tensor {name!r} has dtype {found.dtype}, expected a floating-point one"
-            )
-    return config, tensors
+    return tensors
 
 
 def load_base(model_dir: Path) -> torch.nn.Module:
     """A base model from a local Hugging Face directory, in float32, as mlx-lm computes it.
 
     Raises:
-        FormatError: the directory or a file in it is missing or damaged, or describes a model that
+        UserError: the directory or a file in it is missing or damaged, or describes a model that
             the runtime refuses.
     """
     model_dir = Path(model_dir)
@@ -186,21 +158,17 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
     """The model of a base directory with an adapter directory mounted, in float32.
 
     Raises:
-        FormatError: a file is missing or damaged, or the adapter was trained on another base.
+        UserError: a file is missing or damaged, or the adapter was trained on another base.
     """
     directory = Path(directory)
-    config, tensors = read_streams(directory)
-    found = base_fingerprint(model_dir)
-    if config.base_fingerprint and found != config.base_fingerprint:
-        raise FormatError(
-            f"{directory / STREAM_CONFIG}: the adapter was trained on {config.base_model!r} with "
-            f"fingerprint {config.base_fingerprint}, {model_dir} has {found}"
-        )
+    found = describe(directory)
+    tensors = read_streams(found)
+    found.check_base(read_json(Path(model_dir) / "config.json"))
     base = load_base(model_dir)
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         base = mount_lora(base, directory)
     try:
-        model = SpeculativeStreamingModel(base, config)
+        model = SpeculativeStreamingModel(base, found.stream_config)
     except ConfigError as error:
         raise FormatError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
@@ -211,7 +179,7 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
     """``base`` with the LoRA of a PEFT directory, every tensor accounted for.
 
     Raises:
-        FormatError: a file is missing or damaged, or the tensors are not those that the
+        UserError: a file is missing or damaged, or the tensors are not those that the
             configuration calls for.
     """
     path = directory / LORA_CONFIG

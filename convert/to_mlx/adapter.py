@@ -14,17 +14,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from specstream_mlx.adapters.files import read_adapter, read_json, write_adapter
+from specstream_mlx.adapters.description import STREAM_FILE, AdapterDescription, describe
+from specstream_mlx.adapters.files import read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
-from specstream_mlx.adapters.torch_files import (
-    LORA_CONFIG,
-    STREAM_CONFIG,
-    STREAM_TENSORS,
-    tensor_file,
-)
-from specstream_mlx.config import ConfigError, StreamConfig, UserError
+from specstream_mlx.adapters.torch_files import tensor_file
+from specstream_mlx.checked_files import check_shapes, read_json
+from specstream_mlx.config import StreamConfig, UserError
 from specstream_mlx.loading import read_model
-from specstream_mlx.models.fingerprint import fingerprint
 
 from ..staging import staged_directory
 from .peft import NO_LORA, LoraPart, read_peft_lora
@@ -34,7 +30,7 @@ from .tensors import read_arrays
 
 @dataclass(frozen=True)
 class _Base:
-    """The base that adapters are converted for; its model is made only if LoRA is met."""
+    """The base that adapters are converted for; its model is made only for an adapter with LoRA."""
 
     directory: Path
 
@@ -129,58 +125,38 @@ def adapter_name(source: Path) -> str:
 
 
 def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
-    if not source.is_dir():
-        raise UserError(f"the adapter directory {source} does not exist")
-    has_streams = (source / STREAM_CONFIG).exists()
-    has_lora = (source / LORA_CONFIG).exists()
-    if not has_streams and not has_lora:
-        raise UserError(f"{source} has neither {STREAM_CONFIG} nor {LORA_CONFIG}")
-    adapter = _Adapter(NO_LORA, None, {})
-    if has_lora:
-        adapter = _read_lora(source, base)
-    if has_streams:
+    found = describe(source)
+    found.check_base(base.config)
+    adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found))
+    if found.format == "pytorch" and found.stream_config is not None:
         outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
         if outside:  # what the streams' trainer refuses too
             module = outside[0].rpartition(".")[0]
             raise UserError(
                 f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
             )
-        stream_config, streams = _read_streams(source, base)
-        adapter = replace(adapter, stream_config=stream_config, streams=streams)
     return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
 
 
-def _read_lora(source: Path, base: _Base) -> _Adapter:
-    config = read_json(source / LORA_CONFIG)
-    if "peft_type" in config or "lora_parameters" not in config:
-        return _Adapter(read_peft_lora(source, base.model), None, {})
-    adapter = read_adapter(source, base.model, base.config)
+def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
+    config = found.config
+    if not config:
+        return NO_LORA
+    if found.is_peft or "lora_parameters" not in config:
+        return read_peft_lora(found.path, base.model)
+    lora = read_lora(found, base.model)
     kind = config.get("fine_tune_type", "lora")
-    lora = LoraPart(adapter.lora, config["lora_parameters"], config["num_layers"], kind)
-    return _Adapter(lora, adapter.stream_config, adapter.stream_tensors)
+    return LoraPart(lora, config["lora_parameters"], config["num_layers"], kind)
 
 
-def _read_streams(source: Path, base: _Base) -> tuple[StreamConfig, dict[str, mx.array]]:
-    path = source / STREAM_CONFIG
-    try:
-        config = StreamConfig.from_dict(read_json(path))
-    except ConfigError as error:
-        raise UserError(f"{path}: {error}") from None
-    expected = fingerprint(base.config)
-    if config.base_fingerprint and config.base_fingerprint != expected:
-        raise UserError(
-            f"{path}: the adapter was trained on {config.base_model!r} with fingerprint "
-            f"{config.base_fingerprint}, {base.directory} has {expected}"
-        )
-    tensors_path = tensor_file(source / STREAM_TENSORS)
-    tensors = read_arrays(tensors_path)
-    shapes = config.tensor_shapes()
-    for name in sorted(shapes.keys() ^ tensors.keys()):
-        what = "missing" if name in shapes else "unexpected"
-        raise UserError(f"{tensors_path}: tensor {name} is {what}")
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise UserError(
-                f"{tensors_path}: {name} has shape {tensors[name].shape}, expected {shape}"
-            )
-    return config, tensors
+def _read_streams(found: AdapterDescription) -> dict[str, mx.array]:
+    if found.stream_config is None:
+        return {}
+    path = tensor_file(found.path / STREAM_FILE)
+    tensors = read_arrays(path)
+    check_shapes(
+        path,
+        {name: tensor.shape for name, tensor in tensors.items()},
+        found.stream_config.tensor_shapes(),
+    )
+    return tensors

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from specstream_mlx.adapters.files import LORA_FILE
+from specstream_mlx.adapters.description import LORA_FILE
 from specstream_mlx.adapters.torch_files import LORA_CONFIG, STREAM_CONFIG
 from specstream_mlx.config import UserError
 

@@ -1,4 +1,4 @@
-"""Adapter directories: check everything first, then mount; swap one adapter for another.
+"""Adapter directories in MLX's format: read and checked against their base, and written.
 
 A directory holds ``adapter_config.json`` (mlx-lm's LoRA fields and a ``speculative_streaming``
 object), ``adapters.safetensors`` (LoRA tensors under mlx-lm's names, so that ``mlx_lm`` loads the
@@ -13,18 +13,18 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
-from ..checked_files import check_tensors, read_json, tensor_headers
-from ..config import ConfigError, StreamConfig, UserError
-from ..models.fingerprint import fingerprint
-from ..models.streams import Streams
-from .lora import adapter_shapes, put_on, selected_modules, unmount
-
-ADAPTER_CONFIG = "adapter_config.json"
-LORA_FILE = "adapters.safetensors"
-STREAM_FILE = "speculative_streaming.safetensors"
-STREAM_KEY = "speculative_streaming"
+from ..checked_files import check_tensors, tensor_headers
+from ..config import StreamConfig, UserError
+from .description import (
+    ADAPTER_CONFIG,
+    LORA_FILE,
+    STREAM_FILE,
+    STREAM_KEY,
+    AdapterDescription,
+    describe,
+)
+from .lora import adapter_shapes, selected_modules
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,6 @@ class Adapter:
         return sum(t.nbytes for t in (*self.lora.values(), *self.stream_tensors.values()))
 
 
-def _expected_lora(path: Path, config: dict[str, Any], model: nn.Module) -> dict[str, tuple]:
-    """Name and shape of every LoRA or DoRA tensor that ``config`` calls for."""
-    parameters = config.get("lora_parameters")
-    if not isinstance(parameters, dict) or "num_layers" not in config:
-        raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
-    rank, count, keys = parameters.get("rank"), config["num_layers"], parameters.get("keys")
-    layers = len(model.layers)
-    if not isinstance(count, int) or not -1 <= count <= layers:
-        raise UserError(f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all")
-    if keys is not None and not isinstance(keys, list):
-        raise UserError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
-    if keys == [] or (count == 0 and rank == 0):
-        return {}
-    if not isinstance(rank, int) or rank < 1:
-        raise UserError(f"{path}: the LoRA rank is {rank!r}, expected an integer of at least 1")
-    if not isinstance(parameters.get("scale"), int | float):
-        raise UserError(f"{path}: the LoRA scale is {parameters.get('scale')!r}, expected a number")
-    expected = {}
-    for name, module in selected_modules(model, keys, count).items():
-        shapes = adapter_shapes(module, rank, config.get("fine_tune_type") == "dora")
-        if not shapes:
-            raise UserError(
-                f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
-            )
-        expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
-    return expected
-
-
 def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str, Any]) -> Adapter:
     """Check an adapter directory against its base and read its tensors.
 
@@ -96,101 +68,71 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         UserError: one sentence with the file, the tensor or field, what was found and what
             was expected.
     """
-    path = Path(directory)
-    if not path.is_dir():
-        raise UserError(f"the adapter directory {path} does not exist")
-    config_path = path / ADAPTER_CONFIG
-    config = read_json(config_path)
-    if "peft_type" in config:
+    found = describe(directory)
+    if found.format == "pytorch":
+        kind = "a PEFT directory" if found.is_peft else "an adapter of the PyTorch side"
         raise UserError(
-            f"{path} is a PEFT directory: convert it first with "
-            f"`specstream-mlx convert --model BASE --adapter-path {path} --mlx-path OUTPUT`"
+            f"{found.path} is {kind}: convert it first with "
+            f"`specstream-mlx convert --model BASE --adapter-path {found.path} --mlx-path OUTPUT`"
         )
-    fine_tune_type = config.get("fine_tune_type", "lora")
-    if fine_tune_type not in ("lora", "dora"):
-        raise UserError(
-            f"{config_path}: fine_tune_type is {fine_tune_type!r}, expected 'lora' or 'dora'"
-        )
-    stream_config = None
-    if STREAM_KEY in config:
-        try:
-            stream_config = StreamConfig.from_dict(config[STREAM_KEY])
-        except (ConfigError, TypeError) as error:
-            raise UserError(f"{config_path}: {STREAM_KEY}: {error}") from None
-        found, expected = stream_config.base_fingerprint, fingerprint(base_config)
-        if found and found != expected:
-            raise UserError(
-                f"{config_path}: the adapter was made for another base "
-                f"({stream_config.base_model or 'unnamed'}, fingerprint {found}), "
-                f"expected fingerprint {expected}"
-            )
-        for field in ("hidden_size", "num_hidden_layers"):
-            if getattr(stream_config, field) != base_config.get(field):
-                raise UserError(
-                    f"{config_path}: {field} is {getattr(stream_config, field)}, "
-                    f"expected the base's {base_config.get(field)}"
-                )
-        stream_path = path / STREAM_FILE
-        check_tensors(stream_path, tensor_headers(stream_path), stream_config.tensor_shapes())
-    lora_path = path / LORA_FILE
-    expected_lora = _expected_lora(config_path, config, model)
-    if expected_lora or lora_path.exists():
-        check_tensors(lora_path, tensor_headers(lora_path), expected_lora)
+    found.check_base(base_config)
+    found.stream_headers()
     return Adapter(
-        path=path,
-        config=config,
-        stream_config=stream_config,
-        lora=dict(mx.load(str(lora_path))) if expected_lora else {},
-        stream_tensors=dict(mx.load(str(path / STREAM_FILE))) if stream_config else {},
+        path=found.path,
+        config=found.config,
+        stream_config=found.stream_config,
+        lora=read_lora(found, model),
+        stream_tensors=dict(mx.load(str(found.stream_file))) if found.stream_file else {},
     )
 
 
-def _dtype(model: nn.Module) -> mx.Dtype:
-    """The dtype of the model's activations."""
-    return next(p.dtype for name, p in tree_flatten(model.parameters()) if "norm" in name)
-
-
-def _same_layout(first: Adapter | None, second: Adapter) -> bool:
-    if first is None or not first.lora or not second.lora:
-        return False
-    scales = [adapter.config["lora_parameters"]["scale"] for adapter in (first, second)]
-    shapes = [{name: tensor.shape for name, tensor in a.lora.items()} for a in (first, second)]
-    return scales[0] == scales[1] and shapes[0] == shapes[1]
-
-
-def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:
-    """Put ``adapter``'s LoRA onto ``model`` in place of ``previous``; no base weight moves.
+def read_lora(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
+    """LoRA's tensors by name, in mlx-lm's format; empty where the adapter has none.
 
     Args:
-        model: an mlx-lm model; changed in place.
-        adapter: from ``read_adapter``.
-        previous: what is mounted now.
+        found: from ``describe``.
+        model: the base as an mlx-lm model, with or without LoRA mounted.
 
-    Returns:
-        The adapter's streams, or ``None`` where it has none.
+    Raises:
+        UserError: the configuration or a tensor does not fit the model.
     """
-    dtype = _dtype(model)
-    if not _same_layout(previous, adapter):
-        unmount(model)
-        if adapter.lora:
-            dora = adapter.config.get("fine_tune_type") == "dora"
-            parameters = adapter.config["lora_parameters"]
-            put_on(model, adapter.config["num_layers"], parameters, dora)
-    if adapter.lora:
-        # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
-        pairs = [
-            (name, tensor if name.endswith(".m") else tensor.astype(dtype))
-            for name, tensor in adapter.lora.items()
-        ]
-        model.load_weights(pairs, strict=False)
-    model.eval()
-    if adapter.stream_config is None:
-        mx.eval(model.parameters())
-        return None
-    streams = Streams(adapter.stream_config)
-    streams.load_weights([(n, t.astype(dtype)) for n, t in adapter.stream_tensors.items()])
-    mx.eval(model.parameters(), streams.parameters())
-    return streams
+    kind = found.config.get("fine_tune_type", "lora")
+    if kind not in ("lora", "dora"):
+        raise UserError(
+            f"{found.config_path}: fine_tune_type is {kind!r}, expected 'lora' or 'dora'"
+        )
+    expected = _expected_lora(found, model, dora=kind == "dora")
+    path = found.path / LORA_FILE
+    if expected or path.exists():
+        check_tensors(path, tensor_headers(path), expected)
+    return dict(mx.load(str(path))) if expected else {}
+
+
+def _expected_lora(
+    found: AdapterDescription, model: nn.Module, dora: bool
+) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every LoRA or DoRA tensor that the configuration calls for."""
+    path, config = found.config_path, found.config
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, dict) or "num_layers" not in config:
+        raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
+    count, keys, layers = config["num_layers"], parameters.get("keys"), len(model.layers)
+    if not isinstance(count, int) or not -1 <= count <= layers:
+        raise UserError(f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all")
+    if keys is not None and not isinstance(keys, list):
+        raise UserError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
+    if keys == [] or (count == 0 and parameters.get("rank") == 0):
+        return {}
+    rank, _ = found.rank_and_scale()
+    expected = {}
+    for name, module in selected_modules(model, keys, count).items():
+        shapes = adapter_shapes(module, rank, dora)
+        if not shapes:
+            raise UserError(
+                f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
+            )
+        expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
+    return expected
 
 
 def write_adapter(

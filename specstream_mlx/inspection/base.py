@@ -11,14 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..checked_files import read_json, tensor_headers
+from ..checked_files import Headers, read_json, tensor_headers
 from ..config import UserError
 from ..loading import weight_files
 from ..models.architectures import architecture_of, check_config, completed
 from ..models.fingerprint import fingerprint
 from ..models.rope import rope_parameters
-
-Headers = Mapping[str, tuple[tuple[int, ...], str]]
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _BITS = (2, 3, 4, 5, 6, 8)

@@ -11,18 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from ..adapters.files import (
-    ADAPTER_CONFIG,
-    LORA_FILE,
-    STREAM_FILE,
-    STREAM_KEY,
-    check_tensors,
-    read_json,
-    tensor_headers,
-)
-from ..adapters.torch_files import LORA_TENSORS, STREAM_CONFIG
-from ..config import ConfigError, StreamConfig, UserError
-from .base import BaseReport, Headers, TensorGroup, group_tensors, inspect_base
+from ..adapters.description import ADAPTER_CONFIG, AdapterDescription, describe
+from ..adapters.torch_files import STREAM_CONFIG
+from ..checked_files import Headers
+from ..config import UserError
+from .base import BaseReport, TensorGroup, group_tensors, inspect_base
 
 PAPER_STREAMS = 4
 
@@ -137,7 +130,7 @@ def inspect_directory(path: Path, base: Path | None = None) -> Report:
         report = inspect_base(path)
         cost = medusa_cost(report.hidden_size, report.vocab_size, PAPER_STREAMS)
         return Report(report, None, cost, _unsupported(report))
-    adapter = _inspect_adapter(path)
+    adapter = _adapter_report(describe(path))
     named = Path(adapter.base_model) if adapter.base_model else None
     if base is None and named is not None and (named / "config.json").exists():
         base = named
@@ -169,59 +162,23 @@ def _misfits(adapter: AdapterReport, base: BaseReport) -> list[str]:
     ]
 
 
-def _inspect_adapter(path: Path) -> AdapterReport:
-    config_path = path / ADAPTER_CONFIG
-    config = read_json(config_path) if config_path.exists() else {}
-    torch_side = "peft_type" in config or (path / STREAM_CONFIG).exists()
-    if torch_side:
-        stream_path, lora_file = path / STREAM_CONFIG, path / LORA_TENSORS
-        values = read_json(stream_path) if stream_path.exists() else None
-    else:
-        stream_path, lora_file = config_path, path / LORA_FILE
-        values = config.get(STREAM_KEY)
-    streams = _stream_config(stream_path, values)
-    files = []
-    headers: dict[str, tuple[tuple[int, ...], str]] = {}
-    if streams is not None:
-        files.append(path / STREAM_FILE)
-        headers |= _headers(files[-1])
-        check_tensors(files[-1], headers, streams.tensor_shapes())
-    if (torch_side and config) or lora_file.exists():
-        files.append(lora_file)
-        headers |= _headers(lora_file)
+def _adapter_report(found: AdapterDescription) -> AdapterReport:
+    headers = {**found.stream_headers(), **found.lora_headers()}
     modules = _lora_modules(headers)
-    rank, scale = _lora_fields(config_path, config, torch_side) if modules else (None, None)
-    named = config.get("base_model_name_or_path") or ""
+    rank, scale = found.rank_and_scale() if modules else (None, None)
+    files = [file for file in (found.stream_file, found.lora_file) if file is not None]
     return AdapterReport(
-        path=str(path),
-        format="pytorch" if torch_side else "mlx",
-        streams=streams.to_dict() if streams else None,
+        path=str(found.path),
+        format=found.format,
+        streams=found.stream_config.to_dict() if found.stream_config else None,
         lora_rank=rank,
         lora_scale=scale,
         lora_modules=modules,
         parameters=_count(headers),
         bytes=sum(file.stat().st_size for file in files),
         tensors=group_tensors(headers),
-        base_model=str((streams.base_model if streams else "") or named),
+        base_model=found.base_model,
     )
-
-
-def _headers(path: Path) -> Headers:
-    pickled = path.with_suffix(".bin")
-    if not path.exists() and pickled.exists():
-        raise UserError(f"{pickled} has no header to read, expected {path.name}")
-    return tensor_headers(path)
-
-
-def _stream_config(path: Path, values: Any) -> StreamConfig | None:
-    if values is None:
-        return None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: {STREAM_KEY} is {values!r}, expected an object")
-    try:
-        return StreamConfig.from_dict(values)
-    except ConfigError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _lora_modules(names: Iterable[str]) -> list[str]:
@@ -229,21 +186,6 @@ def _lora_modules(names: Iterable[str]) -> list[str]:
     matches = (_LORA_TENSOR.fullmatch(name) for name in names)
     paths = {match[1].removeprefix("base_model.model.") for match in matches if match}
     return sorted({re.sub(r".*\blayers\.\d+\.", "", path) for path in paths})
-
-
-def _lora_fields(path: Path, config: dict[str, Any], torch_side: bool) -> tuple[int, float]:
-    """Rank and scale; PEFT's scale is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA."""
-    fields = config if torch_side else config.get("lora_parameters")
-    names = ("r", "lora_alpha") if torch_side else ("rank", "scale")
-    rank, scale = (fields.get(n) if isinstance(fields, dict) else None for n in names)
-    if not isinstance(rank, int) or rank < 1 or not isinstance(scale, int | float):
-        raise UserError(
-            f"{path}: {names[0]} is {rank!r} and {names[1]} {scale!r}, "
-            "expected an integer of at least 1 and a number"
-        )
-    if not torch_side:
-        return rank, scale
-    return rank, scale / (rank**0.5 if config.get("use_rslora") else rank)
 
 
 def _count(headers: Headers) -> dict[str, int]:

@@ -18,8 +18,9 @@ from tiny_peft import edit, mlx_logits
 from typer.testing import CliRunner
 
 from specstream_mlx import UserError, load
-from specstream_mlx.adapters.files import mount, read_adapter
+from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.lora import unmount
+from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.cli import app
 from specstream_mlx.hardware.cpu.products import AddedLoRALinear
 

@@ -311,11 +311,18 @@ def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
     assert ", expected " in sentence
 
 
-@pytest.mark.parametrize("parameters", [None, [], {"rank": "four", "scale": 1.0}, {"rank": 4}])
-def test_spoilt_lora_parameters(parameters, shared, tmp_path):
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ([], "has no lora_parameters, expected mlx-lm's"),
+        ({"rank": "four", "scale": 1.0}, "the LoRA rank is 'four', expected an integer"),
+        ({"rank": 4}, "the LoRA scale is None, expected a number"),
+    ],
+)
+def test_spoilt_lora_parameters(parameters, sentence, shared, tmp_path):
     adapter = shutil.copytree(shared, tmp_path / "adapter")
     edit(adapter / "adapter_config.json", lambda c: c.update(lora_parameters=parameters))
-    assert "expected an integer of at least 1 and a number" in refused(adapter)
+    assert sentence in refused(adapter)
 
 
 def test_pickled_tensors_are_not_opened(tmp_path):

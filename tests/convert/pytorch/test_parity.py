@@ -98,6 +98,6 @@ def test_adapter_of_another_base_is_refused(tmp_path):
     paths = directories(tmp_path)
     other = tmp_path / "other"
     tiny_llama(vocab=300, layers=2).save_pretrained(other)
-    with pytest.raises(UserError, match=r"fingerprint .* has"):
+    with pytest.raises(UserError, match=r"made for another base \(.*, fingerprint .*\), expected"):
         convert_adapter(paths[1], other, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,183 @@
+"""What an adapter directory says about itself: its configuration, and headers of its tensors.
+
+This reads a directory in MLX's format (see ``files``) and one of the PyTorch side (``torch_files``)
+alike. It reads no weights and does not import MLX.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..checked_files import Headers, check_tensors, read_json, tensor_headers
+from ..config import ConfigError, StreamConfig, UserError
+from ..models.architectures import completed
+from ..models.fingerprint import fingerprint
+from .torch_files import LORA_TENSORS, STREAM_CONFIG
+
+ADAPTER_CONFIG = "adapter_config.json"
+LORA_FILE = "adapters.safetensors"
+STREAM_FILE = "speculative_streaming.safetensors"
+STREAM_KEY = "speculative_streaming"
+
+
+@dataclass(frozen=True)
+class AdapterDescription:
+    """An adapter directory whose configuration has been read and checked.
+
+    Attributes:
+        path: the directory.
+        config: ``adapter_config.json``, with LoRA's fields; empty where there is none.
+        stream_config: the streams; ``None`` for a plain LoRA adapter.
+        format: ``mlx``, or ``pytorch`` before conversion.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    stream_config: StreamConfig | None
+    format: Literal["mlx", "pytorch"]
+
+    @property
+    def config_path(self) -> Path:
+        """Where LoRA is described."""
+        return self.path / ADAPTER_CONFIG
+
+    @property
+    def is_peft(self) -> bool:
+        """Whether LoRA is in PEFT's format; it may be in mlx-lm's on the PyTorch side too."""
+        return "peft_type" in self.config
+
+    @property
+    def base_model(self) -> str:
+        """The base's name or path as far as the directory has it, for people."""
+        named = self.stream_config.base_model if self.stream_config else ""
+        return str(named or self.config.get("base_model_name_or_path") or "")
+
+    @property
+    def stream_file(self) -> Path | None:
+        """The file with the tensors of streams and pruner; ``None`` without streams."""
+        return self.path / STREAM_FILE if self.stream_config else None
+
+    @property
+    def lora_file(self) -> Path | None:
+        """The file with LoRA's tensors; ``None`` where none lies here and none has to."""
+        if self.is_peft:
+            return self.path / LORA_TENSORS
+        return path if (path := self.path / LORA_FILE).exists() else None
+
+    def check_base(self, base_config: Mapping[str, Any]) -> None:
+        """Whether the streams were made for a base.
+
+        Args:
+            base_config: the base's ``config.json``.
+
+        Raises:
+            UserError: they were made for another one.
+        """
+        streams = self.stream_config
+        if streams is None:
+            return
+        where = self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
+        found, expected = streams.base_fingerprint, fingerprint(base_config)
+        if found and found != expected:
+            raise UserError(
+                f"{where}: the adapter was made for another base "
+                f"({streams.base_model or 'unnamed'}, fingerprint {found}), "
+                f"expected fingerprint {expected}"
+            )
+        sizes = completed(base_config)
+        for field in ("hidden_size", "num_hidden_layers"):
+            if getattr(streams, field) != sizes.get(field):
+                raise UserError(
+                    f"{where}: {field} is {getattr(streams, field)}, "
+                    f"expected the base's {sizes.get(field)}"
+                )
+
+    def rank_and_scale(self) -> tuple[int, float]:
+        """LoRA's rank, and the factor on the product of its two matrices.
+
+        PEFT's factor is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
+
+        Raises:
+            UserError: the configuration does not say, or something else than numbers.
+        """
+        if self.is_peft:
+            fields, names = self.config, ("r", "lora_alpha")
+        else:
+            fields, names = self.config.get("lora_parameters"), ("rank", "scale")
+        if not isinstance(fields, dict):
+            raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
+        rank, scale = (fields.get(name) for name in names)
+        if not isinstance(rank, int) or rank < 1:
+            raise UserError(
+                f"{self.config_path}: the LoRA {names[0]} is {rank!r}, "
+                "expected an integer of at least 1"
+            )
+        if not isinstance(scale, int | float):
+            raise UserError(
+                f"{self.config_path}: the LoRA {names[1]} is {scale!r}, expected a number"
+            )
+        if self.is_peft:
+            scale /= rank**0.5 if self.config.get("use_rslora") else rank
+        return rank, scale
+
+    def stream_headers(self) -> Headers:
+        """Shape and dtype of the tensors of streams and pruner by name.
+
+        Raises:
+            UserError: a tensor is not what the configuration calls for.
+        """
+        if self.stream_file is None:
+            return {}
+        headers = _headers(self.stream_file)
+        check_tensors(self.stream_file, headers, self.stream_config.tensor_shapes())
+        return headers
+
+    def lora_headers(self) -> Headers:
+        """Shape and dtype of LoRA's tensors by name, whatever they are.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        return {} if self.lora_file is None else _headers(self.lora_file)
+
+
+def describe(directory: str | Path) -> AdapterDescription:
+    """Read what an adapter directory of either format says about itself.
+
+    Raises:
+        UserError: there is no such directory, it holds no adapter, or a configuration in it is
+            damaged.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        raise UserError(f"the adapter directory {path} does not exist")
+    config_path, stream_path = path / ADAPTER_CONFIG, path / STREAM_CONFIG
+    if not config_path.exists() and not stream_path.exists():
+        raise UserError(f"{path} has neither {STREAM_CONFIG} nor {ADAPTER_CONFIG}")
+    config = read_json(config_path) if config_path.exists() else {}
+    torch_streams = stream_path.exists()
+    if torch_streams:
+        streams = _stream_config(str(stream_path), read_json(stream_path))
+    elif STREAM_KEY in config:
+        streams = _stream_config(f"{config_path}: {STREAM_KEY}", config[STREAM_KEY])
+    else:
+        streams = None
+    torch_side = torch_streams or "peft_type" in config
+    return AdapterDescription(path, config, streams, "pytorch" if torch_side else "mlx")
+
+
+def _stream_config(where: str, values: Any) -> StreamConfig:
+    if not isinstance(values, dict):
+        raise UserError(f"{where} is {values!r}, expected an object")
+    try:
+        return StreamConfig.from_dict(values)
+    except ConfigError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _headers(path: Path) -> Headers:
+    pickled = path.with_suffix(".bin")
+    if not path.exists() and pickled.exists():
+        raise UserError(f"{pickled} has no header to read, expected {path.name}")
+    return tensor_headers(path)

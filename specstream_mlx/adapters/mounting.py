@@ -1,0 +1,57 @@
+"""An adapter on a model: mounted, and swapped for another one."""
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..models.streams import Streams
+from .files import Adapter
+from .lora import put_on, unmount
+
+
+def _dtype(model: nn.Module) -> mx.Dtype:
+    """The dtype of the model's activations."""
+    return next(p.dtype for name, p in tree_flatten(model.parameters()) if "norm" in name)
+
+
+def _same_layout(first: Adapter | None, second: Adapter) -> bool:
+    if first is None or not first.lora or not second.lora:
+        return False
+    scales = [adapter.config["lora_parameters"]["scale"] for adapter in (first, second)]
+    shapes = [{name: tensor.shape for name, tensor in a.lora.items()} for a in (first, second)]
+    return scales[0] == scales[1] and shapes[0] == shapes[1]
+
+
+def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:
+    """Put ``adapter``'s LoRA onto ``model`` in place of ``previous``; no base weight moves.
+
+    Args:
+        model: an mlx-lm model; changed in place.
+        adapter: from ``read_adapter``.
+        previous: what is mounted now.
+
+    Returns:
+        The adapter's streams, or ``None`` where it has none.
+    """
+    dtype = _dtype(model)
+    if not _same_layout(previous, adapter):
+        unmount(model)
+        if adapter.lora:
+            dora = adapter.config.get("fine_tune_type") == "dora"
+            parameters = adapter.config["lora_parameters"]
+            put_on(model, adapter.config["num_layers"], parameters, dora)
+    if adapter.lora:
+        # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
+        pairs = [
+            (name, tensor if name.endswith(".m") else tensor.astype(dtype))
+            for name, tensor in adapter.lora.items()
+        ]
+        model.load_weights(pairs, strict=False)
+    model.eval()
+    if adapter.stream_config is None:
+        mx.eval(model.parameters())
+        return None
+    streams = Streams(adapter.stream_config)
+    streams.load_weights([(n, t.astype(dtype)) for n, t in adapter.stream_tensors.items()])
+    mx.eval(model.parameters(), streams.parameters())
+    return streams
