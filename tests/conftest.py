@@ -12,31 +12,12 @@ import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx
 # isort: split
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx.autotune import tuning
-from specstream_mlx.autotune.adaptive import Arm
-from specstream_mlx.autotune.cost import StepCosts
-from specstream_mlx.drafting.settings import LIKELY_DRAFTS
-from specstream_mlx.hardware import weights as weight_policy
-
 
 @pytest.fixture(autouse=True, scope="session")
-def expanded_weights(tmp_path_factory):
-    """No test but those of the policy depends on what was faster while it ran."""
-    found = weight_policy.Probe((1, 1), (2.0, 2.0), (1.0, 1.0))
+def new_cache(tmp_path_factory):
+    """What is measured on this machine is neither taken from the user's cache nor left in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(weight_policy, "cached_probe", lambda *_: found)
-        patch.setattr(weight_policy, "blocks_pay", lambda *_: True)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def likely_drafts(expanded_weights):
-    """The command line measures no drafts, but where a test says so."""
-    arm = Arm("streams", LIKELY_DRAFTS, 1.0, 1.0, 1.0, 0.0, (1.0,))
-    result = tuning.TuningResult((arm,), (arm,), StepCosts(1.0, {}), None, 1, 1, 1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "tune", lambda *_, **__: result)
         yield
 
 

@@ -6,23 +6,19 @@ import sys
 import mlx.core as mx
 import mlx_lm
 import pytest
+from command_line import generate as run_generate
+from command_line import run
 from mlx_lm import cache_prompt
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from random_models import plain_tokens, random_prompt
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from typer.testing import CliRunner
 
 from specstream_mlx import PromptCache, UserError, generate, load, prompt_cache_files
-from specstream_mlx.cli import app
 from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_prefix, chat_suffix
 
 TEXT, QUESTION = "the meeting is at noon, please", "send the report to the team?"
 KV = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 0)
-
-
-def run(*args):
-    return CliRunner().invoke(app, [str(a) for a in args])
 
 
 def tiny(directory, **config):
@@ -57,7 +53,8 @@ def by_mlx_lm(path, base, *args, monkeypatch):
 
 
 def gone_on(path, *args):
-    result = run("generate", "--prompt-cache-file", path, "-p", QUESTION, "-m", 12, *args)
+    flags = ("--prompt-cache-file", path, "-p", QUESTION, "-m", 12, "--no-tune")
+    result = run("generate", *flags, *args)
     assert result.exit_code == 0, result.stderr
     return result.stdout.rstrip("\n")
 
@@ -89,7 +86,7 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
         assert type(found) is type(expected)
         assert found.offset == expected.offset
     if not kv:
-        whole = run("generate", "--model", base, "-p", TEXT + QUESTION, "-m", 12).stdout
+        whole = run_generate(base, prompt=TEXT + QUESTION).stdout
         assert texts == {whole.rstrip("\n")}
 
 
@@ -146,7 +143,7 @@ def test_layers_with_a_window(rows, tmp_path):
 
 
 def refusal(path, *args):
-    result = run("generate", "--prompt-cache-file", path, "-p", QUESTION, *args)
+    result = run("generate", "--prompt-cache-file", path, "-p", QUESTION, "--no-tune", *args)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     return result.stderr

@@ -27,7 +27,6 @@ from specstream_mlx.config import StreamConfig
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.hardware import device
 
-REAL_TUNE = tune  # the fixture of all tests puts another in its place
 STREAMS = StreamConfig(mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2)
 SMALL = replace(STREAMS, num_streams=3), 90  # no more than the tiny model has
 COUNTS = (1, 2, 4, 8, 16, 24)
@@ -36,8 +35,7 @@ PROMPTS = ["the meeting", "a report"]
 
 @pytest.fixture(autouse=True)
 def quick_and_apart(monkeypatch, tmp_path):
-    """The real tuner, in little time, with a cache of its own."""
-    monkeypatch.setattr(tuning, "tune", REAL_TUNE)
+    """The tuner takes little time and has a cache of its own."""
     for name in ("_COST_SECONDS", "_RECORD_SECONDS", "_TRIAL_SECONDS"):
         monkeypatch.setattr(tuning, name, 0.2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

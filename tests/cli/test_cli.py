@@ -13,8 +13,10 @@ import pytest
 from command_line import generate, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx import UserError, bundled, load
+from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.autotune import tuning
+from specstream_mlx.autotune.adaptive import Arm
+from specstream_mlx.autotune.cost import StepCosts
 from specstream_mlx.cli import comparison
 from specstream_mlx.cli.draft_marks import DraftMarks
 from specstream_mlx.cli.request import Request
@@ -33,6 +35,7 @@ def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     assert "call reduction" not in result.stdout
     assert "call reduction" in result.stderr
     assert "Generation: 12 tokens" in result.stderr
+    assert "as tuned" not in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["streams", "shared"])
@@ -77,9 +80,11 @@ def test_comparison_with_a_quantized_kv_cache(mode, tmp_path, monkeypatch):
 
 
 def test_json_alone_has_no_comparison(base):
-    values = json.loads(generate(base, "--json").stdout)
+    result = generate(base, "--json")
+    values = json.loads(result.stdout)
     assert set(values) == KEYS
     assert values["target_calls"] == values["generation_tokens"] == 12
+    assert result.stderr.startswith("No streams are mounted, so nothing is drafted: see --adapter")
 
 
 def test_comparison_for_people(base, streams):
@@ -104,7 +109,8 @@ def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
 
 def test_prompt_from_standard_input_is_the_same_prompt(base):
     given = generate(base, "--json").stdout
-    read = run("generate", "--model", base, "-m", 12, "--json", stdin="hello there\n").stdout
+    flags = ("-m", 12, "--no-tune", "--json")
+    read = run("generate", "--model", base, *flags, stdin="hello there\n").stdout
     assert json.loads(given)["text"] == json.loads(read)["text"]
 
 
@@ -118,13 +124,6 @@ def test_show_drafts_keeps_the_text(tmp_path):
     assert "Drafts: [accepted in one step]" in marked.stderr
 
 
-def test_no_speculation_takes_one_call_a_token(base, streams):
-    for flags in (["--no-speculation"], ["--num-streams", 0]):
-        values = json.loads(generate(base, "--adapter-path", streams, "--json", *flags).stdout)
-        assert values["target_calls"] == values["generation_tokens"]
-        assert values["tree"] == "no drafts"
-
-
 def test_stop_string_ends_the_text(base):
     text = json.loads(generate(base, "--json").stdout)["text"]
     stop = text[len(text) // 2 :][:2]
@@ -133,14 +132,14 @@ def test_stop_string_ends_the_text(base):
     assert values["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_max_tokens_is_exact(count, tmp_path):
     base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
     streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
     values = json.loads(generate(base, "--adapter-path", streams, "--json", "-m", count).stdout)
     assert values["generation_tokens"] == count
     assert values["finish_reason"] == "length"
-    assert values["target_calls"] < count or count < 3
+    assert values["target_calls"] < count or count == 1
 
 
 def test_comparison_of_a_single_token_has_no_rates(base, streams):
@@ -205,7 +204,7 @@ def installed(base, streams, shared, tmp_path, monkeypatch):
     [([], "streams", "lossless"), (["--adapter", "sql"], "sql", "shared")],
 )
 def test_bundled_model(flags, adapter, mode, installed):
-    result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
+    result = run("generate", "-p", "hi", "-m", 4, "--no-tune", "--json", *flags)
     assert result.stderr.splitlines()[0].startswith("Using the bundled demonstration model")
     values = json.loads(result.stdout)
     assert (values["model"], values["adapter"], values["mode"]) == ("bundled", adapter, mode)
@@ -219,8 +218,9 @@ def test_unknown_bundled_adapter_lists_the_names(installed):
 
 def start(base, *args):
     command = [sys.executable, "-m", "specstream_mlx", "generate", "--model", base, "-p", "hi"]
+    command += ["--no-tune", *args]
     pipe = subprocess.PIPE
-    return subprocess.Popen([str(a) for a in (*command, *args)], stdout=pipe, stderr=pipe)
+    return subprocess.Popen([str(a) for a in command], stdout=pipe, stderr=pipe)
 
 
 def test_interrupt_is_quiet(base):
@@ -274,29 +274,34 @@ def test_sampling_from_the_command_line(base, streams):
     assert values["speedup"] > 0
 
 
-def test_typical_is_labelled_and_wrong_rules_are_refused(base, streams):
-    flags = ("--adapter-path", streams)
-    assert "LOSSY" in generate(base, *flags, "--temp", 1, "--verify", "typical").stderr
-    for wrong in (
-        ("--verify", "typical"),
-        ("--temp", 1, "--verify", "greedy"),
-        ("--temp", 1, "--verify", "rejection", "--tree-size", 4),
-        ("--temp", -1),
-        ("--logit-bias", "five"),
-        ("--logit-bias", '{"999999": 1}'),
-        ("--logit-bias", '{"-1": 1}'),
-        ("--repetition-penalty", -1),
-        ("--seed", -1),
-        ("--lookup-size", 4),
-    ):
-        assert generate(base, *flags, *wrong).exit_code == 2
+def test_typical_is_labelled(base, streams):
+    flags = ("--adapter-path", streams, "--temp", 1, "--verify", "typical")
+    assert "LOSSY" in generate(base, *flags).stderr
 
 
-def test_a_seed_repeats_a_run_that_was_tuned(base, streams, monkeypatch):
+@pytest.fixture
+def measured(monkeypatch):
+    """What the tuner has found, drafts of another kind than the default ones."""
+    arm = Arm("streams", DraftSettings(tree_size=5), 1.0, 1.0, 1.0, 0.0, (1.0,))
+    result = tuning.TuningResult((arm,), (arm,), StepCosts(1.0, {}), None, 1, 1, 1.0)
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: result)
+
+
+def tuned(base, streams, *flags):
+    return run("generate", "--model", base, "--adapter-path", streams, "-p", "hi", "-m", 12, *flags)
+
+
+def test_what_was_measured_is_taken_unless_a_flag_says_otherwise(base, streams, measured):
+    assert "Tree: best-first, 5 nodes, width 4, as tuned" in tuned(base, streams).stderr
+    for flag in ("--no-tune", "--lookup"):
+        assert "5 nodes" not in tuned(base, streams, flag).stderr
+
+
+def test_a_seed_repeats_a_run_that_was_tuned(base, streams, measured):
     """What adapts follows the clock, so with a seed nothing adapts."""
-    results = [generate(base, "--adapter-path", streams, "--seed", 3, "--temp", 1) for _ in "ab"]
+    results = [tuned(base, streams, "--seed", 3, "--temp", 1) for _ in "ab"]
     assert results[0].stdout == results[1].stdout
-    assert "as tuned" in generate(base, "--adapter-path", streams, "--temp", 1).stderr
+    assert "5 nodes" in results[0].stderr
     assert "as tuned" not in results[0].stderr
 
 
@@ -305,6 +310,6 @@ def test_a_calibration_text_that_cannot_be_used_stops_nothing(base, streams, mon
         raise UserError("calibration.jsonl is no good")
 
     monkeypatch.setattr(tuning, "tune", refuse)
-    result = generate(base, "--adapter-path", streams)
+    result = tuned(base, streams)
     assert result.exit_code == 0
     assert "Not tuned: calibration.jsonl is no good" in result.stderr

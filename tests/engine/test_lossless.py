@@ -142,7 +142,7 @@ def test_quantized_base_and_lora(bits, lora_rank, tmp_path, monkeypatch):
     adapter = stream_adapter_directory(
         tmp_path / "adapter", base, lora_rank=lora_rank, stream_mlp="adapter", stream_adapter_rank=4
     )
-    model, _ = load(base, adapter_path=adapter)
+    model, _ = load(base, adapter_path=adapter, weights="expanded")
     reference, _ = mlx_lm.load(str(base), adapter_path=str(adapter) if lora_rank else None)
     prompt = random_prompt(9)
     expected = plain_tokens(reference, prompt, 40)

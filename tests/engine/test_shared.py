@@ -111,7 +111,7 @@ def test_adapter_directory(lora_rank, tmp_path, monkeypatch):
     adapter = stream_adapter_directory(
         tmp_path / "adapter", base, mode="shared", lora_rank=lora_rank, lora_scale=2.0
     )
-    model, _ = load(base, adapter_path=adapter)
+    model, _ = load(base, adapter_path=adapter, weights="expanded")
     tokens, logits, _ = empty_tree(model, 16)
     expected, _, _ = row_list(model, [*PROMPT, *tokens[:-1]])
     assert_close(logits, expected[len(PROMPT) - 1 :])

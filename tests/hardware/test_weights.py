@@ -162,15 +162,16 @@ def test_packed_weights_take_shared_adapters(bases, tmp_path, bits):
     assert tokens_of(model, PROMPT, 24, tree_width=3, tree_size=8)[:24] == expected
 
 
-def test_the_command_line_takes_and_shows_the_form(bases):
+def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
     runner = CliRunner()
-    arguments = ["--model", str(bases["8 bits"]), "-p", "the", "-m", "8", "--json"]
+    arguments = ["--model", str(bases["8 bits"]), "-p", "the", "-m", "8", "--no-tune"]
     texts = []
     for form in ("packed", "expanded"):
-        result = runner.invoke(app, ["generate", *arguments, "--weights", form])
+        result = runner.invoke(app, ["generate", *arguments, "--json", "--weights", form])
         assert result.exit_code == 0, result.stderr
         texts.append(json.loads(result.stdout)["text"])
     assert texts[0] == texts[1]
+    monkeypatch.setattr(weight_policy, "cached_probe", lambda *_: FASTER["expanded"])
     result = runner.invoke(app, ["doctor", "--json", "--model", str(bases["8 bits"])])
     held = json.loads(result.stdout)["weights"]
     assert held["form"] == "expanded" and held["held_bytes"] > held["stored_bytes"] > 0

@@ -124,7 +124,7 @@ def test_the_text_is_the_same(tmp_path, monkeypatch, mode, bits):
     texts = []
     for pays in (True, False):
         monkeypatch.setattr(weight_policy, "blocks_pay", lambda *_, pays=pays: pays)
-        model, _ = load(base, adapter_path=adapter)
+        model, _ = load(base, adapter_path=adapter, weights="expanded")
         assert model.held.row_blocks is pays
         texts.append(tokens_of(model, PROMPT, 24, tree_width=3, tree_size=8)[:24])
         if mode == "lossless":

@@ -1,0 +1,52 @@
+"""``DraftSettings``: what cannot be, what does not fit a model, and what people are told."""
+
+import pytest
+
+from specstream_mlx import DraftSettings, UserError
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting.drafter import describe
+from specstream_mlx.drafting.settings import draft_settings
+from specstream_mlx.drafting.static_tree import StaticTree
+
+LOSSLESS = StreamConfig(
+    mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2, num_streams=4
+)
+TABLE = StaticTree(((0.5, 0.2), (0.4, 0.1)), 5)
+
+
+@pytest.mark.parametrize("name", ["tree_width", "tree_size", "lookup_size", "lookup_ngram"])
+def test_sizes_are_at_least_one(name):
+    with pytest.raises(ValueError, match=f"{name} is 0, expected an integer of at least 1"):
+        DraftSettings(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_nodes": 2}, {"prune_threshold": 0.5}, {"stream_nodes": 2}]
+)
+@pytest.mark.parametrize(
+    ("streams", "more"), [(None, {"lookup": True}), (LOSSLESS, {"lookup": True, "num_streams": 0})]
+)
+def test_what_needs_streams_without_any(fields, streams, more):
+    ((name, value),) = fields.items()
+    with pytest.raises(UserError, match=f"{name} is {value}, but no streams run"):
+        DraftSettings(**fields, **more).check(97, streams)
+
+
+def test_pruning_needs_a_pruner():
+    streams = StreamConfig(**LOSSLESS.to_dict() | {"pruner_rank": 0})
+    with pytest.raises(UserError, match="need a pruner, the adapter has none"):
+        DraftSettings(max_nodes=3).check(97, streams)
+
+
+@pytest.mark.parametrize(
+    ("settings", "streams", "words"),
+    [
+        (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up to 4"),
+        (DraftSettings(lookup=True), False, "best-first, 8 nodes, lookup of up to 4-grams"),
+        (DraftSettings(lookup=True, num_streams=0, tree_size=None), True, "best-first, 10 nodes"),
+        (DraftSettings(), False, "no drafts"),
+        (draft_settings(static_tree=TABLE), True, "static, 5 nodes"),
+    ],
+)
+def test_a_few_words_for_people(settings, streams, words):
+    assert describe(settings, streams).startswith(words)
