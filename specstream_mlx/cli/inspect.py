@@ -11,8 +11,9 @@ from . import reporting
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..inspection.adapter import AdapterReport
     from ..inspection.base import BaseReport, TensorGroup
-    from ..inspection.directory import AdapterReport, Report
+    from ..inspection.directory import Report
 
 
 def inspect(

@@ -130,61 +130,40 @@ def inspect_base(directory: Path) -> BaseReport:
     path = directory / "config.json"
     outer = read_json(path)
     config = completed(outer | _object(path, outer, "text_config"))
-    sizes = {
-        name: _integer(path, config, name)
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    }
-    heads = sizes["num_attention_heads"]
-    optional = {
-        name: _integer(path, config, name, required=False)
-        for name in (
-            *("num_key_value_heads", "head_dim"),
-            *("intermediate_size", "max_position_embeddings"),
-        )
-    }
-    files = weight_files(directory)
-    headers: dict[str, tuple[tuple[int, ...], str]] = {}
-    for file in files:
-        headers |= tensor_headers(file)
+    hidden_size = _integer(path, config, "hidden_size")
+    heads = _integer(path, config, "num_attention_heads")
     tied = bool(config.get("tie_word_embeddings"))
-    if tied:  # mlx-lm drops these on loading: a tied head that was stored, and tables of old
-        headers.pop("lm_head.weight", None)
-    headers = {n: h for n, h in headers.items() if not n.endswith("rotary_emb.inv_freq")}
-    stored = sum(file.stat().st_size for file in files)
-    quantized = _quantized_weights(path, outer, headers)
-    logical = _logical_tensors(headers, quantized)
-    rope: dict[str, Any] = {}
-    if architecture_of(config.get("model_type")).positions == "rope":
-        try:
-            rope = rope_parameters(config, "full_attention")
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+    files = weight_files(directory)
+    headers = _loaded_headers(files, tied)
+    packed = _packed_weights(path, outer, headers)
+    logical = _logical_tensors(headers, packed)
     parameters = sum(prod(shape) for shape, _ in logical.values())
     dtypes: Counter[str] = Counter()
     for name, (shape, dtype) in logical.items():
-        dtypes["quantized" if name in quantized else dtype] += prod(shape)
+        dtypes["quantized" if name in packed else dtype] += prod(shape)
+    rope = _rope(path, config)
     return BaseReport(
         path=str(directory),
         architecture=str(outer.get("model_type")),
         refusal=_refusal(outer),
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=optional["intermediate_size"],
-        num_hidden_layers=sizes["num_hidden_layers"],
+        hidden_size=hidden_size,
+        intermediate_size=_integer(path, config, "intermediate_size", required=False),
+        num_hidden_layers=_integer(path, config, "num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=optional["num_key_value_heads"] or heads,
-        head_dim=optional["head_dim"] or sizes["hidden_size"] // heads,
-        vocab_size=sizes["vocab_size"],
-        context=optional["max_position_embeddings"],
+        num_key_value_heads=_integer(path, config, "num_key_value_heads", required=False) or heads,
+        head_dim=_integer(path, config, "head_dim", required=False) or hidden_size // heads,
+        vocab_size=_integer(path, config, "vocab_size"),
+        context=_integer(path, config, "max_position_embeddings", required=False),
         tied_head=tied,
         rope_type=rope.get("rope_type"),
         rope_theta=_number(path, "rope_theta", rope.get("rope_theta")),
         rope_factor=_number(path, "the rope's factor", rope.get("factor")),
         fingerprint=fingerprint(outer),
         parameters=parameters,
-        bytes=stored,
+        bytes=sum(file.stat().st_size for file in files),
         files=len(files),
         dtypes=dict(dtypes),
-        quantization=_quantization(outer, quantized, dtypes, headers, parameters),
+        quantization=_quantization(outer, packed, dtypes, headers, parameters),
         tensors=group_tensors(logical),
     )
 
@@ -199,6 +178,31 @@ def group_tensors(headers: Headers) -> list[TensorGroup]:
         (_LAYER_NUMBER.sub("*", name), shape, dtype) for name, (shape, dtype) in headers.items()
     )
     return [TensorGroup(*key, count) for key, count in sorted(counts.items())]
+
+
+def _loaded_headers(files: list[Path], tied: bool) -> Headers:
+    """Headers of the tensors that mlx-lm loads; it drops a tied head that was stored, and tables.
+
+    Args:
+        files: the weight files.
+        tied: whether the head is the embedding.
+    """
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
+    for file in files:
+        headers |= tensor_headers(file)
+    if tied:
+        headers.pop("lm_head.weight", None)
+    return {n: h for n, h in headers.items() if not n.endswith("rotary_emb.inv_freq")}
+
+
+def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope of layers with full attention; empty where positions are learned."""
+    if architecture_of(config.get("model_type")).positions != "rope":
+        return {}
+    try:
+        return rope_parameters(config, "full_attention")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = True) -> int | None:
@@ -234,7 +238,7 @@ def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _quantized_weights(
+def _packed_weights(
     path: Path, config: Mapping[str, Any], headers: Headers
 ) -> dict[str, tuple[int, int]]:
     """Bits and group size of every packed weight by its name.
