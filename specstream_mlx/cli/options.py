@@ -230,7 +230,7 @@ class SamplingOptions:
         Option(
             parser=at_least(0),
             metavar="N",
-            help="Repeats an own run with the same options; mlx_lm draws otherwise.",
+            help="Repeats an earlier run with the same options; mlx_lm draws other tokens.",
         ),
     ] = None
 
