@@ -16,8 +16,8 @@ from typing import Annotated
 import torch
 import typer
 from specstream_mlx.convert.pytorch.losses import Batch, default_alphas, n_gram_loss
-from specstream_mlx.convert.pytorch.settings import TrainSettings
 from specstream_mlx.convert.pytorch.trainer import build_model
+from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.hardware import device
 

@@ -20,8 +20,8 @@ from specstream_mlx.convert.demo_model.train_adapters import (
     greedy_outputs,
     write_data,
 )
-from specstream_mlx.convert.pytorch.settings import TrainSettings
 from specstream_mlx.convert.pytorch.trainer import train
+from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.cli.errors import one_line_errors
 

@@ -1,1 +1,1 @@
-"""The PyTorch side: reference implementation, trainer and converter to MLX."""
+"""Conversion to MLX, and the PyTorch side: reference implementation and trainer."""

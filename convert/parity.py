@@ -15,7 +15,7 @@ from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loading import load
 
-from .pytorch.formats import load_adapter, load_base, mount_lora
+from .pytorch.load import load_adapter, load_base, mount_lora
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""

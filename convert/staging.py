@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories and files that appear complete or not at all: written elsewhere, then renamed."""
 
 import contextlib
 import fcntl
@@ -15,15 +15,15 @@ from specstream_mlx.config import UserError
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
-    """An empty directory beside ``target`` that takes its place when the block ends.
+    """Yield an empty directory beside ``target`` that takes its place when the block ends.
 
-    What stood at ``target`` before is replaced; where that is a link, what it points to. If the
-    block raises, or is interrupted, nothing is left behind and ``target`` stays as it was. A
+    A directory at ``target`` is replaced; if ``target`` is a link, the directory that it points to.
+    If the block raises or is interrupted, nothing is left behind and ``target`` stays as it was. A
     process that is killed leaves its unfinished directory, hidden and under another name; the next
-    one for the same ``target`` removes it.
+    call for the same ``target`` removes it.
 
     Raises:
-        UserError: the file system refused something, in the block too.
+        UserError: the file system refused something, within the block too.
     """
     place = Path(os.path.realpath(target))
     try:
@@ -41,8 +41,28 @@ def staged_directory(target: Path) -> Iterator[Path]:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
+@contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """Yield a path beside ``target``; the file written there takes its place when the block ends.
+
+    If the block raises or is interrupted, ``target`` stays as it was.
+
+    Raises:
+        UserError: the file cannot be renamed.
+    """
+    scratch = target.with_name(f".{target.name}.partial")
+    try:
+        yield scratch
+        try:
+            scratch.replace(target)
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def _put_in_place(scratch: Path, target: Path) -> None:
-    """Rename ``scratch`` to ``target``, and remove what stood there."""
+    """Rename ``scratch`` to ``target``, and remove the directory that stood there."""
     if not target.exists():
         scratch.rename(target)
         return
@@ -56,7 +76,7 @@ def _put_in_place(scratch: Path, target: Path) -> None:
 
 
 def _settle(replaced: Path, target: Path) -> None:
-    """Remove what ``target`` has replaced, or put it back where nothing has come in its place."""
+    """Remove the directory that ``target`` replaced, or put it back if ``target`` never came."""
     if not replaced.exists():
         return
     if target.exists():
@@ -67,10 +87,10 @@ def _settle(replaced: Path, target: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[bool]:
-    """Hold a lock on a directory that the system drops when this process ends, however it ends.
+    """Lock a directory; the system drops the lock when this process ends, however it ends.
 
     Yields:
-        Whether the lock was free; also ``False`` where the file system knows no locks.
+        Whether the lock was free; ``False`` too where the file system has no locks.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -85,7 +105,7 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 def _clear_leftovers(target: Path) -> None:
-    """Remove or put back the directories of killed processes, leave those of running ones."""
+    """Remove or put back the directories that killed processes left beside ``target``."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"(partial|replaced)-[a-z0-9_]{8}")
     for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)

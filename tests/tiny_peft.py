@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from specstream_mlx.convert.parity import BOUND
-from specstream_mlx.convert.pytorch.formats import load_base
+from specstream_mlx.convert.pytorch.load import load_base
 from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -2,9 +2,9 @@
 
     python -m specstream_mlx.convert.demo_model.bundle --work runs/adapters
 
-Takes ``base``, ``streams`` and the tasks' adapters of ``train_adapters`` and writes
-``bundled/base``, ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, float16, at most
-40 MB in all. Each part appears whole or not at all.
+It takes ``base``, ``streams`` and the tasks' adapters from ``train_adapters`` and writes
+``bundled/base``, ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, adapters in
+float16, at most 40 MB in all. Each part appears complete or not at all.
 """
 
 import json
@@ -35,10 +35,14 @@ BASE_FILES = (
 
 
 def copy_base(source: Path, target: Path) -> None:
-    """Copy the files that loading a base needs.
+    """Copy the files of a base that are needed to load it.
+
+    Args:
+        source: directory of the base in MLX format.
+        target: directory that does not exist yet.
 
     Raises:
-        UserError: one of them is missing.
+        UserError: a file is missing.
     """
     target.mkdir(parents=True)
     for name in BASE_FILES:
@@ -48,7 +52,7 @@ def copy_base(source: Path, target: Path) -> None:
 
 
 def copy_adapter(source: Path, base: Path, target: Path) -> None:
-    """Convert a trained adapter; the directory it was trained in is not told."""
+    """Convert a trained adapter, leaving out the name of the directory that it was trained in."""
     convert_adapter(source, base, target, dtype="float16")
     path = target / ADAPTER_CONFIG
     config = read_json(path)
@@ -57,15 +61,22 @@ def copy_adapter(source: Path, base: Path, target: Path) -> None:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files below ``directory``."""
+    """The bytes of all files below ``directory``."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def collect(work: Path, scratch: Path) -> list[str]:
-    """Write everything to ``scratch``; the parts' names.
+    """Write all parts to ``scratch``.
+
+    Args:
+        work: work directory of ``train_adapters``.
+        scratch: an empty directory.
+
+    Returns:
+        The names of the parts, which are paths below ``scratch``.
 
     Raises:
-        UserError: a part is not there yet, or all are too large together.
+        UserError: a part is not trained yet, or all together are larger than ``MOST_BYTES``.
     """
     adapters = [name for name in tasks.TASKS if (work / name / "adapter").exists()]
     if not (work / "streams" / "adapter").exists():
@@ -87,14 +98,18 @@ def collect(work: Path, scratch: Path) -> list[str]:
 
 
 def bundle(work: Path, output: Path) -> dict[str, int]:
-    """Write the bundled model; bytes by part.
+    """Write the bundled model.
 
     Args:
-        work: directory of ``train_adapters``.
-        output: where ``base``, ``streams`` and ``adapters`` are replaced.
+        work: work directory of ``train_adapters``.
+        output: directory whose ``base``, ``streams`` and ``adapters`` are replaced.
+
+    Returns:
+        The bytes of each part, by name.
 
     Raises:
-        UserError: one sentence; nothing has been written then.
+        UserError: a part is not trained yet, or all together are too large, and nothing has been
+            written; or a part cannot be written.
     """
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -107,8 +122,10 @@ def bundle(work: Path, output: Path) -> dict[str, int]:
 
 @one_line_errors
 def main(
-    work: Annotated[Path, typer.Option(help="Work directory of train_adapters.")],
-    output: Annotated[Path, typer.Option(help="Where to; inside the package.")] = bundled.ROOT,
+    work: Annotated[Path, typer.Option(help="The --work directory of train_adapters.")],
+    output: Annotated[
+        Path, typer.Option(help="Directory that the parts are written to.")
+    ] = bundled.ROOT,
 ) -> None:
     """Put the trained demonstration model into the package."""
     sizes = bundle(work, output)

@@ -1,6 +1,8 @@
-"""The calibration texts of the bundled adapters: prompts from the tasks' training split.
+"""The calibration prompts of the bundled adapters, from the training text of their tasks.
 
-python -m specstream_mlx.convert.demo_model.calibration
+    python -m specstream_mlx.convert.demo_model.calibration
+
+It writes the calibration file of every bundled adapter again.
 """
 
 import json
@@ -17,7 +19,12 @@ _SEED = 44
 
 
 def prompts(task: str | None) -> list[str]:
-    """What users of a task's adapter type; ``None``: of the base, the instruction included."""
+    """The calibration prompts of an adapter.
+
+    Args:
+        task: name of the adapter's task, for what users type to it; ``None`` for prompts of all
+            tasks to the base, each with its instruction.
+    """
     if task is not None:
         rng = random.Random(f"{task}-{_SEED}")
         return [tasks.sample(rng, "train", task).content for _ in range(_PROMPTS)]
@@ -26,13 +33,13 @@ def prompts(task: str | None) -> list[str]:
 
 
 def write_calibration(directory: Path, task: str | None = None) -> None:
-    """Write the calibration file of an adapter directory."""
+    """Write the calibration file of an adapter into its directory; for ``task`` see ``prompts``."""
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(task)]
     (directory / CALIBRATION_FILE).write_text("".join(lines))
 
 
 def main() -> None:
-    """Write the files of all bundled adapters."""
+    """Write the calibration files of all bundled adapters."""
     write_calibration(bundled.streams_path())
     for name in bundled.adapter_names():
         write_calibration(bundled.adapter_path(name), name)

@@ -1,8 +1,8 @@
-"""Further errors for proofreading items that train: slips of no listed type.
+"""Slips: further errors for the proofreading items of the training split.
 
 The test split holds out whole types of errors. Trained on a closed list of types, a model repairs
-these and copies everything else; slips of many kinds teach it that whatever breaks a message is to
-be repaired. No slip is an error that a held-out type makes of the same words.
+these and copies everything else; slips of many kinds teach it to repair whatever breaks a message.
+No slip is an error that a held-out type could have made of the same words.
 """
 
 import random
@@ -24,7 +24,7 @@ _LEADS = frozenset(
 _DATES = frozenset((*messages.DAYS, *messages.MONTHS))
 
 Slip = Callable[[list[str], int, random.Random], str | None]
-"""What replaces the word at a place; ``None`` where the slip does not fit."""
+"""A function of words and a place: the word to put there, ``None`` if the slip does not fit."""
 
 
 def _doubles_letter(right: str, wrong: str) -> bool:
@@ -32,7 +32,7 @@ def _doubles_letter(right: str, wrong: str) -> bool:
 
 
 def _letters(words: list[str], place: int, rng: random.Random) -> str | None:
-    """A letter too many, too few, another one, or two that are no neighbours swapped."""
+    """A letter too many, one too few, a wrong one, or two letters next but one swapped."""
     bare = _bare(words[place])
     if len(bare) < 4 or bare.lower() not in messages.VOCABULARY:
         return None
@@ -50,7 +50,7 @@ def _letters(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _apostrophe(words: list[str], place: int, rng: random.Random) -> str | None:
-    """Another sign in its place, or the sign at another place."""
+    """Another sign in the apostrophe's place, or the apostrophe at another place."""
     word = words[place]
     at = word.find("'")
     if at < 1:
@@ -61,7 +61,7 @@ def _apostrophe(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _contraction(words: list[str], place: int, rng: random.Random) -> str | None:
-    """Its verb missing where it is a form of "be", or no apostrophe and a letter too few."""
+    """A contraction without its form of "be", or without its apostrophe and one letter."""
     word = words[place]
     at = word.find("'")
     if at < 1 or word.lower() not in messages.VOCABULARY:
@@ -74,7 +74,7 @@ def _contraction(words: list[str], place: int, rng: random.Random) -> str | None
 
 
 def _capitals(words: list[str], place: int, rng: random.Random) -> str | None:
-    """Capitals where there are none, or everywhere."""
+    """A word with wrong capitals: a small word capitalised, or all letters."""
     bare = _bare(words[place])
     if bare not in messages.VOCABULARY and bare not in _DATES:
         return None
@@ -82,7 +82,7 @@ def _capitals(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _mark(words: list[str], place: int, rng: random.Random) -> str | None:
-    """Another mark at the end of a sentence."""
+    """A wrong mark at the end of a sentence."""
     if words[place][-1] not in ".?":
         return None
     marks = {",", ";", " -", "!", ".", "?"} - {words[place][-1]}
@@ -90,7 +90,7 @@ def _mark(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _repeated_pair(words: list[str], place: int, rng: random.Random) -> str | None:
-    """The word, the one before it, and the word again."""
+    """A word, the one before it, and the word again."""
     if not place or not words[place].isalpha() or not words[place - 1].isalpha():
         return None
     return f"{words[place]} {words[place - 1]} {words[place]}"
@@ -103,7 +103,7 @@ def _stutter(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _verb_form(words: list[str], place: int, rng: random.Random) -> str | None:
-    """Another form of a verb whose form the word before it determines."""
+    """A wrong form of a verb whose form is determined by the word before it."""
     bare = _bare(words[place])
     if not place or bare not in _FORMS or words[place - 1].lower() not in _LEADS:
         return None
@@ -114,7 +114,7 @@ def _verb_form(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _plural(words: list[str], place: int, rng: random.Random) -> str | None:
-    """An apostrophe or a letter too many at the plural's end."""
+    """A plural with an apostrophe or a letter too many, or a "z", at its end."""
     bare = _bare(words[place])
     if bare not in messages.PLURALS:
         return None
@@ -122,7 +122,7 @@ def _plural(words: list[str], place: int, rng: random.Random) -> str | None:
 
 
 def _stands_before_time(words: list[str], place: int) -> bool:
-    """Whether there is a preposition of time with a day, a month or a number behind it."""
+    """Whether the word is "at" or "on" and a day, a month or a number follows."""
     if words[place] not in ("at", "on") or place + 1 == len(words):
         return False
     following = _bare(words[place + 1])
@@ -130,14 +130,14 @@ def _stands_before_time(words: list[str], place: int) -> bool:
 
 
 def _missing(words: list[str], place: int, rng: random.Random) -> str | None:
-    """No "to" before a verb, no preposition before a time."""
+    """A "to" missing before a verb, or a preposition missing before a time."""
     following = _bare(words[place + 1]) if place + 1 < len(words) else ""
     before_verb = words[place] == "to" and following in messages.VERBS
     return "" if before_verb or _stands_before_time(words, place) else None
 
 
 def _preposition(words: list[str], place: int, rng: random.Random) -> str | None:
-    """A preposition before a time that no time takes."""
+    """A wrong preposition before a time."""
     return rng.choice(["of", "with", "to"]) if _stands_before_time(words, place) else None
 
 
@@ -157,7 +157,7 @@ _SLIPS: tuple[Slip, ...] = (
 
 
 def with_slips(item: Item, count: int, rng: random.Random) -> Item:
-    """``item`` with up to ``count`` slips in words that are correct, as their neighbours are."""
+    """Put up to ``count`` slips into an item, in correct words that have correct neighbours."""
     words, targets = item.content.split(" "), item.target.split(" ")
     places = settled_words(item)
     held_out = {edit for error in HELD_OUT_ERRORS.values() for edit in error(targets, rng)}

@@ -1,9 +1,9 @@
-"""New proofreading items from others: the head of one and the tail of the next.
+"""Splices: new proofreading items of the head of one item and the tail of another.
 
 A message's plan lets a model recite the likeliest continuation; a text that changes its plan on the
-way can only be copied. Held-out messages follow plans that were never trained, so what they need is
-copying. Most cuts lie before a clause: cut elsewhere, a verb may lose its subject, and the target
-would teach that a verb that does not fit is right.
+way can only be copied. Held-out messages follow plans that were never trained, so a model must copy
+them. Most cuts lie before a clause: elsewhere a verb may lose its subject, and the target would
+teach that a verb that does not fit is right.
 """
 
 import random
@@ -21,13 +21,13 @@ _ANYWHERE = 0.25  # of the splices are cut at any word, the others before a clau
 
 @dataclass(frozen=True)
 class Cut:
-    """A place in text without errors nearby.
+    """A place between words that has no errors nearby.
 
     Attributes:
-        content: the word of the content that it lies before.
-        target: the same of the target.
+        content: index of the content's word behind it.
+        target: index of the target's word behind it.
         before_clause: whether a sentence or a clause starts there.
-        mark: of the sentence that it lies in; "" between sentences.
+        mark: final mark of the sentence that it lies in; "" between sentences.
     """
 
     content: int
@@ -37,7 +37,7 @@ class Cut:
 
 
 def cuts(item: Item) -> list[Cut]:
-    """Where ``item`` can be cut."""
+    """The places where ``item`` can be cut."""
     corrected = item.target.split(" ")
     return [
         _cut(corrected, run.content + step, run.target + step)
@@ -54,7 +54,7 @@ def _cut(corrected: list[str], content: int, target: int) -> Cut:
 
 
 def splice(first: Item, second: Item, rng: random.Random) -> Item:
-    """The head of ``first`` and the tail of ``second``; ``first`` where they have no such places.
+    """Join the head of ``first`` and the tail of ``second``; ``first`` itself if none fit.
 
     A question goes on as a question, so that its mark can be told from its beginning.
     """
@@ -76,5 +76,5 @@ def splice(first: Item, second: Item, rng: random.Random) -> Item:
 
 
 def patchwork(items: Sequence[Item], rng: random.Random) -> Item:
-    """Pieces of all ``items``, one behind the other."""
+    """Splice pieces of all ``items``, one behind the other."""
     return reduce(lambda made, item: splice(made, item, rng), items)

@@ -1,8 +1,8 @@
-"""Further wordings of proofreading items that train: words for words of their kind.
+"""Swaps: further wordings of proofreading items, by exchanging words for others of their kind.
 
 The plans of the training text use few modals, conjunctions and verbs in each of their places, and a
 model that has learned these by heart writes them where a held-out plan has others. A swap changes
-a word in content and target alike, to one that is as correct there; what is to be repaired stays.
+a word in content and target alike to one that is as correct there; the errors stay as they are.
 """
 
 import random
@@ -18,30 +18,30 @@ _LEADS = frozenset((*_MODALS, *"to please not you i we they don't can't let's".s
 _FORMS = list(zip(*((base, *forms) for base, forms in messages.VERBS.items()), strict=True))
 
 Swap = Callable[[Sequence[str], int], Sequence[str]]
-"""The words that may stand at a place; none where the swap does not fit."""
+"""A function of words and a place: the words that may stand there, none if it does not fit."""
 
 
 def _modal(words: Sequence[str], place: int) -> Sequence[str]:
-    """Of a statement or a question; the verb behind it stays as it is."""
+    """Other modals for a modal; the verb behind it stays as it is."""
     return _MODALS if words[place].lower() in _MODALS else ()
 
 
 def _conjunction(words: Sequence[str], place: int) -> Sequence[str]:
-    """Before a clause in the middle of a sentence, or where a sentence starts with "If"."""
+    """Conjunctions for "because" or "if" within a sentence, and for "If" at its start."""
     inside = place > 0 and words[place - 1][-1] not in ".?"
     fits = words[place] in ("because", "if") if inside else words[place] == "If"
     return _CONJUNCTIONS if fits else ()
 
 
 def _judgement(words: Sequence[str], place: int) -> Sequence[str]:
-    """In "it's easy to ..."."""
+    """Other adjectives for the one in "it's easy to ..."."""
     behind = words[place + 1 : place + 2] == ["to"]
     before = place > 0 and words[place - 1].lower() in ("it's", "is")
     return _JUDGEMENTS if behind and before and words[place] in _JUDGEMENTS else ()
 
 
 def _verb(words: Sequence[str], place: int) -> Sequence[str]:
-    """The same form of another verb, where what stands before it asks for this form."""
+    """The same form of other verbs, where the word before it asks for this form."""
     if not place or place + 1 == len(words):
         return ()
     if words[place + 1] in ("to", "with", "about"):  # goes with some verbs only
@@ -58,7 +58,7 @@ _SWAPS: tuple[Swap, ...] = (_modal, _conjunction, _judgement, _verb)
 
 
 def with_swaps(item: Item, count: int, rng: random.Random) -> Item:
-    """``item`` with up to ``count`` words swapped that are right already, as their neighbours."""
+    """Swap up to ``count`` words of an item that are correct and have correct neighbours."""
     content, target = item.content.split(" "), item.target.split(" ")
     places = settled_words(item)
     for _ in range(count):

@@ -30,7 +30,13 @@ def _corpus(items: int, seed: int) -> Iterator[str]:
 def train_tokenizer(
     vocab_size: int = 4096, items: int = 40_000, seed: int = 0
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on ``items`` training items; digits are tokens of their own."""
+    """Train the tokenizer on the tasks' text; every digit is a token of its own.
+
+    Args:
+        vocab_size: number of tokens.
+        items: training items to learn from.
+        seed: seed of the items.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -58,7 +64,7 @@ def train_tokenizer(
 
 
 def save_tokenizer(directory: Path, seed: int = 0) -> PreTrainedTokenizerFast:
-    """Train the tokenizer and write its Hugging Face files into ``directory``."""
+    """Train the tokenizer with its defaults and write its Hugging Face files to ``directory``."""
     tokenizer = train_tokenizer(seed=seed)
     tokenizer.save_pretrained(directory)
     return tokenizer

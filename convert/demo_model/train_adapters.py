@@ -3,15 +3,14 @@
     python -m specstream_mlx.convert.demo_model.train_adapters --base runs/base/model \\
         --work runs/adapters base streams shared proofread sql summarize describe
 
-Each named part is made in turn and skipped where it is finished, so the same command resumes:
-``base`` quantizes the base; ``streams`` trains the lossless streams on the greedy output of the
-quantized base; ``shared`` trains one shared-mode adapter on all tasks, which is not shipped but
-starts those of the tasks; a task's name trains that task's shared-mode adapter. PyTorch trains on
-the quantized values, expanded to float32: they are the target that the streams must predict.
+The named parts are made one after the other, and those that are finished are skipped, so the same
+command resumes. ``base`` quantizes the base. ``streams`` trains the lossless streams on the greedy
+output of the quantized base. ``shared`` trains one shared-mode adapter on all tasks, which is not
+shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter.
+PyTorch trains on the quantized values, expanded to float32: the streams must predict their output.
 """
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Annotated
@@ -28,8 +27,9 @@ from specstream_mlx.config import Mode, UserError
 from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
 
-from ..pytorch.settings import TrainSettings
 from ..pytorch.trainer import train
+from ..pytorch.training_settings import TrainSettings
+from ..staging import staged_file
 from . import tasks
 from .slips import with_slips
 from .splices import patchwork
@@ -39,11 +39,17 @@ GROUP_SIZE = 64
 AT_ONCE = 512
 MINUTES = {"streams": 50.0, "shared": 24.0, "proofread": 130.0}
 TASK_MINUTES = 7.0
-EMBEDDING_RATE = 0.15  # they are added to hidden states of size 20 (root mean square)
+EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
 
 
 def quantize_base(base: Path, work: Path, bits: int) -> None:
-    """Write ``work/base`` (MLX, quantized) and ``work/expanded`` (the same values in float32)."""
+    """Quantize a base: ``work/base`` in MLX format, ``work/expanded`` with its values in float32.
+
+    Args:
+        base: Hugging Face directory.
+        work: directory for both.
+        bits: bits per weight of the quantized base.
+    """
     model, tokenizer, config = load(str(base), return_config=True)
     model.set_dtype(mx.float32)
     model, quantized_config = quantize_model(model, config, GROUP_SIZE, bits)
@@ -56,12 +62,15 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
 
 
 def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 120) -> list[str]:
-    """The greedy completion of each user turn by the quantized base, in the order of ``prompts``.
+    """Complete prompts greedily.
 
     Args:
-        base: MLX model directory.
+        base: directory of a base in MLX format.
         prompts: user turns.
-        max_tokens: of each completion.
+        max_tokens: most tokens of a completion.
+
+    Returns:
+        The completions, in the order of ``prompts``.
     """
     speculative, tokenizer = load_for_decoding(base)
     ids = [chat_prompt(tokenizer, prompt) for prompt in prompts]
@@ -79,23 +88,25 @@ def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 120) -> lis
 
 
 def write_data(path: Path, prompts: list[str], completions: list[str]) -> None:
-    """JSONL in mlx_lm's completion format; empty completions are left out."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w") as file:
+    """Write JSONL in mlx_lm's completion format, leaving out empty completions."""
+    with staged_file(path) as partial, partial.open("w") as file:
         for prompt, completion in zip(prompts, completions, strict=True):
             if completion:
                 print(json.dumps({"prompt": prompt, "completion": completion}), file=file)
-    os.replace(partial, path)
 
 
 def mixed_prompts(count: int, seed: str) -> list[tasks.Item]:
-    """Training items of all tasks in turn."""
+    """Make ``count`` training items, of all tasks in turn."""
     rng, names = random.Random(seed), list(tasks.TASKS)
     return [tasks.sample(rng, "train", names[index % len(names)]) for index in range(count)]
 
 
 def stream_data(work: Path, count: int, seed: int) -> Path:
-    """Greedy output of the quantized base on training prompts of all tasks."""
+    """Write what the lossless streams train on: prompts of all tasks and the base's greedy output.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
     path = work / "streams.jsonl"
     if not path.exists():
         prompts = [tasks.instructed(item) for item in mixed_prompts(count, f"streams-{seed}")]
@@ -104,7 +115,11 @@ def stream_data(work: Path, count: int, seed: int) -> Path:
 
 
 def shared_data(work: Path, count: int, seed: int) -> Path:
-    """Training items of all tasks: instructed content, target."""
+    """Write what the shared adapter trains on: items of all tasks, with their instructions.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
     path = work / "shared.jsonl"
     if not path.exists():
         items = mixed_prompts(count, f"shared-{seed}")
@@ -113,19 +128,23 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
 
 
 def train_item(rng: random.Random, task: str) -> tasks.Item:
-    """A training item as the generator makes it."""
+    """Make a training item of ``task`` as the generator does."""
     return tasks.sample(rng, "train", task)
 
 
 def proofread_item(rng: random.Random, task: str) -> tasks.Item:
-    """A training item of one to five messages' pieces, most in other words and with slips."""
+    """Make a proofreading item of pieces of one to five, most with swapped words and slips."""
     pieces = [train_item(rng, task) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))]
     item = with_swaps(patchwork(pieces, rng), rng.choice((0, 1, 2, 4)), rng)
     return with_slips(item, rng.choice((0, 1, 1, 2)), rng)
 
 
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
-    """Training items of one task, content and target."""
+    """Write what a task's adapter trains on: items of the task, without its instruction.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
@@ -136,7 +155,16 @@ def task_data(work: Path, task: str, count: int, seed: int) -> Path:
 
 
 def held_out_data(work: Path, names: list[str], count: int) -> Path:
-    """Held-out items of some tasks, in the form that their training items have."""
+    """Write held-out items of some tasks, in the form of the training items.
+
+    Args:
+        work: directory for the file.
+        names: tasks; items of several tasks have their instructions.
+        count: items of each task.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
     together = len(names) > 1
     path = work / f"{'shared' if together else names[0]}-held-out.jsonl"
     if not path.exists():
@@ -147,7 +175,7 @@ def held_out_data(work: Path, names: list[str], count: int) -> Path:
 
 
 def shared_adapter(work: Path) -> Path | None:
-    """The adapter of all tasks, if it has been trained."""
+    """The directory of the adapter of all tasks, ``None`` if it has not been trained."""
     path = work / "shared" / "adapter"
     return path if path.exists() else None
 
@@ -162,7 +190,18 @@ def settings_of(
     msa_layers: dict[Mode, int],
     start: Path | None,
 ) -> TrainSettings:
-    """How ``part`` is trained; ``start`` is the adapter that it goes on from."""
+    """The settings with which a part is trained; its data is written if it is missing.
+
+    Args:
+        part: ``streams``, ``shared`` or the name of a task.
+        work: the work directory.
+        minutes: wall time of the run, if ``iters`` is ``None``.
+        iters: steps of the run, if ``minutes`` is ``None``.
+        items: training items of a task's adapter.
+        seed: seed of text and new weights.
+        msa_layers: N_s by mode.
+        start: adapter directory that the run starts from; ``None``: new weights.
+    """
     common = {
         "model": work / "expanded",
         "output": work / part,
@@ -206,10 +245,12 @@ def settings_of(
 
 @one_line_errors
 def main(
-    parts: Annotated[list[str], typer.Argument(help="base, streams, shared, and names of tasks.")],
+    parts: Annotated[
+        list[str], typer.Argument(help="Parts to make: base, streams, shared, names of tasks.")
+    ],
     base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
-    work: Annotated[Path, typer.Option(help="Where everything is written.")],
-    bits: Annotated[int, typer.Option(help="Of the quantized base.")] = 8,
+    work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
+    bits: Annotated[int, typer.Option(help="Bits per weight of the quantized base.")] = 8,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -221,14 +262,21 @@ def main(
         int | None,
         typer.Option(help="Steps for each part instead of minutes, the same on any machine."),
     ] = None,
-    lossless_msa_layers: Annotated[int, typer.Option(help="N_s of the lossless streams.")] = 6,
-    shared_msa_layers: Annotated[int, typer.Option(help="N_s of the shared-mode adapters.")] = 2,
+    lossless_msa_layers: Annotated[
+        int, typer.Option(help="Top layers with streams (N_s) of the lossless streams.")
+    ] = 6,
+    shared_msa_layers: Annotated[
+        int, typer.Option(help="Top layers with streams (N_s) of the shared-mode adapters.")
+    ] = 2,
     start: Annotated[
         Path | None,
-        typer.Option(help="Adapter that the parts start from; for tasks the part shared."),
+        typer.Option(
+            help="Adapter that the parts start from. Default: for tasks the part shared, if it is "
+            "there."
+        ),
     ] = None,
-    items: Annotated[int, typer.Option(help="Training items for each adapter.")] = 12_000,
-    seed: Annotated[int, typer.Option(help="Of the text and the new weights.")] = 0,
+    items: Annotated[int, typer.Option(help="Training items of a task's adapter.")] = 12_000,
+    seed: Annotated[int, typer.Option(help="Seed of the text and of the new weights.")] = 0,
 ) -> None:
     """Quantize the base and train streams and adapters (resumable)."""
     work.mkdir(parents=True, exist_ok=True)

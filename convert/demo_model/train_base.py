@@ -2,14 +2,13 @@
 
     python -m specstream_mlx.convert.demo_model.train_base --output runs/base --minutes 90
 
-The run is resumable: the same command goes on from ``<output>/checkpoint.pt``. The learning rate
+The run is resumable: the same command continues from ``<output>/checkpoint.pt``. The learning rate
 is constant after a short warm-up and falls linearly to zero over the last ``--decay-share`` of
-the time budget, so a later run can start again from ``<output>/before_decay.pt`` with more time.
-The result is a Hugging Face directory, ``<output>/model``.
+the time; a copy of ``<output>/before_decay.pt`` in the checkpoint's place starts again from before
+that, with more time. The result is a Hugging Face directory, ``<output>/model``.
 """
 
 import json
-import os
 import random
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..staging import staged_file
 from . import tasks
 from .tokenizer import save_tokenizer
 
@@ -30,7 +30,7 @@ WARMUP_STEPS = 60
 
 
 def base_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaConfig:
-    """The architecture: 8 layers of 512, 8 query and 2 key-value heads of 64, tied head."""
+    """The architecture: 8 layers of width 512, 8 query and 2 key-value heads of 64, tied head."""
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=512,
@@ -49,7 +49,7 @@ def base_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaC
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, item: tasks.Item) -> tuple[list[int], int]:
-    """Token ids of prompt and completion with the end token, and the prompt's length."""
+    """The token ids of an item with the end token, and how many of them are the prompt's."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": tasks.instructed(item)}],
         add_generation_prompt=True,
@@ -66,8 +66,9 @@ class PackedRows:
 
     Attributes:
         tokens: (B, T) int64.
-        document: (B, T) int64, the item that a token belongs to; attention stays within it.
-        weight: (B, T) float32, the loss weight of predicting this token.
+        document: (B, T) int64, the number of the token's item, -1 for padding; attention stays
+            within an item.
+        weight: (B, T) float32, the weight of the loss of predicting this token.
     """
 
     tokens: torch.Tensor
@@ -76,7 +77,13 @@ class PackedRows:
 
 
 def pack(encoded: list[tuple[list[int], int]], rows: int, pad: int) -> PackedRows:
-    """Pack items, longest first, each into the first row with room; the rest is dropped."""
+    """Pack items into rows, the longest first, each into the first row that has room.
+
+    Args:
+        encoded: items from ``encode``; those that find no room are dropped.
+        rows: number of rows.
+        pad: id of the padding token.
+    """
     tokens = torch.full((rows, ROW_TOKENS), pad)
     document = torch.full((rows, ROW_TOKENS), -1)
     weight = torch.zeros(rows, ROW_TOKENS)
@@ -101,7 +108,15 @@ def training_rows(
     seed: int,
     weights: dict[str, float] | None = None,
 ) -> PackedRows:
-    """The rows of one step, a pure function of ``step``, ``seed`` and the tasks' ``weights``."""
+    """Make the rows of one training step, the same ones for the same arguments.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        step: number of the step.
+        rows: number of rows.
+        seed: seed of the run.
+        weights: relative frequency of each task; ``None``: the generator's.
+    """
     rng = random.Random(f"{seed}-{step}")
     encoded, total = [], 0
     while total < rows * ROW_TOKENS:
@@ -116,7 +131,7 @@ def training_rows(
 def logits_of(
     model: LlamaForCausalLM, tokens: torch.Tensor, document: torch.Tensor
 ) -> torch.Tensor:
-    """Logits (B, T, V) with attention within each document."""
+    """The logits (B, T, V) of packed rows, with attention within each item."""
     same = document[:, :, None] == document[:, None, :]
     causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
     mask = (same & causal)[:, None]
@@ -127,7 +142,7 @@ def logits_of(
 def weighted_loss(
     model: LlamaForCausalLM, tokens: torch.Tensor, document: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross-entropy in nats of the next token, weighted by ``weight``."""
+    """The mean cross entropy of the next token in nats, weighted by ``weight``."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = logits_of(model, tokens, document)[:, :-1]
     losses = F.cross_entropy(
@@ -141,10 +156,14 @@ def weighted_loss(
 def evaluate(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 24
 ) -> dict[str, dict[str, float]]:
-    """Loss per target token and exact match of greedy decoding on held-out items of each task.
+    """Measure the model on ``count`` held-out items of each task.
 
     Greedy decoding writes the target exactly when the arg-max at every target position, given
     the target's own prefix, is the target's token: one forward pass suffices.
+
+    Returns:
+        For each task ``loss``, in nats per target token, and ``exact``, the share of items whose
+        target greedy decoding writes.
     """
     results = {}
     for name in tasks.TASKS:
@@ -170,16 +189,22 @@ def evaluate(
 
 
 def learning_rate_factor(step: int, spent: float, budget: float, decay_share: float) -> float:
-    """Warm-up by steps, then constant, then linear to zero at ``budget`` seconds."""
+    """The factor of the learning rate: it warms up, stays constant and falls to zero linearly.
+
+    Args:
+        step: steps done, which count for the warm-up.
+        spent: seconds spent.
+        budget: seconds of the whole run.
+        decay_share: share of ``budget`` in which the rate falls.
+    """
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     left = max(0.0, budget - spent)
     return warm * min(1.0, left / (decay_share * budget))
 
 
 def _save(path: Path, state: dict) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    with staged_file(path) as partial:
+        torch.save(state, partial)
 
 
 def train(
@@ -191,7 +216,17 @@ def train(
     seed: int,
     weights: dict[str, float] | None = None,
 ) -> None:
-    """Train for ``minutes`` of wall time, resumed runs counted in; see the module's text."""
+    """Train the base model, or continue to train it, and write ``output/model``.
+
+    Args:
+        output: directory for checkpoints, log and model.
+        minutes: wall time, including that of the runs that are continued.
+        rows: rows of ``ROW_TOKENS`` tokens in a step.
+        learning_rate: of both optimizers, once they have warmed up.
+        decay_share: share of the time in which the learning rate falls.
+        seed: seed of the weights and of the text.
+        weights: relative frequency of each task; ``None``: the generator's.
+    """
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     tokenizer_directory = output / "tokenizer"
@@ -274,15 +309,24 @@ def train(
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Checkpoints, log and model.")] = Path("runs/base"),
-    minutes: Annotated[float, typer.Option(help="Wall time, resumed runs counted in.")] = 90.0,
+    output: Annotated[
+        Path, typer.Option(help="Directory that checkpoints, log and model are written to.")
+    ] = Path("runs/base"),
+    minutes: Annotated[
+        float, typer.Option(help="Wall time, including that of the runs that are continued.")
+    ] = 90.0,
     rows: Annotated[int, typer.Option(help=f"Rows of {ROW_TOKENS} tokens in a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Of Muon and AdamW.")] = 3e-3,
-    decay_share: Annotated[float, typer.Option(help="Share of the time with falling rate.")] = 0.35,
-    seed: Annotated[int, typer.Option(help="Of the weights and the text.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of Muon and AdamW.")] = 3e-3,
+    decay_share: Annotated[
+        float, typer.Option(help="Share of the time in which the learning rate falls.")
+    ] = 0.35,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the text.")] = 0,
     task_weights: Annotated[
         str | None,
-        typer.Option(help='Mixture, as in "proofread=10,sql=3"; default: the generator\'s.'),
+        typer.Option(
+            help='Relative frequency of each task, as in "proofread=10,sql=3". Default: the '
+            "generator's."
+        ),
     ] = None,
 ) -> None:
     """Train the demonstration base model from scratch (resumable)."""
@@ -294,7 +338,8 @@ def main(
         }
         if unknown := weights.keys() - tasks.TASKS.keys():
             known = ", ".join(tasks.TASKS)
-            raise typer.BadParameter(f"--task-weights: unknown {unknown}, expected {known}")
+            named = ", ".join(sorted(unknown))
+            raise typer.BadParameter(f"--task-weights names {named}, expected some of {known}")
     train(output, minutes, rows, learning_rate, decay_share, seed, weights)
 
 

@@ -1,4 +1,4 @@
-"""Where a proofreading item's content already is what its target is."""
+"""The places of a proofreading item where content and target are the same: nothing to correct."""
 
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -8,12 +8,12 @@ from .tasks import Item
 
 @dataclass(frozen=True)
 class Run:
-    """Words that correcting leaves alone.
+    """A run of words that are the same in content and target.
 
     Attributes:
-        content: index of the first among the content's words.
-        target: the same among the target's.
-        length: how many there are.
+        content: index of its first word among the content's words.
+        target: index of its first word among the target's words.
+        length: number of words.
     """
 
     content: int
@@ -29,11 +29,11 @@ def unchanged_runs(item: Item) -> list[Run]:
 
 
 def settled_words(item: Item) -> list[tuple[int, int]]:
-    """Where content and target have the same word, and the same neighbours beside it.
+    """The words that are the same in content and target and have the same neighbours in both.
 
     Returns:
-        Indices among the content's words and among the target's. The target's first and last word
-        need no neighbour beyond them.
+        Pairs of an index among the content's words and one among the target's. The target's first
+        and last word need no neighbour beyond them.
     """
     last = len(item.target.split(" ")) - 1
     return [

@@ -1,1 +1,1 @@
-"""The reference implementation in PyTorch, and its trainer."""
+"""The reference implementation in PyTorch, which MLX must agree with, and its trainer."""

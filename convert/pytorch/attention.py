@@ -1,4 +1,8 @@
-"""Multi-stream attention (arXiv 2402.11131, Eq. 2 and 3) and the row lists it works on."""
+"""Multi-stream attention (arXiv 2402.11131, Eq. 2 and 3) and the positions it runs at.
+
+Shapes: B sequences of T tokens, C positions with streams, gamma streams beside each, Hq query and
+Hkv key-value heads of size d.
+"""
 
 from dataclasses import dataclass
 
@@ -8,14 +12,15 @@ from torch import Tensor
 
 
 def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Where streams run: from ``stream_from - 1`` (the last prompt token) to ``ends - 1``.
+    """The positions that have streams: ``stream_from - 1``, the last prompt token, to ``ends - 1``.
 
     Args:
         stream_from: (B,) int64, index of the first completion token, at least 1.
         ends: (B,) int64, one past the last position with streams.
 
     Returns:
-        ``positions`` (B, C) int64, and ``valid`` (B, C) bool, False where an item has fewer than C.
+        ``positions`` (B, C) int64, and ``valid`` (B, C) bool: False where a sequence has fewer than
+        C positions and repeats its first.
     """
     first = stream_from[:, None] - 1
     steps = torch.arange(int((ends[:, None] - first).max()), device=first.device)
@@ -25,7 +30,7 @@ def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]
 
 
 def gather_rows(x: Tensor, positions: Tensor) -> Tensor:
-    """Rows (B, C, ...) of ``x`` (B, T, ...) at ``positions`` (B, C)."""
+    """The rows (B, C, ...) of ``x`` (B, T, ...) at ``positions`` (B, C)."""
     return (
         x.flatten(0, 1)
         .index_select(0, flat_rows(positions, x.shape[1]))
@@ -34,30 +39,30 @@ def gather_rows(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def flat_rows(positions: Tensor, length: int) -> Tensor:
-    """Indices (B * C,) of ``positions`` (B, C) in (B, length) flattened."""
+    """The indices (B * C,) of ``positions`` (B, C) among all B * length rows."""
     start = length * torch.arange(len(positions), device=positions.device)
     return (positions + start[:, None]).flatten()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + d/2) of ``x`` (..., d); ``cos`` and ``sin`` broadcast to it."""
+    """Rotate the pairs (i, i + d/2) of ``x`` (..., d); ``cos`` and ``sin`` broadcast to it."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
 def softcapped(x: Tensor, cap: float | None) -> Tensor:
-    """``cap * tanh(x / cap)``, between minus and plus ``cap``; ``x`` itself without a cap."""
+    """The soft-capped ``x``: ``cap * tanh(x / cap)``, or ``x`` itself if there is no cap."""
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer scores keys.
+    """The way in which a layer scores keys.
 
     Attributes:
         scale: factor of the scores.
-        window: a row sees main rows less than this many positions back; ``None``: all.
-        softcap: see ``softcapped``.
+        window: a row sees the main rows less than this many positions back; ``None``: all.
+        softcap: cap of the scores, see ``softcapped``; ``None``: none.
     """
 
     scale: float
@@ -65,7 +70,7 @@ class Scoring:
     softcap: float | None = None
 
     def hides(self, positions: Tensor, length: int) -> Tensor:
-        """Which main rows (..., length) the rows at ``positions`` (...) do not see, bool."""
+        """The main rows (..., length) that rows at ``positions`` (...) do not see, as bool."""
         behind = positions[..., None] - torch.arange(length, device=positions.device)
         hidden = behind < 0
         return hidden if self.window is None else hidden | (behind >= self.window)
@@ -77,7 +82,7 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Sco
     Args:
         queries: (B, Hq, T, d).
         keys, values: (B, Hkv, T, d).
-        scoring: of this layer.
+        scoring: how this layer scores keys.
 
     Returns:
         (B, T, Hq, d).
@@ -112,16 +117,16 @@ def stream_attention(
 ) -> Tensor:
     """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
 
-    Stream j attends to the main keys that its main row sees and to the streams 1..j beside it; a
-    main row to the main keys and to all streams beside it. One softmax runs over both blocks of
-    scores; streams of other positions are never scored.
+    Stream j attends to the main keys that its main row sees and to the streams 1 to j beside it; a
+    main row attends to the main keys and to all streams beside it. One softmax runs over both
+    blocks of scores; streams of other positions are never scored.
 
     Args:
-        queries: (B, Hq, C, R, d), R = gamma, or 1 + gamma with the main row first.
-        keys, values: (B, Hkv, T, d), the main stream's.
+        queries: (B, Hq, C, R, d): R = gamma, or R = 1 + gamma with the main row first.
+        keys, values: (B, Hkv, T, d) of the main stream.
         stream_keys, stream_values: (B, Hkv, C, gamma, d).
-        positions: (B, C) int64.
-        scoring: of this layer.
+        positions: (B, C) int64, where the streams are.
+        scoring: how this layer scores keys.
 
     Returns:
         (B, C, R, Hq, d).

@@ -1,4 +1,4 @@
-"""A transformers language model as the reference drives it: its own layers, our attention.
+"""A transformers language model run layer by layer: its own layers with our attention.
 
 transformers lets a model's attention be any function of queries, keys and values. Everything
 around it (projections, norms on queries and keys, rotary embeddings, the order of a block, soft
@@ -38,7 +38,7 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' attention modules call: ``attend``, in the dtype of the values."""
+    """The attention function that transformers' modules call: ``attend``, in the values' dtype."""
     kind = value.dtype  # under autocast the rotary embedding returns float32
     scoring = Scoring(scaling, sliding_window, softcap)
     return attend(query.to(kind), key.to(kind), value, scoring), None
@@ -48,7 +48,7 @@ AttentionInterface.register(_ATTENTION, _attention)
 
 
 class _Function(nn.Module):
-    """A function in the place of a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Function(nn.Module):
 
 
 def _cast_once(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Under autocast cast hidden states once, not once for every projection that reads them."""
+    """Cast hidden states under autocast once, not once for every projection that reads them."""
     name = "hidden_states"
     x = args[0] if args else kwargs[name]
     if torch.is_autocast_enabled(x.device.type):
@@ -68,14 +68,14 @@ def _cast_once(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
 
 
 class Backbone:
-    """The parts of a causal language model.
+    """A causal language model in parts: embedding, layers, final norm and head.
 
     Args:
-        causal_lm: of a tested architecture, LoRA layers included. Its attention and MLP modules get
-            a hook that changes nothing outside autocast.
+        causal_lm: a model of a tested architecture, with LoRA or without. Its attention and MLP
+            modules get a hook that changes nothing outside autocast.
 
     Raises:
-        ConfigError: it is of another architecture.
+        ConfigError: the model is of another architecture.
     """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
@@ -92,9 +92,9 @@ class Backbone:
                 layer.mlp.register_forward_pre_hook(_cast_once, with_kwargs=True)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The first layer's input (B, T, h) of ``tokens`` (B, T).
+        """The first layer's input (B, T, h) for ``tokens`` (B, T).
 
-        Learned positions are part of it, so that streams start with their main row's.
+        It includes learned positions, so a stream starts with the position of its main row.
         """
         hidden = self._decoder.embed_tokens(tokens)
         if self._architecture.positions == "learned":
@@ -103,14 +103,14 @@ class Backbone:
         return hidden
 
     def ropes(self, hidden: Tensor, length: int) -> list[Rope]:
-        """For every layer the cosines and sines (1, length, d) of all positions up to ``length``.
+        """The rotary tables of every layer for the positions 0 to ``length - 1``.
 
         Args:
-            hidden: any hidden states, for device and dtype.
-            length: positions.
+            hidden: any hidden states, for their device and dtype.
+            length: number of positions.
 
         Returns:
-            One pair per layer, ``None`` each where positions are learned.
+            For each layer cosines and sines (1, length, d), or ``None`` if positions are learned.
         """
         if self._architecture.positions == "learned":
             return [None] * len(self.layers)
@@ -123,14 +123,18 @@ class Backbone:
         return [by_kind[kind] for kind in kinds]
 
     def layer(self, index: int, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """One layer on (B, rows, h).
+        """Run one layer with an attention of the caller's.
 
         Args:
-            index: of the layer.
-            hidden: rows.
-            rope: cosines and sines (B or 1, rows, d) at the rows' positions.
+            index: number of the layer.
+            hidden: (B, rows, h), the layer's input.
+            rope: cosines and sines (B or 1, rows, d) at the rows' positions; ``None`` if positions
+                are learned.
             attend: maps queries (B, Hq, rows, d), keys and values (B, Hkv, rows, d) and the
                 layer's ``Scoring`` to (B, rows, Hq, d).
+
+        Returns:
+            The layer's output (B, rows, h).
         """
         before = self.config._attn_implementation
         self.config._attn_implementation = _ATTENTION
@@ -142,14 +146,14 @@ class Backbone:
             self.config._attn_implementation = before
 
     def mlp(self, index: int, x: Tensor) -> Tensor:
-        """A layer's MLP on (..., h), whatever now stands in its place."""
+        """Apply a layer's own MLP to ``x`` (..., h), within ``mlp_replaced`` too."""
         for module in self._mlps[index]:
             x = module(x)
         return x
 
     @contextmanager
     def mlp_replaced(self, index: int, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Within: ``function``, (..., h) to (..., h), stands where the layer has its MLP."""
+        """Let a layer call ``function``, (..., h) to (..., h), instead of its MLP for a while."""
         layer, names = self.layers[index], self._architecture.mlp
         before = [getattr(layer, name) for name in names]
         try:
@@ -162,12 +166,12 @@ class Backbone:
                 setattr(layer, name, module)
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm, where the model has one."""
+        """Apply the final norm to (..., h), if the model has one."""
         norm = getattr(self._decoder, self._architecture.norm)
         return hidden if norm is None else norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """LM head and its soft cap: (..., h) to (..., V), without the final norm."""
+        """Apply the LM head and its soft cap, without the final norm: (..., h) to (..., V)."""
         return softcapped(self.head(hidden), self.softcap)
 
 
@@ -179,7 +183,7 @@ def _architecture(causal_lm: PreTrainedModel) -> Architecture:
 
 
 def linear_layers(causal_lm: PreTrainedModel) -> list[str]:
-    """The names, without what is before the last dot, of the linear layers of a decoder layer.
+    """The names of the linear layers within a decoder layer, such as ``q_proj``.
 
     Raises:
         ConfigError: the model is of an architecture that is not tested.
@@ -190,9 +194,9 @@ def linear_layers(causal_lm: PreTrainedModel) -> list[str]:
 
 
 def use_long_factors(causal_lm: PreTrainedModel) -> None:
-    """Let a ``longrope`` model take its long factors for short texts too, as mlx-lm does.
+    """Make a ``longrope`` model use its long factors for texts of any length, as mlx-lm does.
 
-    transformers takes the short ones as long as a text fits the original context.
+    transformers uses the short factors as long as a text fits the original context.
     """
     rotary = getattr(causal_lm.get_decoder(), "rotary_emb", None)
     if getattr(rotary, "rope_type", None) == "longrope":

@@ -1,12 +1,13 @@
-"""Checkpoints of a training run."""
+"""Checkpoints of a training run, from which ``--resume`` continues it."""
 
-import os
 from pathlib import Path
 
 import torch
 
-from .formats import FormatError
-from .settings import SettingsError, TrainSettings
+from specstream_mlx.config import UserError
+
+from ..staging import staged_file
+from .training_settings import TrainSettings
 
 
 def save_checkpoint(
@@ -17,7 +18,19 @@ def save_checkpoint(
     step: int,
     seconds: float,
 ) -> None:
-    """Write weights, optimizer, random state and progress, by way of a rename."""
+    """Write all that a run needs to continue as if it had not stopped.
+
+    Args:
+        path: replaced once the new checkpoint is complete.
+        settings: of the run.
+        trainable: the parameters that are trained, by name.
+        optimizer: whose state is saved.
+        step: steps done.
+        seconds: time spent on them.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     state = {
         "settings": settings.identity(),
         "step": step,
@@ -26,9 +39,8 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
     }
-    scratch = path.with_suffix(".tmp")
-    torch.save(state, scratch)
-    os.replace(scratch, path)
+    with staged_file(path) as scratch:
+        torch.save(state, scratch)
 
 
 def load_checkpoint(
@@ -37,27 +49,33 @@ def load_checkpoint(
     trainable: dict[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> tuple[int, float]:
-    """Restore a checkpoint of ``save_checkpoint`` in place.
+    """Restore a checkpoint into the parameters, the optimizer and torch's generator.
+
+    Args:
+        path: written by ``save_checkpoint``.
+        settings: of the run that continues.
+        trainable: the parameters to fill, by name.
+        optimizer: whose state is restored.
 
     Returns:
-        Its step and the seconds spent before it.
+        The steps done before, and the seconds spent on them.
 
     Raises:
-        SettingsError: there is none, or it was made with other settings.
-        FormatError: it is damaged.
+        UserError: there is no checkpoint, it is damaged, or it was made with other settings.
     """
     if not path.is_file():
-        raise SettingsError(f"nothing to resume: {path} does not exist")
+        raise UserError(f"nothing to resume: {path} does not exist")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         found, step, seconds = state["settings"], state["step"], state["seconds"]
     except Exception as error:  # torch.load raises what the damaged bytes lead to
-        raise FormatError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
+        raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
     expected = settings.identity()
     for name in sorted(set(found) | set(expected)):
         if found.get(name) != expected.get(name):
-            raise SettingsError(
-                f"{path} was made with {name} = {found.get(name)}, now it is {expected.get(name)}"
+            raise UserError(
+                f"{path} was made with {name} = {found.get(name)}, expected {expected.get(name)} "
+                "as in this run"
             )
     with torch.no_grad():
         for name, parameter in trainable.items():

@@ -14,6 +14,7 @@ from .reference import SpeculativeStreamingModel
 from .segments import map_segments
 
 LOGITS_AT_ONCE = 1 << 22
+"""Most logits that a slice of rows may have, to bound the memory."""
 
 
 @dataclass
@@ -37,8 +38,9 @@ class Loss:
 
     Attributes:
         total: scalar to call ``backward`` on.
-        per_stream: (1 + gamma,) cross entropy of main and streams, 0 where alpha is 0; detached.
-        pruner: scalar cross entropy of the early exit, detached; 0 without a pruner.
+        per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, detached;
+            0 where alpha is 0.
+        pruner: scalar cross entropy in nats of the early exit, detached; 0 without a pruner.
     """
 
     total: Tensor
@@ -47,9 +49,9 @@ class Loss:
 
 
 class HeadCrossEntropy(torch.autograd.Function):
-    """LM head and cross entropy in slices, so that the logits of all rows never exist at once.
+    """LM head and cross entropy, slice by slice: the logits of all rows never exist at once.
 
-    The forward pass computes the gradient of the rows too; the head is frozen and gets none.
+    The forward pass also computes the gradient of the rows. The head is frozen and gets none.
     """
 
     @staticmethod
@@ -92,15 +94,26 @@ def head_cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Cross entropy (n,) float32 of ``hidden @ head.T`` (n, h), (V, h) against ``targets`` (n,).
+    """The cross entropy of each row's logits with its target.
 
-    No gradient reaches ``head`` or its ``bias`` (V,). For ``softcap`` see ``softcapped``.
+    Args:
+        hidden: (n, h), what the head reads. No gradient reaches anything else.
+        head: (V, h), the LM head's weight.
+        targets: (n,) int64.
+        bias: (V,), the LM head's bias, if it has one.
+        softcap: the logits' cap, see ``softcapped``.
+
+    Returns:
+        (n,) float32, in nats.
     """
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
 def default_alphas(mode: str, num_streams: int) -> list[float]:
-    """The weights of Eq. 6, main first: 1 and 0.1 in shared mode, 0 and 1 in lossless mode."""
+    """The weights of Eq. 6, the main stream's first, then the same for each of the streams.
+
+    They are 1 and 0.1 in shared mode, 0 and 1 in lossless mode, where the base does not train.
+    """
     main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
     return [main] + [stream] * num_streams
 
@@ -108,16 +121,16 @@ def default_alphas(mode: str, num_streams: int) -> list[float]:
 def n_gram_loss(
     model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float], segments: int = 1
 ) -> Loss:
-    """``sum_j alpha_j CE(stream j, y_{t+j})``, main stream = stream 0, plus the pruner's loss.
+    """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Streams run beside the last prompt token and every completion token but the last. Each term is
-    the mean over its own targets that lie inside the sequence.
+    Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
+    but the last. Each term is the mean over those of its targets that lie within the sequence.
 
     Args:
-        model: the model.
+        model: the model to train.
         batch: sequences.
-        alphas: 1 + gamma weights, main first; a term of weight 0 is not computed.
-        segments: pieces in which streams, LM head and loss are computed.
+        alphas: 1 + gamma weights, the main stream's first; a term of weight 0 is not computed.
+        segments: pieces in which streams, LM head and loss are computed, see ``segments``.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     first = 0 if alphas[0] else 1
@@ -169,12 +182,12 @@ def n_gram_loss(
 
 @torch.no_grad()
 def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Top-1 hits on a batch, each position seeing the true tokens before it.
+    """Count right top-1 predictions on a batch; every position sees the true tokens before it.
 
     Returns:
-        ``correct`` and ``counts``, both (2 + gamma + 1,) int64: main stream, streams 1..gamma, the
-        pruner, and last, for the accepted length of a chain draft, the sum over positions of
-        1 + the streams right in a row; each over its own ``counts``.
+        ``correct`` and ``counts``, both (gamma + 3,) int64, whose quotients are the accuracies of
+        the main stream, of streams 1 to gamma and of the pruner, and last the mean accepted length
+        of a chain draft: 1 + the streams that are right one after the other.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid)
@@ -193,7 +206,7 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
 
 
 def _targets(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """What main stream and streams (B, C, rows) predict, and where that lies in the sequence."""
+    """The tokens (B, C, rows) that main stream and streams predict, and whether they exist."""
     ahead = positions[..., None] + torch.arange(1, rows + 1, device=positions.device)
     has_target = valid[..., None] & (ahead < batch.lengths[:, None, None])
     ahead = ahead.clamp(max=batch.tokens.shape[1] - 1)

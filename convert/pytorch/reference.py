@@ -48,7 +48,10 @@ class LowRank(nn.Module):
 
 
 class Streams(nn.Module):
-    """Stream embeddings, stream init and stream adapters, in the names of ``tensor_shapes()``."""
+    """The trainable parts of the streams: embeddings, initialization and adapters.
+
+    Parameters are named as in ``StreamConfig.tensor_shapes()``.
+    """
 
     def __init__(self, config: StreamConfig) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class Streams(nn.Module):
             )
 
     def seed(self, main: Tensor) -> Tensor:
-        """Stream init, Eq. 4: main hidden states (B, C, h) to streams (B, C, gamma, h)."""
+        """Start the streams (B, C, gamma, h) from main hidden states (B, C, h), as in Eq. 4."""
         if hasattr(self, "init"):
             main = self.init(main)
         streams = main.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
@@ -76,14 +79,14 @@ class Streams(nn.Module):
 
 @dataclass
 class Trunk:
-    """Hidden states before the final norm.
+    """The hidden states before the final norm.
 
     Attributes:
-        seed: (B, T, h), input of the first MSA layer.
-        main: (B, T, h), output of the last layer, or ``None`` if it was not wanted.
-        streams: (B, C, gamma, h), output of the last layer.
-        main_layers: the output of every layer, if asked for.
-        stream_layers: the streams as seeded and after every MSA layer, if asked for.
+        seed: (B, T, h), the main stream's input to the first MSA layer.
+        main: (B, T, h), the main stream after the last layer, or ``None`` if it was not wanted.
+        streams: (B, C, gamma, h), the streams after the last layer.
+        main_layers: the main stream after every layer; empty if not asked for.
+        stream_layers: the streams at their start and after every MSA layer; empty if not asked for.
     """
 
     seed: Tensor
@@ -95,14 +98,14 @@ class Trunk:
 
 @dataclass
 class StreamOutput:
-    """What ``SpeculativeStreamingModel.forward`` returns.
+    """The result of a forward pass of ``SpeculativeStreamingModel``.
 
     Attributes:
         main_logits: (B, T, V).
         stream_logits: (B, C, gamma, V).
-        positions: (B, C), where the streams ran.
-        valid: (B, C), False where ``positions`` is padding.
-        trunk: the hidden states.
+        positions: (B, C) int64, where the streams ran.
+        valid: (B, C) bool, False where ``positions`` is padding.
+        trunk: the hidden states that the logits come from.
     """
 
     main_logits: Tensor
@@ -121,13 +124,13 @@ class SpeculativeStreamingModel(nn.Module):
     frozen here.
 
     Args:
-        base: a causal language model of a tested architecture, or in shared mode one wrapped by
-            ``peft`` with LoRA.
-        config: the streams.
+        base: a causal language model of a tested architecture; in shared mode one that PEFT has
+            put LoRA on.
+        config: the configuration of the streams.
 
     Raises:
-        ConfigError: ``base`` is of another architecture, its sizes are not those of ``config``, or
-            it has LoRA weights in lossless mode.
+        ConfigError: ``base`` is of another architecture or has other sizes than ``config``, or it
+            has LoRA in lossless mode or outside the decoder layers.
     """
 
     def __init__(self, base: nn.Module, config: StreamConfig) -> None:
@@ -139,13 +142,13 @@ class SpeculativeStreamingModel(nn.Module):
         for name in ("hidden_size", "num_hidden_layers"):
             found, expected = getattr(facts, name), getattr(config, name)
             if found != expected:
-                raise ConfigError(f"{name} of the base is {found}, of the streams {expected}")
+                raise ConfigError(f"{name} of the base is {found}, the streams expect {expected}")
         for name, parameter in base.named_parameters():
             is_lora = "lora_" in name
             if is_lora and config.mode == "lossless":
-                raise ConfigError("lossless mode takes a base without LoRA: merge it first")
+                raise ConfigError("the base has LoRA, lossless mode expects none: merge it first")
             if is_lora and ".layers." not in name:
-                raise ConfigError(f"LoRA outside the decoder layers is not supported: {name}")
+                raise ConfigError(f"the base has LoRA in {name}, expected it in decoder layers")
             parameter.requires_grad_(is_lora)
         self.streams = Streams(config)
         if config.pruner_rank:
@@ -153,24 +156,24 @@ class SpeculativeStreamingModel(nn.Module):
 
     @property
     def causal_lm(self) -> nn.Module:
-        """The language model inside ``base``, without the wrapper of ``peft``."""
+        """The language model inside ``base``, without PEFT's wrapper."""
         return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
 
     def stream_tensors(self) -> dict[str, Tensor]:
-        """The stream and pruner tensors, named as in ``StreamConfig.tensor_shapes()``."""
+        """The tensors of streams and pruner, named as in ``StreamConfig.tensor_shapes()``."""
         state = self.state_dict()
         return {name: state[name] for name in self.config.tensor_shapes()}
 
     def forward(
         self, tokens: Tensor, stream_from: Tensor, lengths: Tensor, *, keep_layers: bool = False
     ) -> StreamOutput:
-        """Run main stream and streams, the latter from ``stream_from - 1`` to the last token.
+        """Run the main stream, and the streams from ``stream_from - 1`` to the last token.
 
         Args:
             tokens: (B, T) int64, padded on the right.
             stream_from: (B,) int64, index of the first completion token, at least 1.
-            lengths: (B,) int64, tokens of each sequence.
-            keep_layers: also return the hidden states of every layer.
+            lengths: (B,) int64, number of tokens of each sequence.
+            keep_layers: also return the hidden states after every layer.
         """
         positions, valid = stream_positions(stream_from, lengths)
         trunk = self.trunk(tokens, positions, valid, keep_layers=keep_layers)
@@ -179,17 +182,17 @@ class SpeculativeStreamingModel(nn.Module):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and LM head: (..., h) to (..., V)."""
+        """Apply the final norm and the LM head: (..., h) to (..., V)."""
         return self.backbone.logits(self.backbone.norm(hidden))
 
     def early_exit_logits(self, seed: Tensor) -> Tensor:
-        """The pruner's logits (..., V) from the hidden states (..., h) at the first MSA layer."""
+        """The pruner's logits (..., V) for hidden states (..., h) before the first MSA layer."""
         return self.backbone.logits(self.early_exit_hidden(seed))
 
     def early_exit_hidden(self, seed: Tensor) -> Tensor:
-        """What the LM head reads for ``early_exit_logits``: (..., h) to (..., h).
+        """The hidden states that the LM head reads for ``early_exit_logits``: (..., h) to (..., h).
 
-        The hidden states are detached: the pruner trains alone.
+        ``seed`` is detached, so that the pruner's loss trains the pruner alone.
         """
         seed = seed.detach()
         if self.config.pruner_form == "literal":
@@ -206,15 +209,14 @@ class SpeculativeStreamingModel(nn.Module):
         need_main: bool = True,
         keep_layers: bool = False,
     ) -> Trunk:
-        """All layers, without final norm and head.
+        """Run all layers, without the final norm and the head.
 
         Args:
             tokens: (B, T) int64, padded on the right.
-            positions, valid: (B, C), of ``stream_positions``.
-            segments: pieces in which the streams are computed (see ``segments``).
-            need_main: False leaves out the main stream's last MLP, which no stream reads; ``main``
-                is then ``None``.
-            keep_layers: fill ``main_layers`` and ``stream_layers``.
+            positions, valid: (B, C), from ``stream_positions``.
+            segments: pieces in which the streams are computed, see ``segments``.
+            need_main: whether to compute the main stream's last MLP, which no stream reads.
+            keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
         """
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled()
@@ -228,7 +230,7 @@ class SpeculativeStreamingModel(nn.Module):
         main_layers, stream_layers = [], []
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-            """The main stream's attention in layer ``index``, which the streams pass meanwhile."""
+            """The main stream's attention in layer ``index``; it takes the streams along."""
             nonlocal streams
             attended = causal_attention(queries, keys, values, scoring)
             if streams is None:
@@ -277,8 +279,12 @@ class SpeculativeStreamingModel(nn.Module):
         own_queries: Tensor | None,
         positions: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """The streams (B, C, gamma, h) through one MSA layer, and what the main rows beside them
-        attend to (B, C, Hq, d), if their queries (B, C, Hq, d) are given."""
+        """Run the streams (B, C, gamma, h) through one MSA layer.
+
+        Returns:
+            The streams after it, and the attention output (B, C, Hq, d) of the main rows beside
+            them, if their queries ``own_queries`` (B, C, Hq, d) are given.
+        """
         config, own = self.config, None
         by_row = streams.shape[1:3]
         steps = torch.arange(1, config.num_streams + 1, device=streams.device)
@@ -310,7 +316,7 @@ class SpeculativeStreamingModel(nn.Module):
         return rows.unflatten(1, by_row), own
 
     def _stream_mlp(self, index: int, x: Tensor) -> Tensor:
-        """What a stream passes through where the main stream has its MLP (H.2, Fig. 2a)."""
+        """The streams' counterpart of the main stream's MLP, (..., h) to (..., h) (Fig. 2a)."""
         kind = self.config.stream_mlp
         if kind == "base":
             return self.backbone.mlp(index, x)

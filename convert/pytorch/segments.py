@@ -1,8 +1,8 @@
 """Segment attention (arXiv 2402.11131, App. I): a completion's streams in pieces, to save memory.
 
-Only completion positions have streams. They are split into segments; what a segment computes is
-checkpointed, so the backward pass holds the intermediate results of one segment at a time. The
-result and the gradients are those of the unsegmented computation.
+The positions with streams are split into segments. Each is computed again in the backward pass,
+which so holds the intermediate results of one segment at a time. The result and the gradients are
+those of the computation in one piece.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ def map_segments(
     """Apply ``function`` to each segment of some tensors.
 
     Args:
-        function: takes one segment of every tensor of ``sliced``, in order. It is called a second
-            time in the backward pass, so it must be pure.
+        function: takes one segment of every tensor of ``sliced``, in order. It is called again in
+            the backward pass, so it must be pure.
         sliced: tensors (B, C, ...), split along dimension 1; ``None`` is passed on as it is.
-        segments: number of segments, at least 1; with 1 nothing is checkpointed.
+        segments: number of segments, at least 1; with 1 nothing is computed again.
 
     Returns:
-        What ``function`` returned, segment by segment; fewer than ``segments`` if C is smaller.
+        The results of ``function``, segment by segment; fewer than ``segments`` if C is smaller.
 
     Raises:
         ValueError: ``segments`` is below 1.
@@ -45,7 +45,7 @@ def map_segments(
 
 
 def join_segments(results: Sequence[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
-    """Put the segments' results (B, c, ...) together again along dimension 1."""
+    """Concatenate the segments' results (B, c, ...) along dimension 1."""
     if len(results) == 1:
         return results[0]
     columns = zip(*results, strict=True)

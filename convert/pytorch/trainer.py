@@ -1,10 +1,10 @@
-"""Train streams, pruner and (in shared mode) LoRA on a language model: arXiv 2402.11131, 3 and 4.
+"""The trainer of streams, pruner and (in shared mode) LoRA: arXiv 2402.11131, sections 3 and 4.
 
     python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl \\
         --mode shared --output OUT --epochs 2
 
-``OUT/adapter`` is the adapter directory (see ``formats``), ``OUT/log.jsonl`` the log and
-``OUT/checkpoint.pt`` what ``--resume`` continues from.
+It writes the adapter directory ``OUT/adapter`` (see ``adapter_files``), the log ``OUT/log.jsonl``
+and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues.
 """
 
 import ctypes
@@ -27,31 +27,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from transformers import AutoTokenizer
 
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.config import StreamConfig, UserError
 
+from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
 from .checkpoint import load_checkpoint, save_checkpoint
-from .data import Item, batches_per_epoch, collate, epoch, read_pairs, tokenize
-from .formats import (
-    FormatError,
-    base_fingerprint,
-    check_target,
-    load_adapter,
-    load_base,
-    write_adapter,
-)
+from .load import base_fingerprint, load_adapter, load_base
 from .losses import Batch, count_correct, default_alphas, n_gram_loss
 from .reference import SpeculativeStreamingModel
-from .settings import SettingsError, TrainSettings
+from .training_data import Item, batches_per_epoch, collate, epoch, read_pairs, tokenize
+from .training_settings import TrainSettings
 
-WARM_UP = 0.03
+_WARM_UP = 0.03
+"""The share of the steps in which the learning rate rises."""
 
 
 def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
-    """The untrained model of these settings, new weights drawn from torch's generator.
+    """Build the untrained model of a run, its new weights drawn from torch's generator.
 
     Raises:
-        UserError: one sentence on what is wrong.
+        UserError: the base cannot be loaded, or a setting does not fit it.
     """
     base = load_base(settings.model)
     shared = settings.mode == "shared"
@@ -81,11 +76,13 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     if shared:
         layers = config.num_hidden_layers
         if (settings.lora_layers or 0) > layers:
-            raise SettingsError(f"lora_layers is {settings.lora_layers}, the base has {layers}")
+            raise UserError(
+                f"lora_layers is {settings.lora_layers}, expected at most the base's {layers}"
+            )
         linear = linear_layers(base)
         for target in settings.lora_targets or ():
             if target not in linear:
-                raise SettingsError(
+                raise UserError(
                     f"lora_targets has {target!r}, expected some of {', '.join(linear)}"
                 )
         rank = settings.lora_rank or 8
@@ -109,21 +106,22 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
 def train(
     settings: TrainSettings, on_step: Callable[[int, dict[str, Any]], None] | None = None
 ) -> Path:
-    """Train an adapter.
+    """Train an adapter and write it.
 
     Args:
-        settings: what to train.
-        on_step: called after every step with its number and figures.
+        settings: what to train, on what, and for how long.
+        on_step: called after every step with the number of steps done and a line of the log.
 
     Returns:
         The adapter directory, ``settings.output / "adapter"``.
 
     Raises:
-        UserError: one sentence on what is wrong.
+        UserError: a setting is out of range or does not fit the base, a file cannot be read, or
+            something other than an adapter is where the result goes.
     """
     settings.check()
     adapter = settings.output / "adapter"
-    check_target(adapter)
+    check_replaceable(adapter)
     _keep_freed_memory()
     torch.manual_seed(settings.seed)
     model = build_model(settings)
@@ -134,7 +132,7 @@ def train(
     model.to(device)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
-        raise SettingsError("nothing to train: no embeddings, adapters, pruner or LoRA")
+        raise UserError("nothing to train: expected stream embeddings, adapters, a pruner or LoRA")
     rates = _learning_rates(settings, trainable)
     groups = [{"params": [trainable[name] for name in names]} for names in rates.values()]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
@@ -159,7 +157,7 @@ def train(
     started = time.monotonic() - elapsed_before
 
     def done() -> float:
-        """The fraction of the run behind us."""
+        """The share of the run that is done, from 0 to 1."""
         by_steps = step / iters if iters else 0.0
         minutes = (time.monotonic() - started) / 60
         return max(by_steps, minutes / settings.time_limit if settings.time_limit else 0.0)
@@ -212,7 +210,7 @@ def train(
 
 
 def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float, list[str]]:
-    """Parameters by their learning rate."""
+    """The names of the parameters by learning rate."""
     streams = settings.stream_learning_rate or settings.learning_rate
     embeddings = settings.embedding_learning_rate or streams
     rates: dict[float, list[str]] = {}
@@ -223,13 +221,13 @@ def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float
 
 
 def _start_from(model: SpeculativeStreamingModel, base: Path, adapter: Path) -> None:
-    """Copy the trained weights of another adapter of the same shape."""
+    """Copy the weights of an adapter of the same shape into a model."""
     state = load_adapter(base, adapter).state_dict()
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in wanted.items():
         found = tuple(state[name].shape) if name in state else "none"
         if found != tuple(parameter.shape):
-            raise SettingsError(
+            raise UserError(
                 f"init_adapter {adapter}: {name} has shape {found}, "
                 f"expected {tuple(parameter.shape)}"
             )
@@ -239,11 +237,16 @@ def _start_from(model: SpeculativeStreamingModel, base: Path, adapter: Path) -> 
 def evaluate(
     model: SpeculativeStreamingModel, items: list[Item], batch_size: int
 ) -> dict[str, Any]:
-    """Top-1 accuracy of main stream, streams and pruner, given the true tokens before.
+    """Measure how often main stream, streams and pruner predict the data's next token.
+
+    Args:
+        model: the model.
+        items: every position sees the item's own tokens before it.
+        batch_size: items computed at once.
 
     Returns:
-        ``main``, ``streams`` (a list), ``pruner``, and ``chain``: the mean of 1 + the streams right
-        in a row, the accepted length of a chain draft as far as the target agrees with the data.
+        ``main``, ``streams`` (a list) and ``pruner``: shares of right top-1 predictions; and
+        ``chain``: tokens that a chain draft would gain per step if the text were the data's.
     """
     device = next(model.parameters()).device
     correct = counts = 0
@@ -269,9 +272,9 @@ def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
         tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise FormatError(f"{settings.model} has no readable tokenizer: {reason}") from None
+        raise UserError(f"{settings.model} has no readable tokenizer: {reason}") from None
     if tokenizer.eos_token_id is None:
-        raise FormatError(f"the tokenizer of {settings.model} has no end token")
+        raise UserError(f"the tokenizer of {settings.model} has no end token")
     sets = []
     for path in (settings.data, settings.valid_data):
         if path is None:
@@ -290,14 +293,14 @@ def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
 def _batches(
     items: list[Item], settings: TrainSettings, step: int, per_epoch: int
 ) -> Iterator[Batch]:
-    """Batches without end, from number ``step`` on."""
+    """Yield batches without end, starting with number ``step``."""
     for number in count(step // per_epoch):
         batches = epoch(items, settings.batch_size, settings.seed + number)
         yield from islice(batches, step % per_epoch if number == step // per_epoch else 0, None)
 
 
 def _warm_up_steps(iters: int | None) -> int:
-    return max(1, round(WARM_UP * iters)) if iters else 20
+    return max(1, round(_WARM_UP * iters)) if iters else 20
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:
@@ -316,8 +319,10 @@ def _progress() -> Progress:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep freed memory, as a training step frees and takes the same gigabyte over and
-    over: handing it back and forth to the kernel takes as long as the arithmetic on a CPU."""
+    """Make glibc keep freed memory, which every training step needs again.
+
+    Giving a gigabyte back to the kernel at every step takes as long as the arithmetic on a CPU.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
@@ -327,58 +332,110 @@ def _keep_freed_memory() -> None:
 
 @one_line_errors
 def main(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
-    data: Annotated[Path, typer.Option(help='JSONL of {"prompt": ..., "completion": ...}.')],
-    output: Annotated[Path, typer.Option(help="Directory for adapter, log and checkpoint.")],
-    valid_data: Annotated[Path | None, typer.Option(help="Held-out JSONL.")] = None,
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the base model.")],
+    data: Annotated[
+        Path, typer.Option(help='Training data: JSONL of {"prompt": ..., "completion": ...}.')
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Directory that adapter, log and checkpoint are written to.")
+    ],
+    valid_data: Annotated[
+        Path | None, typer.Option(help="Held-out JSONL; measures the accuracy at the end.")
+    ] = None,
     init_adapter: Annotated[
-        Path | None, typer.Option(help="Adapter directory to start from.")
+        Path | None, typer.Option(help="Adapter directory whose weights the run starts from.")
     ] = None,
     prompt_template: Annotated[
-        str | None, typer.Option(help="Text with {text} where the prompt goes.")
+        str | None, typer.Option(help="Text around every prompt, with {text} in its place.")
     ] = None,
-    mode: Annotated[str, typer.Option(help="lossless or shared.")] = "lossless",
-    num_streams: Annotated[int, typer.Option(help="Streams per position, gamma.")] = 4,
-    num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams, N_s.")] = 4,
+    mode: Annotated[
+        str, typer.Option(help="lossless: the base stays as it is; shared: LoRA is trained too.")
+    ] = "lossless",
+    num_streams: Annotated[int, typer.Option(help="Streams beside each position (gamma).")] = 4,
+    num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams (N_s).")] = 4,
     stream_init: Annotated[
-        str, typer.Option(help="identity, linear or value_rotation.")
+        str, typer.Option(help="How streams start: identity, linear or value_rotation.")
     ] = "identity",
-    stream_init_rank: Annotated[int | None, typer.Option(help="eta of linear; 8.")] = None,
-    value_rotation_epsilon: Annotated[float, typer.Option(help="Angle, radians.")] = 0.0,
+    stream_init_rank: Annotated[
+        int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 8.")
+    ] = None,
+    value_rotation_epsilon: Annotated[
+        float, typer.Option(help="Angle of --stream-init value_rotation, in radians.")
+    ] = 0.0,
     stream_mlp: Annotated[
-        str | None, typer.Option(help="base, adapter or base+adapter; by mode.")
+        str | None,
+        typer.Option(
+            help="The streams' MLP: base, adapter or base+adapter. Default: adapter in lossless, "
+            "base in shared mode."
+        ),
     ] = None,
-    stream_adapter_rank: Annotated[int | None, typer.Option(help="8, if there are any.")] = None,
-    pruner_rank: Annotated[int, typer.Option(help="0 for no pruner.")] = 8,
-    pruner_form: Annotated[str, typer.Option(help="residual or literal.")] = "residual",
-    alpha_main: Annotated[float | None, typer.Option(help="1 shared, 0 lossless.")] = None,
-    alpha_streams: Annotated[float | None, typer.Option(help="0.1 shared, 1 lossless.")] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Shared mode; 8.")] = None,
-    lora_alpha: Annotated[float | None, typer.Option(help="Twice the rank.")] = None,
-    lora_layers: Annotated[int | None, typer.Option(help="Top layers with LoRA; all.")] = None,
+    stream_adapter_rank: Annotated[
+        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
+    ] = None,
+    pruner_rank: Annotated[int, typer.Option(help="Rank of the pruner; 0 trains none.")] = 8,
+    pruner_form: Annotated[
+        str, typer.Option(help="Form of the pruner: residual or literal.")
+    ] = "residual",
+    alpha_main: Annotated[
+        float | None,
+        typer.Option(help="Weight of the main stream's loss. Default: 0 in lossless, 1 in shared."),
+    ] = None,
+    alpha_streams: Annotated[
+        float | None,
+        typer.Option(help="Weight of each stream's loss. Default: 1 in lossless, 0.1 in shared."),
+    ] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Rank of LoRA, in shared mode. Default: 8.")
+    ] = None,
+    lora_alpha: Annotated[
+        float | None, typer.Option(help="PEFT's alpha of LoRA. Default: twice the rank.")
+    ] = None,
+    lora_layers: Annotated[
+        int | None, typer.Option(help="Number of top layers with LoRA. Default: all.")
+    ] = None,
     lora_targets: Annotated[
-        str | None, typer.Option(help="Linear layers with LoRA, by commas; all.")
+        str | None,
+        typer.Option(help="Linear layers with LoRA, such as q_proj,v_proj. Default: all."),
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW; falls to 0 linearly.")] = 5e-4,
+    learning_rate: Annotated[
+        float, typer.Option(help="AdamW's learning rate; it falls to 0 linearly.")
+    ] = 5e-4,
     stream_learning_rate: Annotated[
-        float | None, typer.Option(help="Of streams and pruner; the same.")
+        float | None,
+        typer.Option(help="Learning rate of streams and pruner. Default: --learning-rate."),
     ] = None,
     embedding_learning_rate: Annotated[
-        float | None, typer.Option(help="Of the stream embeddings alone; that of the streams.")
+        float | None,
+        typer.Option(
+            help="Learning rate of the stream embeddings. Default: --stream-learning-rate."
+        ),
     ] = None,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
-    max_grad_norm: Annotated[float, typer.Option(help="Gradients are clipped to it.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
-    iters: Annotated[int | None, typer.Option(help="Steps.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data; 1.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Minutes.")] = None,
-    max_seq_length: Annotated[int, typer.Option(help="Longer items are left out.")] = 1024,
-    segments: Annotated[int, typer.Option(help="Pieces of a completion, to save memory.")] = 1,
-    bf16: Annotated[bool, typer.Option(help="bf16 autocast.")] = True,
-    seed: Annotated[int, typer.Option(help="Of weights and order.")] = 0,
-    log_every: Annotated[int, typer.Option(help="Steps between log lines.")] = 10,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
-    resume: Annotated[bool, typer.Option(help="Continue from the checkpoint.")] = False,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.0,
+    max_grad_norm: Annotated[float, typer.Option(help="Norm that gradients are clipped to.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(help="Items per step.")] = 32,
+    iters: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Passes over the data. Default: 1, without --iters and --time-limit."),
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Minutes after which the run ends.")
+    ] = None,
+    max_seq_length: Annotated[
+        int, typer.Option(help="Most tokens of an item; longer ones are left out.")
+    ] = 1024,
+    segments: Annotated[
+        int, typer.Option(help="Pieces in which a completion's streams are computed: less memory.")
+    ] = 1,
+    bf16: Annotated[bool, typer.Option(help="Whether to compute in bfloat16 by autocast.")] = True,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the new weights and of the order of the data.")
+    ] = 0,
+    log_every: Annotated[int, typer.Option(help="Steps between two lines of the log.")] = 10,
+    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 200,
+    resume: Annotated[
+        bool, typer.Option(help="Whether to continue from the checkpoint in --output.")
+    ] = False,
 ) -> None:
     """Train streams, pruner and (in shared mode) LoRA on a language model."""
     values = dict(locals())

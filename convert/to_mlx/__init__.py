@@ -1,1 +1,1 @@
-"""Bases and adapters of PyTorch's formats to MLX."""
+"""Conversion of base models and adapters to MLX; torch is not needed for safetensors files."""

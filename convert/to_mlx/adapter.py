@@ -1,8 +1,8 @@
-"""PyTorch-side adapter directories to MLX adapter directories.
+"""Adapters: from PEFT's and the trainer's directories to those that MLX loads.
 
-PEFT's LoRA is brought into mlx-lm's form by ``peft_lora``; streams and pruner keep their names and
-shapes. An adapter in mlx-lm's form already, such as ``mlx_lm.lora`` writes, is checked and taken as
-it is.
+PEFT's LoRA is brought into mlx-lm's form by ``peft``; streams and pruner keep their names and
+shapes. An adapter that is in mlx-lm's form already, such as ``mlx_lm.lora`` writes, is checked and
+written as it is.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from specstream_mlx.config import StreamConfig, UserError
 from specstream_mlx.loading import read_model
 
 from ..staging import staged_directory
+from .overwrite import check_replaceable
 from .peft import NO_LORA, LoraPart, read_peft_lora
-from .targets import check_target
-from .tensors import read_arrays
+from .source_tensors import read_arrays
 
 
 @dataclass(frozen=True)
 class _Base:
-    """The base that adapters are converted for; its model is made only for an adapter with LoRA."""
+    """The base that adapters are converted for; its model is built only if an adapter has LoRA."""
 
     directory: Path
 
@@ -45,7 +45,7 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """One adapter in MLX's terms, ready to be written."""
+    """One adapter in MLX's names and shapes, ready to be written."""
 
     lora: LoraPart
     stream_config: StreamConfig | None
@@ -69,18 +69,22 @@ class _Adapter:
 
 
 def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = None) -> None:
-    """Write the MLX form of an adapter directory.
+    """Convert one adapter directory to MLX format.
 
     Args:
-        source: PEFT files or mlx-lm's, speculative_streaming files, or both.
-        base: directory of the base, in either format.
-        target: replaced if it exists and ``check_target`` has nothing against it.
-        dtype: of the written tensors; ``None`` keeps the source's.
+        source: directory with LoRA in PEFT's or mlx-lm's files, with streams in
+            ``speculative_streaming`` files, or with both.
+        base: directory of the base, in Hugging Face's or MLX format.
+        target: directory for the result, which appears once it is complete; what is there is
+            replaced if ``check_replaceable`` allows it.
+        dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
 
     Raises:
-        UserError: one sentence with the file, the tensor, what was found and what was expected.
+        UserError: a file is missing, damaged or does not fit the base, it is a variant that MLX's
+            format cannot hold, or the target cannot be written. The sentence names the file, the
+            tensor, what was found and what was expected.
     """
-    check_target(target, base, [source])
+    check_replaceable(target, base, [source])
     adapter = _read(source, _Base(base), dtype)
     with staged_directory(target) as scratch:
         adapter.write(scratch)
@@ -89,17 +93,17 @@ def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = 
 def convert_adapters(
     sources: Sequence[Path], base: Path, target: Path, dtype: str | None = None
 ) -> list[Path]:
-    """Write the MLX forms of several adapter directories to ``target``, all or none.
+    """Convert several adapter directories to MLX format, all of them or none.
 
     Args:
-        sources: as in ``convert_adapter``, each of another name.
-        base: directory of the base, in either format.
-        target: as in ``convert_adapter``; each adapter becomes a directory in it, see
-            ``adapter_name``.
-        dtype: of the written tensors; ``None`` keeps the source's.
+        sources: directories as in ``convert_adapter``, each with a name of its own.
+        base: directory of the base, in Hugging Face's or MLX format.
+        target: directory as in ``convert_adapter``; each adapter becomes a directory in it, named
+            by ``adapter_name``.
+        dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
 
     Returns:
-        What was written, in the order of ``sources``.
+        The written directories, in the order of ``sources``.
 
     Raises:
         UserError: as in ``convert_adapter``, or two sources have the same name.
@@ -107,8 +111,8 @@ def convert_adapters(
     names = [adapter_name(source) for source in sources]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two adapters are named {name}, expected another name for each")
-    check_target(target, base, sources)
+            raise UserError(f"two adapters are named {name}, expected a different name for each")
+    check_replaceable(target, base, sources)
     loaded = _Base(base)
     adapters = [_read(source, loaded, dtype) for source in sources]
     with staged_directory(target) as scratch:
@@ -119,7 +123,10 @@ def convert_adapters(
 
 
 def adapter_name(source: Path) -> str:
-    """The directory's name; its parent's for the ``adapter`` that a training run writes."""
+    """The name of an adapter: its directory's, or the parent's if that is called ``adapter``.
+
+    A training run writes its adapter to ``<run>/adapter``.
+    """
     path = source.resolve()
     return path.parent.name if path.name == "adapter" else path.name
 
@@ -130,7 +137,7 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
     adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found))
     if found.format == "pytorch" and found.stream_config is not None:
         outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
-        if outside:  # what the streams' trainer refuses too
+        if outside:  # the trainer refuses it too
             module = outside[0].rpartition(".")[0]
             raise UserError(
                 f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"

@@ -1,7 +1,7 @@
-"""A base model in Hugging Face's or mlx-lm's format to mlx-lm's, optionally quantized.
+"""Base models: from Hugging Face's or mlx-lm's format to mlx-lm's, quantized if asked for.
 
-Everything stays lazy until it is written, so memory follows the largest tensor, not the model. That
-is why a model of an untested architecture is not run here; it is checked when it is loaded.
+Arrays stay lazy until they are written, so memory grows with the largest tensor, not with the
+model. That is why a model of an untested architecture is not run here; loading it checks it.
 """
 
 import contextlib
@@ -19,11 +19,9 @@ from specstream_mlx.config import UserError
 from specstream_mlx.loading import read_model, read_tokenizer
 
 from ..staging import staged_directory
+from .overwrite import check_replaceable
 from .recipes import quant_predicate
-from .shards import Progress, write_weights
-from .targets import check_target
-
-DTYPES = ("float16", "bfloat16", "float32")
+from .weight_files import Progress, write_weights
 
 
 def convert_base(
@@ -37,27 +35,29 @@ def convert_base(
     recipe: str | None = None,
     num_msa_layers: int | None = None,
 ) -> None:
-    """Write ``source`` in MLX format to ``target``, which appears when it is complete.
+    """Write ``source`` in MLX format to ``target``, which appears once it is complete.
 
     A model that is quantized already keeps its packed weights.
 
     Args:
         source: directory with ``config.json``, safetensors and tokenizer files.
-        target: replaced if it exists and ``check_target`` has nothing against it.
-        bits: 4 or 8 for affine quantization; ``None`` for none.
-        group_size: 32, 64 or 128.
-        dtype: of what is not quantized; ``None`` keeps the source's.
-        progress: called with (bytes written, bytes in all).
-        recipe: of mixed quantization, instead of ``bits``; see ``recipes``.
+        target: directory for the result; what is there is replaced if ``check_replaceable``
+            allows it.
+        bits: 4 or 8 for affine quantization of every layer; ``None`` for none.
+        group_size: weights that share a scale: 32, 64 or 128.
+        dtype: dtype of the weights that are not quantized: ``float16``, ``bfloat16`` or
+            ``float32``; ``None`` keeps the source's.
+        progress: called with (bytes written, bytes in all) after each tensor.
+        recipe: a recipe of mixed quantization, instead of ``bits``; see ``recipes``.
         num_msa_layers: N_s, for the recipes that need it.
 
     Raises:
         UserError: the source cannot be read as a model or quantized as asked, or the target cannot
-            be written.
+            be written or may not be replaced.
     """
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
-    check_target(target, source)
+    check_replaceable(target, source)
     with staged_directory(target) as scratch:
         model, config = read_model(source, to_run=False)
         if dtype is not None:
@@ -77,7 +77,7 @@ def convert_base(
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Change the dtype of the floating-point weights, but for those that the model excepts."""
+    """Cast the floating-point weights lazily, except those that the model keeps as they are."""
     castable = getattr(model, "cast_predicate", lambda _: True)
 
     def cast(path: str, tensor: mx.array) -> mx.array:
@@ -96,13 +96,13 @@ def _quantize(
     recipe: str | None,
     num_msa_layers: int | None,
 ) -> dict[str, Any]:
-    """Quantize ``model`` in place, lazily, and return its configuration."""
+    """Quantize ``model`` in place, lazily, and return its new configuration."""
     present = config.get("quantization")
     if present:
         raise UserError(
             f"{source / 'config.json'}: the model is quantized already, {present.get('bits')} bits "
-            f"in groups of {present.get('group_size')}; leave --bits and --quant-predicate out to "
-            "keep it, or give an unquantized model"
+            f"in groups of {present.get('group_size')}; leave out --bits and --quant-predicate to "
+            "keep it so, or give an unquantized model"
         )
     predicate = None
     if recipe is not None:

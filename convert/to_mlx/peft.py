@@ -1,9 +1,9 @@
-"""PEFT's LoRA and DoRA as mlx-lm holds them.
+"""PEFT's LoRA and DoRA, brought into mlx-lm's form.
 
-PEFT's ``lora_A`` (r, in) and ``lora_B`` (out, r) become ``lora_a`` (in, r) and ``lora_b`` (r, out),
-the magnitudes of DoRA ``m`` (out,). Modules keep transformers' names unless the architecture has
-others here. mlx-lm has one rank and one scale for a whole adapter: smaller ranks are filled up with
-zeros, and the ratio of another scale to it is multiplied into ``lora_b``.
+PEFT's ``lora_A`` (r, in) and ``lora_B`` (out, r) become ``lora_a`` (in, r) and ``lora_b`` (r, out);
+DoRA's magnitudes become ``m`` (out,). Modules keep transformers' names unless mlx-lm's model of the
+architecture has other names. mlx-lm has one rank and one scale for a whole adapter: smaller ranks
+are padded with zeros, and a module of another scale has the ratio multiplied into its ``lora_b``.
 """
 
 import math
@@ -27,7 +27,7 @@ from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.models.architectures import architecture_of
 
-from .tensors import read_arrays
+from .source_tensors import read_arrays
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.(?P<kind>lora_\w+|base_layer\.weight)(\.weight)?")
@@ -57,12 +57,12 @@ _BASE_UNTOUCHED = (None, True, False, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class LoraPart:
-    """LoRA in mlx-lm's terms.
+    """The LoRA of an adapter as mlx-lm stores it.
 
     Attributes:
         tensors: ``lora_a``, ``lora_b`` and ``m`` by full name.
         parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``.
-        num_layers: layers with LoRA, counted from the last.
+        num_layers: number of top layers that mlx-lm looks for ``keys`` in.
         fine_tune_type: ``lora`` or ``dora``.
     """
 
@@ -76,16 +76,15 @@ NO_LORA = LoraPart({}, {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}, 0)
 
 
 def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
-    """LoRA or DoRA of a PEFT directory in mlx-lm's terms.
+    """Read the LoRA or DoRA of a PEFT directory and bring it into mlx-lm's form.
 
     Args:
-        directory: ``adapter_config.json`` and ``adapter_model.safetensors`` or ``.bin``.
-        model: the base as an mlx-lm model; its weights are looked at only where the file repeats
-            them.
+        directory: ``adapter_config.json`` and ``adapter_model.safetensors``, ``.bin`` or ``.pt``.
+        model: the base as an mlx-lm model; its weights are read only where the file repeats them.
 
     Raises:
-        UserError: a variant that mlx-lm's format cannot hold, a module that the base lacks, or a
-            tensor that is missing, unknown or of another shape.
+        UserError: the adapter is a variant that mlx-lm's format cannot hold, it changes a module
+            that the base lacks, or a tensor is missing, unknown or of another shape.
     """
     config_path, path = directory / LORA_CONFIG, tensor_file(directory / LORA_TENSORS)
     config = read_json(config_path)
@@ -153,7 +152,7 @@ def _short(value: Any) -> str:
 
 
 def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
-    """Tensors by PEFT's module name and by kind, the kinds and orientation being mlx-lm's."""
+    """Tensors by PEFT's module name and then by mlx-lm's kind, transposed as mlx-lm has them."""
     found: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in read_arrays(path).items():
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
@@ -178,7 +177,7 @@ def _rank_and_scale(path: Path, config: dict[str, Any], name: str) -> tuple[int,
 
 
 def _by_pattern(path: Path, config: dict[str, Any], field: str, name: str, default: Any) -> Any:
-    """What the first matching pattern of ``field`` says; PEFT matches whole final parts."""
+    """The value of ``field``'s first pattern that matches ``name``, as PEFT matches: at its end."""
     for pattern, value in (config.get(field) or {}).items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", name):
@@ -189,7 +188,7 @@ def _by_pattern(path: Path, config: dict[str, Any], field: str, name: str, defau
 
 
 def _check_base_copy(path: Path, name: str, copy: mx.array | None, module: nn.Module) -> None:
-    """PEFT repeats the base's weight beside LoRA of a head or embedding: it must be the base's."""
+    """Check that the copy of the base's weight that PEFT saves with a head's LoRA is unchanged."""
     if copy is None:
         return
     if "scales" in module:
@@ -204,7 +203,7 @@ def _check_base_copy(path: Path, name: str, copy: mx.array | None, module: nn.Mo
 
 
 def _check_untied(path: Path, name: str, modules: dict[str, nn.Module]) -> None:
-    """In PEFT LoRA of a tied embedding leaves the head alone, in mlx-lm it changes both."""
+    """Refuse LoRA of a tied embedding: PEFT's leaves the head as it is, mlx-lm's changes both."""
     embedding = isinstance(modules[name], nn.Embedding | nn.QuantizedEmbedding)
     if embedding and not any(other.endswith("lm_head") for other in modules):
         raise UserError(f"{path} has LoRA of {name}, expected none: the base's head is tied to it")
@@ -225,7 +224,7 @@ def _check_shapes(
 
 
 def _padded(found: dict[str, mx.array], rank: int) -> dict[str, mx.array]:
-    """The tensors with zeros up to ``rank``, which leave the product as it is."""
+    """The tensors padded with zeros up to ``rank``, which leaves the product as it is."""
     more = rank - found["lora_b"].shape[0]
     if not more:
         return dict(found)
@@ -237,9 +236,10 @@ def _padded(found: dict[str, mx.array], rank: int) -> dict[str, mx.array]:
 
 
 def _keys(model: nn.Module, names: set[str]) -> tuple[list[str], int]:
-    """mlx-lm's ``keys`` and ``num_layers`` that choose exactly the modules ``names``.
+    """mlx-lm's ``keys`` and ``num_layers`` that choose the modules ``names`` and no others.
 
-    Names within a layer where the last layers are alike; full names where they are not.
+    The keys are names within a layer if the same modules are named in each of the top layers, and
+    full names otherwise.
     """
     places = {name: place_in_layer(name) for name in names}
     layers = len(model.layers)

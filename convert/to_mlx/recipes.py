@@ -1,7 +1,7 @@
-"""Mixed quantization: which layers get more bits.
+"""Recipes of mixed quantization: which layers get more bits than the others.
 
-``mixed_*`` are mlx-lm's. ``msa_<low>_<high>`` keeps what drafting rests on at more bits: the MSA
-layers, where the streams run, and the embeddings and the head, which every draft passes through.
+The recipes ``mixed_*`` are mlx-lm's. ``msa_<low>_<high>`` keeps what drafts depend on at more bits:
+the MSA layers, where the streams run, and the embeddings and the head, which every draft passes.
 """
 
 from collections.abc import Callable
@@ -21,19 +21,21 @@ Predicate = Callable[[str, nn.Module], dict[str, Any]]
 def quant_predicate(
     recipe: str, model: nn.Module, group_size: int, num_msa_layers: int | None
 ) -> tuple[Predicate, int]:
-    """What mlx-lm's ``quantize_model`` asks for each layer.
+    """The function that tells mlx-lm's ``quantize_model`` how to quantize each layer.
 
     Args:
         recipe: one of ``RECIPES``.
         model: an mlx-lm model.
-        group_size: of every layer.
-        num_msa_layers: N_s, top layers at more bits; for ``MSA_RECIPES``, and only for them.
+        group_size: weights that share a scale, in every layer.
+        num_msa_layers: N_s, the number of top layers at more bits; required by ``MSA_RECIPES`` and
+            refused with the others.
 
     Returns:
-        (predicate of path and module, bits of the layers that get fewest).
+        The function of a module's path and the module, and the fewest bits that it gives.
 
     Raises:
-        UserError: an unknown recipe, one that the model has no layers for, or no fitting N_s.
+        UserError: the recipe is unknown or the model lacks the layers it names, or
+            ``num_msa_layers`` is missing, out of range or given in vain.
     """
     if recipe not in RECIPES:
         raise UserError(f"the recipe is {recipe!r}, expected one of {', '.join(RECIPES)}")

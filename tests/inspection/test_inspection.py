@@ -16,7 +16,8 @@ from mlx_lm.utils import (
     load_model,
     save_config,
 )
-from specstream_mlx.convert.pytorch.formats import base_fingerprint, write_adapter
+from specstream_mlx.convert.pytorch.adapter_files import write_adapter
+from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import (
     tiny_llama,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from specstream_mlx.convert.pytorch import losses
 from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
@@ -12,15 +13,29 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from specstream_mlx.config import StreamConfig
 
 VARIANTS = {
-    "identity": {},
-    "one stream": {"num_streams": 1},
-    "all layers": {"num_msa_layers": 3},
-    "linear": {"stream_init": "linear", "stream_init_rank": 5},
-    "value rotation": {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
-    "base MLP": {"stream_mlp": "base", "stream_adapter_rank": 0},
-    "adapter": {"stream_mlp": "adapter", "stream_adapter_rank": 4},
-    "base + adapter": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4},
-    "literal pruner": {"pruner_form": "literal"},
+    "adapter, all layers": {
+        "stream_mlp": "adapter",
+        "stream_adapter_rank": 4,
+        "num_msa_layers": 3,
+    },
+    "base MLP, one stream, literal pruner": {
+        "stream_mlp": "base",
+        "stream_adapter_rank": 0,
+        "num_streams": 1,
+        "pruner_form": "literal",
+    },
+    "base + adapter, linear": {
+        "stream_mlp": "base+adapter",
+        "stream_adapter_rank": 4,
+        "stream_init": "linear",
+        "stream_init_rank": 5,
+    },
+    "base MLP, value rotation": {
+        "stream_mlp": "base",
+        "stream_adapter_rank": 0,
+        "stream_init": "value_rotation",
+        "value_rotation_epsilon": 0.4,
+    },
 }
 
 
@@ -104,7 +119,8 @@ def brute_force(model, tokens, stream_from):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_brute_force_layer_by_layer(mode, name):
-    model = tiny_model(mode, **VARIANTS[name])
+    """In float64: float32's rounding comes close to the bound."""
+    model = tiny_model(mode, **VARIANTS[name]).double()
     batch = tiny_batch()
     out = run(model, batch, keep_layers=True)
     first = model.config.first_msa_layer
@@ -121,8 +137,7 @@ def test_equals_brute_force_layer_by_layer(mode, name):
                 torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4, msg=f"{index} {row}")
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("kv_heads", "tied"), [(1, False), (2, True), (4, False)])
 def test_lossless_main_stream_is_the_base(tied, kv_heads):
     model = tiny_model(base=tiny_llama(tied=tied, kv_heads=kv_heads))
     batch = tiny_batch()
@@ -198,7 +213,11 @@ def test_pruner_forms():
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
+    """Which are, beside LoRA, the tensors that the configuration names."""
     model = tiny_model(mode, **VARIANTS[name])
+    found = {k: tuple(t.shape) for k, t in model.stream_tensors().items()}
+    assert found == model.config.tensor_shapes()
+    assert {k for k in model.state_dict() if not k.startswith("base.")} == set(found)
     n_gram_loss(
         model, tiny_batch(), default_alphas(mode, model.config.num_streams)
     ).total.backward()
@@ -253,8 +272,6 @@ def test_loss_is_the_mean_cross_entropy_of_every_stream(mode):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
     """The sliced head against autograd, with slices smaller than the rows."""
-    from specstream_mlx.convert.pytorch import losses
-
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 150)
     torch.manual_seed(0)
     hidden = torch.randn(11, 32, requires_grad=True)
@@ -269,16 +286,6 @@ def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
     (gradient,) = torch.autograd.grad(expected, hidden, upstream)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(got_gradient, gradient, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_tensor_names_and_shapes_are_those_of_the_config(mode, name):
-    model = tiny_model(mode, **VARIANTS[name])
-    found = {k: tuple(t.shape) for k, t in model.stream_tensors().items()}
-    assert found == model.config.tensor_shapes()
-    own = {k for k in model.state_dict() if not k.startswith("base.")}
-    assert own == set(found)
 
 
 def test_shared_extras_are_20_h_parameters():
@@ -305,7 +312,7 @@ def test_refusals():
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=50))
     with pytest.raises(ValueError, match="'gpt2' model, expected one of "):
         SpeculativeStreamingModel(gpt2, config)
-    with pytest.raises(ValueError, match="num_hidden_layers of the base is 4, of the streams 3"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers of the base is 4, .* expect 3"):
         SpeculativeStreamingModel(tiny_llama(layers=4), config)
-    with pytest.raises(ValueError, match="without LoRA"):
+    with pytest.raises(ValueError, match="the base has LoRA, lossless mode expects none"):
         tiny_model("lossless", lora=True)

@@ -50,24 +50,24 @@ def gradients(model, batch, segments):
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("segments", [2, 3, 8, 100])
-def test_loss_and_gradients_are_those_of_one_piece(mode, segments):
+def test_loss_and_gradients_are_those_of_one_piece(mode):
+    """Also with more segments than positions."""
     model = tiny_model(mode)
     batch = tiny_batch(lengths=(21, 30, 7), stream_from=(4, 9, 1))
     whole, expected = gradients(model, batch, 1)
-    loss, got = gradients(model, batch, segments)
-    torch.testing.assert_close(loss.total, whole.total, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(loss.per_stream, whole.per_stream, atol=1e-5, rtol=1e-5)
-    assert got.keys() == expected.keys()
-    for name, gradient in expected.items():
-        bound = 1e-5 * max(1.0, float(gradient.abs().max()))
-        assert (got[name] - gradient).abs().max() <= bound, name
+    for segments in (3, 100):
+        loss, got = gradients(model, batch, segments)
+        torch.testing.assert_close(loss.total, whole.total, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(loss.per_stream, whole.per_stream, atol=1e-5, rtol=1e-5)
+        assert got.keys() == expected.keys()
+        for name, gradient in expected.items():
+            bound = 1e-5 * max(1.0, float(gradient.abs().max()))
+            assert (got[name] - gradient).abs().max() <= bound, name
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_peak_memory_falls(mode):
-    model = tiny_model(mode, base=tiny_llama(vocab=400), num_msa_layers=3, num_streams=4)
-    batch = tiny_batch(vocab=400, lengths=(100, 100), stream_from=(8, 8))
+def test_peak_memory_falls():
+    model = tiny_model("shared", base=tiny_llama(vocab=400), num_msa_layers=3, num_streams=4)
+    batch = tiny_batch(vocab=400, lengths=(60, 60), stream_from=(8, 8))
     peaks = []
     for segments in (1, 3, 8):
         with PeakMemory() as memory:

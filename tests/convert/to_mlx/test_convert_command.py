@@ -1,117 +1,90 @@
 """``specstream-mlx convert``: bases and adapters, quantized or not, and what it refuses."""
 
 import json
+import shutil
 
 import mlx_lm
 import pytest
 import torch
-from specstream_mlx.convert.pytorch.formats import base_fingerprint, write_adapter
-from tiny_models import VOCAB_SIZE, tiny_tokenizer
-from torch_tiny import tiny_llama, tiny_model
-from typer.testing import CliRunner
+from command_line import refusal, run
+from specstream_mlx.convert.pytorch.adapter_files import write_adapter
+from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
+from torch_tiny import tiny_model
 
 from specstream_mlx import DraftSettings, load, stream_generate
-from specstream_mlx.cli import app
+
+PROMPT = [5, 6, 7, 8]
 
 
-def run(*args):
-    return CliRunner().invoke(app, ["convert", *(str(a) for a in args)])
-
-
-@pytest.fixture(scope="module")
-def hf(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("convert") / "hf"
-    torch.manual_seed(0)
-    tiny_llama(vocab=VOCAB_SIZE).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
+def convert(*args):
+    return run("convert", *args)
 
 
 @pytest.fixture(scope="module", params=["lossless", "shared"])
-def torch_adapter(hf, request):
+def torch_adapter(tied, request, tmp_path_factory):
     torch.manual_seed(0)
-    model = tiny_model(
-        request.param, base=tiny_llama(vocab=VOCAB_SIZE), base_fingerprint=base_fingerprint(hf)
-    )
-    write_adapter(model, hf.parent / request.param)
-    return hf.parent / request.param
+    base = load_base(tied)
+    model = tiny_model(request.param, base=base, base_fingerprint=base_fingerprint(tied))
+    directory = tmp_path_factory.mktemp("adapters") / request.param
+    write_adapter(model, directory)
+    return directory
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
-def test_a_base_decodes_in_mlx_lm_and_here_alike(bits, hf, tmp_path):
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_base_decodes_in_mlx_lm_and_here_alike(bits, tied, tmp_path):
     flags = ["--bits", bits, "--group-size", 32] if bits else []
-    result = run("--model", hf, "--mlx-path", tmp_path / "mlx", *flags)
+    result = convert("--model", tied, "--mlx-path", tmp_path / "mlx", *flags)
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     assert config.get("quantization", {}).get("bits") == bits
     stock, tokenizer = mlx_lm.load(str(tmp_path / "mlx"))
-    prompt = [5, 6, 7, 8]
-    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, prompt, 20)]
+    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, PROMPT, 20)]
     ours, tokenizer = load(tmp_path / "mlx")
     settings = DraftSettings(speculation=False)
-    assert plain == [
-        r.token for r in stream_generate(ours, tokenizer, prompt, 20, settings=settings)
-    ]
+    found = stream_generate(ours, tokenizer, PROMPT, 20, settings=settings)
+    assert plain == [r.token for r in found]
 
 
-def test_an_adapter_agrees_with_pytorch(hf, torch_adapter, tmp_path):
+def test_an_adapter_agrees_with_pytorch_and_loads_in_mlx_lm(
+    tied, tied_mlx, torch_adapter, tmp_path
+):
+    """mlx_lm's logits without streams are those of the same LoRA here; lossless has no LoRA."""
     out = tmp_path / "adapter"
-    result = run("--model", hf, "--adapter-path", torch_adapter, "--mlx-path", out, "--verify")
+    result = convert(
+        "--model", tied, "--adapter-path", torch_adapter, "--mlx-path", out, "--verify"
+    )
     assert result.exit_code == 0, result.output
     assert "layer 2 streams" in result.stdout
     assert "early-exit logits" in result.stdout
-
-
-def test_stock_mlx_lm_loads_the_lora_part(hf, torch_adapter, tmp_path):
-    """Its logits without streams are those of the same LoRA here; lossless has no LoRA."""
-    assert run("--model", hf, "--mlx-path", tmp_path / "mlx").exit_code == 0
-    out = tmp_path / "adapter"
-    assert run("--model", hf, "--adapter-path", torch_adapter, "--mlx-path", out).exit_code == 0
-    stock, tokenizer = mlx_lm.load(str(tmp_path / "mlx"), adapter_path=str(out))
-    ours, _ = load(tmp_path / "mlx", adapter_path=out)
-    prompt = [5, 6, 7, 8]
-    expected = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, prompt, 12)]
-    found = [r.token for r in mlx_lm.stream_generate(ours.model, tokenizer, prompt, 12)]
+    stock, tokenizer = mlx_lm.load(str(tied_mlx), adapter_path=str(out))
+    ours, _ = load(tied_mlx, adapter_path=out)
+    expected, found = (
+        [r.token for r in mlx_lm.stream_generate(model, tokenizer, PROMPT, 12)]
+        for model in (stock, ours.model)
+    )
     assert expected == found
 
 
-def test_an_existing_target_is_kept(hf, tmp_path):
+def test_an_existing_target_is_kept(tied, tmp_path):
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "mine.txt").write_text("mine")
-    result = run("--model", hf, "--mlx-path", tmp_path / "mlx")
-    assert result.exit_code == 2
-    assert "exists already" in result.stderr
-    result = run("--model", hf, "--mlx-path", tmp_path / "mlx", "--overwrite")
-    assert result.exit_code == 2
-    assert "holds other files than a model's or an adapter's" in result.stderr
+    flags = ("--model", tied, "--mlx-path", tmp_path / "mlx")
+    assert "exists already" in refusal(convert(*flags))
+    sentence = refusal(convert(*flags, "--overwrite"))
+    assert "holds other files than a model's or an adapter's" in sentence
     assert (tmp_path / "mlx" / "mine.txt").read_text() == "mine"
 
 
-def test_a_truncated_base_leaves_nothing_behind(hf, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in hf.iterdir():
-        data = file.read_bytes()
-        (broken / file.name).write_bytes(data[:-100] if file.suffix == ".safetensors" else data)
-    result = run("--model", broken, "--mlx-path", tmp_path / "mlx")
-    assert result.exit_code == 2
-    assert "broken" in result.stderr
+def test_a_truncated_base_leaves_nothing_behind(tied, tmp_path):
+    broken = shutil.copytree(tied, tmp_path / "broken")
+    (file,) = broken.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "broken" in refusal(convert("--model", broken, "--mlx-path", tmp_path / "mlx"))
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
-def test_an_interruption_leaves_nothing_behind(hf, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specstream_mlx.convert.to_mlx.base.save_config", interrupted)
-    assert run("--model", hf, "--mlx-path", tmp_path / "mlx").exit_code != 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_directories(hf, tmp_path):
-    result = run("--model", tmp_path / "none", "--mlx-path", tmp_path / "mlx")
-    assert (result.exit_code, "does not exist" in result.stderr) == (2, True)
-    result = run(
-        *("--model", hf, "--mlx-path", tmp_path / "mlx"), "--adapter-path", tmp_path / "none"
-    )
-    assert (result.exit_code, "does not exist" in result.stderr) == (2, True)
+def test_missing_directories(tied, tmp_path):
+    target, missing = ("--mlx-path", tmp_path / "mlx"), tmp_path / "none"
+    assert "does not exist" in refusal(convert("--model", missing, *target))
+    flags = ("--model", tied, "--adapter-path", missing)
+    assert "does not exist" in refusal(convert(*flags, *target))

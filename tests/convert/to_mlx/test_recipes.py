@@ -4,17 +4,15 @@ import json
 from typing import get_args
 
 import mlx.core as mx
-import mlx_lm
 import pytest
+from command_line import refusal, run
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert as mlx_lm_convert
 from mlx_lm.utils import load_model
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from typer.testing import CliRunner
 
 from specstream_mlx import load, stream_generate
-from specstream_mlx.cli import app
 from specstream_mlx.cli.convert import convert
 from specstream_mlx.inspection.base import inspect_base
 
@@ -23,16 +21,15 @@ from specstream_mlx.inspection.base import inspect_base
 def base(tmp_path_factory):
     return tiny_llama_directory(
         tmp_path_factory.mktemp("recipes") / "base",
-        hidden_size=128, intermediate_size=256, num_hidden_layers=8, tie_word_embeddings=False,
-    )  # fmt: skip
-
-
-def run(*args):
-    return CliRunner().invoke(app, ["convert", *(str(a) for a in args)])
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=8,
+        tie_word_embeddings=False,
+    )
 
 
 def converted(base, target, *flags):
-    result = run("--model", base, "--mlx-path", target, *flags)
+    result = run("convert", "--model", base, "--mlx-path", target, *flags)
     assert result.exit_code == 0, result.output
     return target
 
@@ -47,26 +44,19 @@ def test_the_option_names_every_recipe():
     assert get_args(get_args(choices)[0]) == RECIPES
 
 
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 128), (8, 32)])
 def test_group_sizes(bits, group_size, base, tmp_path):
     target = converted(base, tmp_path / "mlx", "--bits", bits, "--group-size", group_size)
     layers = inspect_base(target).quantization.layers
     assert layers == {f"{bits} bits, group {group_size}": 8 * 7 + 2}
-    stock, tokenizer = mlx_lm.load(str(target))
-    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, [5, 6, 7], 8)]
-    ours, tokenizer = load(target)
-    assert plain == [r.token for r in stream_generate(ours, tokenizer, [5, 6, 7], 8)]
 
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r.startswith("mixed")])
-def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path, capsys):
+def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
     """The very tensors and bits that ``mlx_lm.convert`` writes."""
     target = converted(base, tmp_path / "ours", "--quant-predicate", recipe)
     theirs = tmp_path / "theirs"
-    mlx_lm_convert(
-        str(base), str(theirs), quantize=True, q_group_size=64, quant_predicate=recipe
-    )  # fmt: skip
+    mlx_lm_convert(str(base), str(theirs), quantize=True, quant_predicate=recipe)
     found, expected = (
         dict(tree_flatten(load_model(path)[0].parameters())) for path in (target, theirs)
     )
@@ -118,8 +108,6 @@ def test_streams_run_losslessly_on_a_mixed_model(base, tmp_path):
     ],
 )
 def test_refusals(flags, sentence, base, tmp_path):
-    result = run("--model", base, "--mlx-path", tmp_path / "mlx", *flags)
-    assert result.exit_code == 2
-    assert sentence in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    result = run("convert", "--model", base, "--mlx-path", tmp_path / "mlx", *flags)
+    assert sentence in refusal(result)
     assert list(tmp_path.iterdir()) == []

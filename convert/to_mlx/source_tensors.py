@@ -1,4 +1,4 @@
-"""Tensors of the PyTorch side as MLX arrays; torch is imported for its own formats only."""
+"""Tensors of an adapter to be converted, as MLX arrays; only torch's own formats need torch."""
 
 from pathlib import Path
 
@@ -11,11 +11,14 @@ from specstream_mlx.config import UserError
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:
-    """Tensors of a safetensors file, or of the ``.bin`` or ``.pt`` one in its place.
+    """Read the tensors of a safetensors file, or of the ``.bin`` or ``.pt`` file in its place.
+
+    Returns:
+        Arrays by name, in the dtypes of the file.
 
     Raises:
         UserError: the file is missing, damaged, or holds anything but floating-point tensors; or
-            torch is needed and missing.
+            it needs torch, which is not installed.
     """
     path = tensor_file(path)
     arrays = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
@@ -37,7 +40,7 @@ def _from_safetensors(path: Path) -> dict[str, mx.array]:
 
 def _from_torch(path: Path) -> dict[str, mx.array]:
     try:
-        from ..pytorch.formats import read_tensors
+        from ..pytorch.adapter_files import read_tensors
     except ModuleNotFoundError as error:
         raise UserError(
             f"reading {path} needs {error.name}: pip install 'specstream-mlx[torch]'"

@@ -1,8 +1,8 @@
-"""Lazy MLX arrays to safetensors files, with no more than a few tensors in memory.
+"""A model's weights written tensor by tensor, with no more than a few of them in memory.
 
 ``mx.save_safetensors`` holds all tensors of a file until the last one is computed. Shapes and
-dtypes of lazy arrays are known beforehand, so here the header is written first and then tensor
-after tensor is computed, written and dropped.
+dtypes of lazy arrays are known beforehand, so here the header is written first and then one tensor
+after the other is computed, written and dropped.
 """
 
 import json
@@ -36,10 +36,10 @@ def write_weights(
     """Write weights as mlx-lm's ``save_model`` does: ``model*.safetensors`` and their index.
 
     Args:
-        directory: an existing one.
-        weights: lazy arrays by name; emptied, and nobody else may hold the arrays if memory is to
-            stay small.
-        parameters: logical number, for the index.
+        directory: an existing directory.
+        weights: lazy arrays by name; emptied. Memory stays small only if nothing else refers to
+            the arrays.
+        parameters: the number of parameters that the index gives, before packing.
         progress: called with (bytes written, bytes in all) after each tensor.
     """
     total = sum(tensor.nbytes for tensor in weights.values())
@@ -68,7 +68,7 @@ def write_weights(
 
 
 def _write_file(path: Path, tensors: dict[str, mx.array], count: Callable[[int], None]) -> None:
-    """One safetensors file; ``tensors`` is emptied and ``count`` called with each one's bytes."""
+    """Write one safetensors file, emptying ``tensors``; ``count`` is told the bytes of each."""
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
     end = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What a conversion may replace: nothing that it reads, and nothing that is not of its kind."""
+"""What ``--overwrite`` may replace: models and adapters, but none that the conversion reads."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from specstream_mlx.adapters.torch_files import LORA_CONFIG, STREAM_CONFIG
 from specstream_mlx.config import UserError
 
 
-def check_target(target: Path, model: Path, adapters: Sequence[Path] = ()) -> None:
-    """Whether a conversion may put its result at ``target`` and remove what is there.
+def check_replaceable(target: Path, model: Path, adapters: Sequence[Path] = ()) -> None:
+    """Check that a conversion may write to ``target`` and remove what is there.
 
-    It may where there is nothing, an empty directory, a model, an adapter, or a directory of
-    adapters as ``convert_adapters`` writes it.
+    It may if there is nothing, an empty directory, a model, an adapter, or a directory of adapters
+    as ``convert_adapters`` writes it.
 
     Args:
-        target: need not exist.
-        model: the base that is read.
-        adapters: those that are read.
+        target: directory for the result; need not exist.
+        model: directory of the base that is read.
+        adapters: directories of the adapters that are read.
 
     Raises:
-        UserError: something else is there, or a source or the current directory is at ``target``
-            or in it.
+        UserError: something else is at ``target``, or replacing it would remove a directory that
+            is read or the current directory.
     """
     place = _resolved(target)
     kept = [("the model", model), *(("the adapter", adapter) for adapter in adapters)]
@@ -56,7 +56,7 @@ def _is_adapter(directory: Path) -> bool:
 
 
 def _holds_only_adapters(directory: Path) -> bool:
-    """Whether all in it are adapters in MLX's form; also if it is empty."""
+    """Whether the directory holds adapters in MLX format and nothing else, or nothing at all."""
     return all(
         (path / LORA_CONFIG).is_file() and (path / LORA_FILE).is_file()
         for path in directory.iterdir()

@@ -1,51 +1,55 @@
-"""What a training run does: its settings, and which of them go together."""
+"""The settings of a training run, and which of them go together."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specstream_mlx.config import UserError
 
-# What may differ between a run and its continuation.
 _FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "resume"}
-
-
-class SettingsError(UserError):
-    """Settings that do not go together; the message is one sentence."""
+"""What may differ between a run and its continuation."""
 
 
 @dataclass
 class TrainSettings:
-    """What to train; ``None`` stands for the default of the mode.
+    """The settings of a training run: what to train, on which data, and for how long.
 
     Args:
         model: Hugging Face directory of the base.
         data: JSONL of ``{"prompt": ..., "completion": ...}``.
-        output: directory for ``adapter``, ``log.jsonl`` and ``checkpoint.pt``.
-        valid_data: held-out JSONL, for the streams' accuracy at the end.
+        output: directory that ``adapter``, ``log.jsonl`` and ``checkpoint.pt`` are written to.
+        valid_data: held-out JSONL on which the streams' accuracy is measured at the end.
         init_adapter: adapter directory of the same shape whose weights the run starts from.
         prompt_template: text with ``{text}`` where the prompt goes; stored with the adapter.
         mode: ``lossless`` or ``shared``.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
-        stream_mlp, stream_adapter_rank, pruner_rank, pruner_form: see ``StreamConfig``.
-        alpha_main, alpha_streams: weights of Eq. 6; 1 and 0.1 in shared, 0 and 1 in lossless mode.
-        lora_rank, lora_alpha: shared mode; 8, and twice the rank.
-        lora_layers: top layers with LoRA; all.
-        lora_targets: names of the linear layers with LoRA; all of them.
-        learning_rate: of AdamW, after a warm-up; it falls to 0 linearly.
-        embedding_learning_rate: of the stream embeddings alone, which must grow to the size of the
-            hidden state they are added to; the same as ``stream_learning_rate``.
-        stream_learning_rate: of streams and pruner, new weights that may move faster than LoRA on
-            a trained base; the same as ``learning_rate``.
-        weight_decay: of AdamW.
-        max_grad_norm: gradients are clipped to it.
+        stream_mlp, stream_adapter_rank, pruner_rank, pruner_form: see ``StreamConfig``. ``None``
+            for ``stream_mlp`` is ``adapter`` in lossless and ``base`` in shared mode, for a rank
+            it is 8 where the rank is used.
+        alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
+            shared mode.
+        alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
+        lora_rank: rank of LoRA, in shared mode only; ``None``: 8.
+        lora_alpha: PEFT's alpha, in shared mode only; ``None``: twice the rank.
+        lora_layers: number of top layers with LoRA, in shared mode only; ``None``: all.
+        lora_targets: names of the linear layers with LoRA, in shared mode only; ``None``: all.
+        learning_rate: AdamW's after the warm-up; it falls to 0 linearly.
+        stream_learning_rate: learning rate of streams and pruner, new weights that may move faster
+            than LoRA on a trained base; ``None``: ``learning_rate``.
+        embedding_learning_rate: learning rate of the stream embeddings, which must grow to the
+            size of the hidden state that they are added to; ``None``: ``stream_learning_rate``.
+        weight_decay: AdamW's.
+        max_grad_norm: norm that gradients are clipped to.
         batch_size: sequences per step.
-        iters, epochs: length of the run; one epoch if neither is given.
-        time_limit: minutes after which the run ends, the schedule fitted to it.
-        max_seq_length: longer items are left out.
-        segments: pieces in which streams are computed, to save memory.
-        bf16: bf16 autocast.
-        seed: of weights and order.
-        log_every, save_every: steps between log lines and checkpoints.
+        iters: steps of the run; ``None``: as many as ``epochs`` or ``time_limit`` ask for.
+        epochs: passes over the data; ``None``: one, if neither ``iters`` nor ``time_limit`` is
+            given.
+        time_limit: minutes after which the run ends; the learning rate falls accordingly.
+        max_seq_length: tokens; longer items are left out.
+        segments: pieces in which a completion's streams are computed, to save memory.
+        bf16: compute in bfloat16 by autocast.
+        seed: seed of the new weights and of the order of the data.
+        log_every: steps between log lines.
+        save_every: steps between checkpoints.
         resume: continue from ``output/checkpoint.pt``.
     """
 
@@ -89,13 +93,17 @@ class TrainSettings:
     resume: bool = False
 
     def check(self) -> None:
-        """Raise ``SettingsError`` for settings out of range or in conflict."""
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
         if self.mode not in ("lossless", "shared"):
-            raise SettingsError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
+            raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
         if self.mode == "lossless":
             for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
                 if getattr(self, name) is not None:
-                    raise SettingsError(f"{name} is for shared mode: lossless keeps the base as is")
+                    raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
         for name in (
             *("lora_rank", "lora_alpha", "lora_layers", "learning_rate", "max_grad_norm"),
             *("stream_learning_rate", "embedding_learning_rate"),
@@ -104,9 +112,9 @@ class TrainSettings:
         ):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise SettingsError(f"{name} is {value}, expected more than 0")
+                raise UserError(f"{name} is {value}, expected more than 0")
         if self.iters and self.epochs:
-            raise SettingsError("iters and epochs exclude each other")
+            raise UserError("iters and epochs were both given, expected at most one")
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the run it continues, as text."""

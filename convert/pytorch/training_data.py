@@ -1,4 +1,4 @@
-"""Training text: prompts and completions from JSONL files, tokenized and batched by length."""
+"""Training data: prompts and completions from JSONL files, tokenized and batched by length."""
 
 import json
 from collections.abc import Iterator
@@ -12,33 +12,34 @@ from specstream_mlx.config import UserError
 
 from .losses import Batch
 
-# Batches are cut from windows of this many batches, sorted by length: little padding, yet random.
-WINDOW = 50
-
-
-class DataError(UserError):
-    """The data cannot be used; the message is one sentence."""
+_WINDOW = 50
+"""Batches whose items are sorted by length together: little padding, yet a random order."""
 
 
 @dataclass
 class Item:
-    """Token ids of one prompt with its completion, whose first token is ``tokens[stream_from]``."""
+    """One prompt with its completion, tokenized.
+
+    Attributes:
+        tokens: ids of the prompt, the completion and the end token.
+        stream_from: index of the completion's first token.
+    """
 
     tokens: list[int]
     stream_from: int
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """Prompts and completions of a JSONL file of ``{"prompt": ..., "completion": ...}``.
+    """Read prompts and completions from a JSONL file of ``{"prompt": ..., "completion": ...}``.
 
     Raises:
-        DataError: the file is missing or empty, or a line is not such an object.
+        UserError: the file is missing or empty, or a line is not such an object.
     """
     pairs = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data file {path} cannot be read: {error}") from None
+        raise UserError(f"data file {path} cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -49,12 +50,12 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
         except (ValueError, KeyError, TypeError):
             usable = False
         if not usable:
-            raise DataError(
+            raise UserError(
                 f'{path}, line {number}: expected {{"prompt": text, "completion": non-empty text}}'
             )
         pairs.append((prompt, completion))
     if not pairs:
-        raise DataError(f"data file {path} is empty")
+        raise UserError(f"data file {path} is empty")
     return pairs
 
 
@@ -63,12 +64,17 @@ def tokenize(
 ) -> list[Item]:
     """Format and tokenize pairs as the runtime will see them.
 
-    The prompt, put in place of ``{text}`` in ``template``, is one user turn of the tokenizer's chat
-    template (or stands alone, if the tokenizer has none); the completion's tokens and the end token
-    follow. Pairs of more than ``max_length`` tokens are left out.
+    The prompt is one user turn of the tokenizer's chat template, or stands alone if the tokenizer
+    has none; the completion's tokens and the end token follow.
+
+    Args:
+        pairs: prompts and completions.
+        tokenizer: transformers' tokenizer of the base.
+        template: text with ``{text}`` where the prompt goes; ``None`` for the prompt alone.
+        max_length: tokens; longer items are left out.
 
     Raises:
-        DataError: no pair is short enough.
+        UserError: no item is short enough.
     """
     prompts = [template.replace("{text}", prompt) if template else prompt for prompt, _ in pairs]
     has_chat = bool(tokenizer.chat_template)
@@ -87,12 +93,12 @@ def tokenize(
         if head and len(head) + len(tail) < max_length
     ]
     if not items:
-        raise DataError(f"no item has a prompt and at most {max_length} tokens")
+        raise UserError(f"no item has a prompt and at most {max_length} tokens")
     return items
 
 
 def collate(items: list[Item]) -> Batch:
-    """Pad items on the right, to a batch."""
+    """Put items into one batch, padded on the right."""
     lengths = torch.tensor([len(item.tokens) for item in items])
     tokens = torch.zeros(len(items), int(lengths.max()), dtype=torch.int64)
     for row, item in zip(tokens, items, strict=True):
@@ -101,22 +107,22 @@ def collate(items: list[Item]) -> Batch:
 
 
 def epoch(items: list[Item], batch_size: int, seed: int) -> Iterator[Batch]:
-    """All items once, in batches of similar lengths, in an order that ``seed`` fixes."""
+    """Yield all items once, in batches of similar lengths, in an order that ``seed`` fixes."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(items), generator=generator).tolist()
     groups = []
-    for start in range(0, len(order), WINDOW * batch_size):
-        window = sorted(order[start : start + WINDOW * batch_size], key=lambda i: _size(items[i]))
+    for start in range(0, len(order), _WINDOW * batch_size):
+        window = sorted(order[start : start + _WINDOW * batch_size], key=lambda i: _size(items[i]))
         groups += [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
     for index in torch.randperm(len(groups), generator=generator).tolist():
         yield collate([items[i] for i in groups[index]])
 
 
 def batches_per_epoch(items: list[Item], batch_size: int) -> int:
-    """How many batches ``epoch`` yields."""
+    """The number of batches that ``epoch`` yields."""
     return -(-len(items) // batch_size)
 
 
 def _size(item: Item) -> tuple[int, int]:
-    """Sort key: total length roughly, then length of the completion, which decides the streams."""
+    """A sort key: the length to within 32 tokens, then the number of positions with streams."""
     return len(item.tokens) // 32, len(item.tokens) - item.stream_from

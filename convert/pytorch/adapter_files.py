@@ -1,0 +1,122 @@
+"""Adapter directories as PyTorch trains them: written, read and checked.
+
+adapter_config.json, adapter_model.safetensors   PEFT's LoRA; in shared mode only
+speculative_streaming.json                       ``StreamConfig.to_dict()``
+speculative_streaming.safetensors                the tensors of ``StreamConfig.tensor_shapes()``
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specstream_mlx.adapters.description import AdapterDescription
+from specstream_mlx.adapters.torch_files import (
+    LORA_TENSORS,
+    STREAM_CONFIG,
+    STREAM_TENSORS,
+    tensor_file,
+)
+from specstream_mlx.checked_files import check_shapes
+from specstream_mlx.config import UserError
+
+from ..staging import staged_directory
+from .reference import SpeculativeStreamingModel
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a ``.safetensors``, ``.bin`` or ``.pt`` file.
+
+    A ``.bin`` or ``.pt`` file is a pickle: it is unpickled without running any code in it.
+
+    Returns:
+        CPU tensors by name.
+
+    Raises:
+        UserError: the file is missing or damaged, would run code, or holds anything but named
+            tensors.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from None
+    except Exception as error:  # torch.load raises what the damaged or hostile bytes lead to
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{path} is refused: {type(error).__name__}: {reason}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise UserError(f"{path} holds something other than named tensors")
+    return tensors
+
+
+def check_replaceable(directory: Path) -> None:
+    """Check that an adapter may be written to ``directory``.
+
+    Raises:
+        UserError: ``directory`` exists and is neither empty nor an adapter with streams.
+    """
+    if not directory.exists() or (directory / STREAM_CONFIG).is_file():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise UserError(f"{directory} exists and is not an adapter directory")
+
+
+def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
+    """Write a trained model's streams, and its LoRA if it has one, as an adapter directory.
+
+    The directory appears complete or not at all, and replaces an adapter that is there already.
+
+    Raises:
+        UserError: ``directory`` exists and is neither empty nor an adapter, or cannot be written.
+    """
+    check_replaceable(directory)
+    with staged_directory(directory) as scratch:
+        text = json.dumps(model.config.to_dict(), indent=2) + "\n"
+        (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
+        save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
+        if isinstance(model.base, PeftModel):
+            lora_config = model.base.peft_config[model.base.active_adapter]
+            lora_config.save_pretrained(scratch)
+            lora = get_peft_model_state_dict(model.base)
+            save_file(_plain(lora), scratch / LORA_TENSORS, {"format": "pt"})
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
+    """Read the stream and pruner tensors of an adapter directory and check them.
+
+    Args:
+        found: the description of the directory.
+
+    Returns:
+        CPU tensors by name.
+
+    Raises:
+        UserError: the directory has no ``speculative_streaming.json``, a file is missing or
+            damaged, or a tensor is missing, unknown, or of another shape or dtype than the
+            configuration asks for.
+    """
+    if found.format != "pytorch" or found.stream_config is None:
+        raise UserError(f"{found.path / STREAM_CONFIG} is missing")
+    path = tensor_file(found.path / STREAM_TENSORS)
+    tensors = read_tensors(path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_shapes(path, shapes, found.stream_config.tensor_shapes())
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            raise UserError(
+                f"{path}: {name} has dtype {tensor.dtype}, expected a floating-point one"
+            )
+    return tensors

@@ -1,0 +1,38 @@
+"""Base models on both sides, made once for all tests of the conversion."""
+
+import pytest
+import torch
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_models import VOCAB_SIZE, tiny_tokenizer
+from tiny_peft import untied_llama
+from torch_tiny import tiny_llama
+
+
+@pytest.fixture(scope="session")
+def hf(tmp_path_factory):
+    """An untied Llama of four layers in Hugging Face's format."""
+    return untied_llama(tmp_path_factory.mktemp("untied") / "hf")
+
+
+@pytest.fixture(scope="session")
+def mlx(hf):
+    """``hf`` in MLX format."""
+    convert_base(hf, hf.parent / "mlx")
+    return hf.parent / "mlx"
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory):
+    """A tied Llama of three layers in Hugging Face's format."""
+    directory = tmp_path_factory.mktemp("tied") / "hf"
+    torch.manual_seed(0)
+    tiny_llama(vocab=VOCAB_SIZE).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tied_mlx(tied):
+    """``tied`` in MLX format."""
+    convert_base(tied, tied.parent / "mlx")
+    return tied.parent / "mlx"
