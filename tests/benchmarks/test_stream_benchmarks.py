@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from random_models import assert_close, random_prompt, speculative_model
 
-from benchmarks import stream_keys
-from benchmarks.stream_keys import HEAD_DIM, all_keys, best_keys
 from benchmarks.stream_placement import Counts, placements, timed
+from benchmarks.studies import stream_keys
+from benchmarks.studies.stream_keys import HEAD_DIM, all_keys, best_keys
 from specstream_mlx import DraftSettings
 
 

@@ -1,4 +1,4 @@
-"""The plot of ``benchmarks.simulation``: predicted speedup by chip, model and bits."""
+"""The plot of ``benchmarks.prediction.simulation``: predicted speedup by chip, model and bits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Peak memory and time of a training step, by number of segments (arXiv 2402.11131, App. I).
 
-    python -m benchmarks.segment_memory --model runs/adapters/expanded --completion 512
+    python -m benchmarks.studies.segment_memory --model runs/adapters/expanded --completion 512
 
 Every row runs in a process of its own, so that its peak is its own. The figure is the process's
 peak resident memory above what it held before the first step.
@@ -21,8 +21,8 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.hardware import device
 
-from .memory import peak_bytes
-from .result_files import RESULTS, write_results
+from ..memory import peak_bytes
+from ..result_files import RESULTS, write_results
 
 
 def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:
@@ -77,7 +77,14 @@ def main(
         return
     rows = []
     for number in segments.split(","):
-        command = [sys.executable, "-m", "benchmarks.segment_memory", "--one", "--model", model]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.studies.segment_memory",
+            "--one",
+            "--model",
+            model,
+        ]
         command += ["--prompt", prompt, "--completion", completion, "--batch", batch]
         command += ["--segments", number]
         done = subprocess.run(

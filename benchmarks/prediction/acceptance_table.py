@@ -1,7 +1,7 @@
-"""How often the bundled model's drafts are right, as tree files for ``benchmarks.simulation``.
+"""How often the bundled model's drafts are right, as tree files for the prediction.
 
-    python -m benchmarks.acceptance_table           # all eight tasks
-    python -m benchmarks.acceptance_table --items 2 --tasks sql,proofread
+    python -m benchmarks.prediction.acceptance_table          # all eight tasks
+    python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
 
 Writes ``acceptance-lossless.json`` (the base's streams on every task) and
 ``acceptance-shared.json`` (every task with its own adapter), which ``--tree`` reads as well, and
@@ -22,8 +22,8 @@ from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_accepta
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.prompts import chat_prompt
 
-from .result_files import RESULTS, write_text
-from .task_names import chosen_tasks
+from ..result_files import RESULTS, write_text
+from ..task_names import chosen_tasks
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -86,7 +86,7 @@ def main(
         names = [task for task in chosen if mode == "lossless" or task in bundled.adapter_names()]
         tables[mode] = measure(model, tokenizer, names, items, mode)
         tables[mode].static_tree(TREE_SIZE).save(tree_file(output, mode))
-    command = f"python -m benchmarks.acceptance_table --items {items}"
+    command = f"python -m benchmarks.prediction.acceptance_table --items {items}"
     command += f" --tasks {only}" if only else ""
     table = markdown(tables, command, tasks.generator_hash())
     write_text(output / "acceptance.md", table)

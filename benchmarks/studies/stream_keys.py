@@ -1,6 +1,6 @@
 """What top-p key selection (arXiv 2402.11131, App. H.1) would save the streams of a long context.
 
-    python -m benchmarks.stream_keys
+    python -m benchmarks.studies.stream_keys
 
 There each stream attends to the p keys of the prefix that its main row attends to most, instead of
 to all. A mask saves no work, only a gather does, and that needs all streams of a pass to agree: the
@@ -26,7 +26,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx.hardware import device
 
-from .result_files import RESULTS, machine_suffix, measured_on, write_results
+from ..result_files import RESULTS, machine_suffix, measured_on, write_results
 
 HEADS, HEAD_DIM, LAYERS = 8, 64, 8
 MAIN_ROWS, STREAMS = 5, 4

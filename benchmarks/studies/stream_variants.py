@@ -1,6 +1,6 @@
 """Ways to seed streams and to pass them through the MLP, trained alike and compared.
 
-    python -m benchmarks.stream_variants --work runs/adapters --minutes 5
+    python -m benchmarks.studies.stream_variants --work runs/adapters --minutes 5
 
 Every variant trains lossless streams on the quantized demonstration base's own greedy output on
 one task, for the same time, and is scored on greedy output on held-out prompts: how often each
@@ -25,7 +25,7 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.cli.errors import one_line_errors
 
-from .result_files import RESULTS, write_results
+from ..result_files import RESULTS, write_results
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "adapter": {"stream_mlp": "adapter"},

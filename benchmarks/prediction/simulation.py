@@ -1,16 +1,17 @@
 """A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
 
-    python -m benchmarks.simulation                 # all chips; both default acceptance tables
-    python -m benchmarks.simulation --tree FILE     # your own acceptance, as --tree of generate
-    python -m benchmarks.simulation --context 4000 --json
+    python -m benchmarks.prediction.simulation              # with the bundled model's acceptance
+    python -m benchmarks.prediction.simulation --tree FILE  # with yours, a file as for generate --tree
+    python -m benchmarks.prediction.simulation --context 4000 --json
 
 For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
 ``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
 Where no tree beats plain decoding it says plain. The acceptance of the default tables is that of
-the bundled demonstration model (``benchmarks.acceptance_table``), which a real model need not
-reach. On a Mac, ``python -m benchmarks.speedup`` replaces the prediction with a measurement. The
-tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``, under a name that
-tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``) from the one there.
+the bundled demonstration model (``benchmarks.prediction.acceptance_table``), which a real model
+need not reach. On a Mac, ``python -m benchmarks.speedup`` replaces the prediction with a
+measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
+under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``) from
+the one there.
 """
 
 import json
@@ -25,12 +26,12 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.best_first import Shape as TreeShape
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
+from ..result_files import RESULTS, write_text
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms
 from .published_points import Point, points
-from .result_files import RESULTS, write_text
 
 Mode = Literal["lossless", "shared"]
 

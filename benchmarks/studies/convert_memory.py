@@ -1,7 +1,7 @@
 """Peak memory of converting a base: at most 1.5 times its largest file and 1 GiB are allowed.
 
-    python -m benchmarks.convert_memory --size 1.1B --bits 4
-    python -m benchmarks.convert_memory --size 200M
+    python -m benchmarks.studies.convert_memory --size 1.1B --bits 4
+    python -m benchmarks.studies.convert_memory --size 200M
 
 Random weights in several files are written to a temporary directory. The conversion runs in a
 process of its own, and its peak resident memory, Python and MLX included, is what counts. It exits
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from .memory import peak_bytes
+from ..memory import peak_bytes
 
 GIB = 1 << 30
 _SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
@@ -86,7 +86,7 @@ def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> 
 
 def _in_process(*arguments: object) -> str:
     """What this module prints when it is run with ``arguments`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.convert_memory", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.studies.convert_memory", *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

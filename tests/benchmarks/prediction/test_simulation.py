@@ -9,9 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import simulation, speedup
-from benchmarks.apple_machines import CHIPS, chip
-from benchmarks.metal_cost import (
+from benchmarks import speedup
+from benchmarks.prediction import simulation
+from benchmarks.prediction.apple_machines import CHIPS, chip
+from benchmarks.prediction.metal_cost import (
     Bits,
     batch_limit,
     bytes_per_weight,
@@ -20,9 +21,9 @@ from benchmarks.metal_cost import (
     product_ms,
     work,
 )
-from benchmarks.published_points import points
+from benchmarks.prediction.published_points import points
+from benchmarks.prediction.simulation import LABEL, MODELS, expected_length, predict, step_ms
 from benchmarks.result_files import RESULTS
-from benchmarks.simulation import LABEL, MODELS, expected_length, predict, step_ms
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
 SURE = StaticTree(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
@@ -247,7 +248,7 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
 
 def test_without_matplotlib_the_tables_are_written(app, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.simulation_plot", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.prediction.simulation_plot", raising=False)
     result = app("--output", tmp_path)
     assert result.exit_code == 0, result.output
     assert result.stderr == 'no plot: it needs matplotlib (pip install -e ".[plots]")\n'
