@@ -2,46 +2,17 @@
 
 A bare forward sends as many rows through the same layers of the same model (LoRA included), by
 mlx-lm's own code, with a causal mask behind as many committed tokens: no tree, no streams'
-adapters, no drafts. Every part is timed by itself. ``products`` are those with weights alone.
+adapters, no drafts. Every pass is timed by itself. ``products`` are those with weights alone.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
-from specstream_mlx import DraftSettings, SpeculativeModel
-from specstream_mlx.drafting.tree import DraftTree
-
-
-@dataclass
-class Parts:
-    """Rows of one step: through the layers below the MSA layers, through these, and the head.
-
-    The head is passed up to three times, since each pass waits for what the last one decided: by
-    the early exit, by the kept nodes, and by the accepted node's streams. A deferred step has a
-    second pass of ``deferred`` rows through MSA layers and head.
-    """
-
-    lower: int
-    upper: int
-    heads: tuple[int, ...]
-    deferred: int = 0
-
-
-def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -> Parts:
-    """How many rows a step over ``tree`` sends where."""
-    nodes = len(tree)
-    kept = min(settings.max_nodes or nodes, nodes)
-    placement = settings.placement(model.streams.config)
-    streams = model.streams.config.num_streams if placement != "none" else 0
-    early_exit = (len(set(tree.parents[1:].tolist())),) if kept < nodes else ()
-    if placement == "beside":
-        return Parts(nodes, kept * (1 + streams), (*early_exit, kept, streams))
-    return Parts(nodes, kept, (*early_exit, kept), deferred=streams)
+from .step_rows import StepRows
 
 
 class BareForwards:
@@ -56,26 +27,26 @@ class BareForwards:
         """Put ``tokens`` behind the prefix."""
         mx.eval(self.model(mx.array(tokens)[None], cache=self.caches))
 
-    def seconds(self, parts: Parts) -> float:
-        """The sum of the parts, each timed by itself."""
-        return self._sum(parts, self._layers, self._head)
+    def seconds(self, rows: StepRows) -> float:
+        """The sum of the passes of a step, each timed by itself."""
+        return self._sum(rows, self._layers, self._head)
 
-    def products(self, parts: Parts) -> float:
+    def products(self, rows: StepRows) -> float:
         """The same for the products with the model's weights alone, LoRA left out."""
-        return self._sum(parts, self._layer_products, self._head_product)
+        return self._sum(rows, self._layer_products, self._head_product)
 
     def _sum(
         self,
-        parts: Parts,
+        rows: StepRows,
         layers: Callable[[int, int, int], float],
         head: Callable[[int], float],
     ) -> float:
-        total = layers(parts.lower, 0, self.first)
-        total += layers(parts.upper, self.first, len(self.caches))
-        total += sum(head(rows) for rows in parts.heads)
-        if parts.deferred:
-            total += layers(parts.deferred, self.first, len(self.caches))
-            total += head(parts.deferred)
+        total = layers(rows.lower, 0, self.first)
+        total += layers(rows.upper, self.first, len(self.caches))
+        total += sum(map(head, rows.heads))
+        if rows.deferred:
+            total += layers(rows.deferred, self.first, len(self.caches))
+            total += head(rows.deferred)
         return total
 
     def _hidden(self, rows: int) -> mx.array:

@@ -1,13 +1,12 @@
 """The points of a figure, and the file that keeps those measured so far."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .paired_runs import Paired
+from .report import write_text
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Point:
         panel: the column.
         series: the line; what comes before a comma gives its colour, what follows its style.
         x: label on the horizontal axis.
-        call_reduction, speedup, nodes: see ``Paired``.
+        call_reduction, speedup, nodes: see ``runner.Compared.figures``.
         quality: of the text, where the figure shows it.
     """
 
@@ -29,13 +28,6 @@ class Point:
     speedup: float
     nodes: float
     quality: float | None = None
-
-    @classmethod
-    def of(
-        cls, panel: str, series: str, x: object, found: Paired, quality: float | None = None
-    ) -> "Point":
-        """The point of a method's runs."""
-        return cls(panel, series, str(x), found.call_reduction, found.speedup, found.nodes, quality)
 
 
 class PointFile:
@@ -54,11 +46,6 @@ class PointFile:
             if content["settings"] == settings:
                 self._content = content
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Of the machine that measured."""
-        return self._content["facts"]
-
     def add(self, group: str, measure: Callable[[], list[Point]], facts: dict[str, Any]) -> None:
         """Measure a group and write the file, unless it has the group.
 
@@ -71,10 +58,7 @@ class PointFile:
             return
         self._content["groups"][group] = [asdict(point) for point in measure()]
         self._content["facts"] = facts
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text(json.dumps(self._content, indent=1) + "\n")
-        os.replace(partial, self._path)
+        write_text(self._path, json.dumps(self._content, indent=1) + "\n")
 
     def points(self) -> list[Point]:
         """All of them, in the order of measuring."""

@@ -12,8 +12,6 @@ the same tree at every context, and is no speedup.
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,44 +21,30 @@ import mlx.core as mx
 import typer
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.models.llama import Model, ModelArgs
 
-from specstream_mlx import DraftSettings, PromptCache, SpeculativeModel, StreamConfig
+from specstream_mlx import PromptCache, SpeculativeModel, StreamConfig
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams
 
-from .result_files import RESULTS, machine_suffix, measured_on, write_results
+from .own_process import measured_by
+from .random_llama import random_llama
+from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .runner import CHAIN
 
-LAYERS, HIDDEN, VOCABULARY = 4, 512, 4096
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 1408,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 16384,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-}
-CHAIN = DraftSettings(tree_width=1, tree_size=None)
+LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
 
 
 def random_model() -> SpeculativeModel:
     """A random Llama with random lossless streams on its two upper layers."""
-    mx.random.seed(0)
-    model = Model(ModelArgs.from_dict(CONFIG))
-    model.set_dtype(device.fast_dtype(mx.float16))
-    config = StreamConfig(
+    model, config = random_llama(LAYERS, HIDDEN, VOCABULARY, KV_HEADS)
+    stream_config = StreamConfig(
         mode="lossless", num_streams=4, num_msa_layers=2, hidden_size=HIDDEN,
         num_hidden_layers=LAYERS, pruner_rank=0,
     )  # fmt: skip
-    streams = Streams(config)
-    mx.eval(model.parameters(), streams.parameters())
-    return SpeculativeModel(model, CONFIG, Path("in memory"), streams=streams)
+    streams = Streams(stream_config)
+    mx.eval(streams.parameters())
+    return SpeculativeModel(model, config, Path("in memory"), streams=streams)
 
 
 def peak_above(held: int) -> float:
@@ -108,23 +92,32 @@ def _seconds(steps: Iterator[Any]) -> Iterator[float]:
         start = now
 
 
-def markdown(rows: list[dict], tokens: int, chunk: int, facts: dict[str, str]) -> str:
-    """The result table."""
-    lines = [
-        f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, 2 of 8 heads for keys and "
-        f"values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; the last "
-        "column is a step over a chain of 4 drafts with deferred streams against one of mlx_lm's.",
+COLUMNS = {
+    "context": "{context}",
+    "KV cache": "{kv_cache:.1f}",
+    "prefill, peak": "{prefill:.1f}",
+    "prefill, mlx_lm": "{plain_prefill:.1f}",
+    "decoding, peak": "{decode:.1f}",
+    "decoding, mlx_lm": "{plain_decode:.1f}",
+    "step": "{step}",
+}
+
+
+def markdown(
+    rows: list[dict[str, Any]], tokens: int, chunk: int, facts: dict[str, str]
+) -> list[str]:
+    """The lines of the report."""
+    ratios = [row["step_ratio"] for row in rows]
+    steps = ["not timed" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
+    shown = [row | {"step": step} for row, step in zip(rows, steps, strict=True)]
+    return [
+        f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, {KV_HEADS} of 8 heads for "
+        f"keys and values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; "
+        "the last column is a step over a chain of 4 drafts with deferred streams against one of "
+        "mlx_lm's.",
         "",
-        "| context | KV cache | prefill, peak | mlx_lm | decoding, peak | mlx_lm | step |",
-        "|---|---|---|---|---|---|---|",
+        *table(COLUMNS, shown),
     ]
-    for row in rows:
-        names = ("kv_cache", "prefill", "plain_prefill", "decode", "plain_decode")
-        cells = " | ".join(f"{row[name]:.1f}" for name in names)
-        ratio = row["step_ratio"]
-        step = "not timed" if ratio is None else f"{ratio:.2f}x"
-        lines.append(f"| {row['context']} | {cells} | {step} |")
-    return "\n".join(lines) + "\n"
 
 
 def main(
@@ -141,15 +134,13 @@ def main(
         return
     rows = []
     for context in contexts.split(","):
-        command = [sys.executable, "-m", "benchmarks.long_context", "--one"]
-        command += ["--contexts", context, "--tokens", str(tokens), "--chunk", str(chunk)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        row = json.loads(done.stdout)
+        sizes = ("--contexts", context, "--tokens", tokens, "--chunk", chunk)
+        row = measured_by("benchmarks.long_context", "--one", *sizes)
         rows.append(row if timing else {**row, "step_ratio": None})
     facts = device.describe()
     name = f"long-context-{machine_suffix(facts)}"
     values = {"facts": facts, "tokens": tokens, "chunk": chunk, "rows": rows}
-    write_results(output, name, values, markdown(rows, tokens, chunk, facts))
+    print(write_report(output, name, values, markdown(rows, tokens, chunk, facts)))
 
 
 if __name__ == "__main__":

@@ -10,38 +10,54 @@ without pruning. ``msa-layers``: quality, call reduction and speed over the numb
 of adapters of one task; ``--adapters`` has a directory nsN for each, and without it the command
 says how to train them.
 
-Speed is the median over held-out items of (decode-only tokens/s) / (mlx_lm's on the same item,
-within seconds). Points go to ``benchmarks/results/figures/NAME-MACHINE.json`` as they are measured,
-so the same command resumes; delete a file to measure anew. The PNG lies beside it.
+Speed is the median over held-out items of (decode-only tokens/s) / (mlx_lm's on the same item).
+Points go to ``benchmarks/results/figures/NAME-MACHINE.json`` as they are measured, so the same
+command resumes; delete a file to measure anew. The PNG lies beside it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import mlx.core as mx
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
-from specstream_mlx import UserError
+from specstream_mlx import DraftSettings, Sampling, UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.hardware import device
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+from specstream_mlx.engine.verify_rules import VerifyName
 
-from .figure_measuring import Measuring, Sizes, find_adapters
 from .figure_plot import check_matplotlib, draw
-from .figure_points import PointFile
-from .plain_baseline import Bundled
-from .result_files import RESULTS, machine_suffix
-from .task_names import chosen_tasks
+from .figure_points import Point, PointFile
+from .report import RESULTS, machine_suffix
+from .runner import CHAIN, MLX_LM, Base, Mounted, Way, interleaved
+from .texts import MODES, adapter_of, chosen_tasks, held_out_texts, score
 
-RATES = {"call_reduction": "call reduction", "speedup": "tokens/s over mlx_lm"}
+TOP_K = (1, 2, 5, 10, 20, 50, 0)  # 0: all tokens
+VERIFIED: dict[str, tuple[VerifyName, DraftSettings]] = {
+    "sample, likely tree": ("sample", LIKELY_DRAFTS),
+    "sample, chain": ("sample", CHAIN),
+    "rejection, chain": ("rejection", CHAIN),
+}
+GAMMAS = WIDTHS = (1, 2, 3, 4)
+MSA_LAYERS = (1, 2, 4, 6, 8)
+
+Groups = Mapping[str, Callable[[], list[Point]]]
+"""What is measured together, by name."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is drawn.
+    """How a figure is drawn.
 
     Attributes:
         title: its first line.
@@ -54,37 +70,174 @@ class Figure:
     measures: dict[str, str]
 
 
+_RATES = {"call_reduction": "call reduction", "speedup": "tokens/s over mlx_lm"}
 FIGURES = {
-    "temperature": Figure("T = 1, by verify rule", "top-k of the sampler", RATES),
-    "streams": Figure("Full trees of gamma streams, greedy", "width k of the tree", RATES),
+    "temperature": Figure("T = 1, by verify rule", "top-k of the sampler", _RATES),
+    "streams": Figure("Full trees of gamma streams, greedy", "width k of the tree", _RATES),
     "msa-layers": Figure(
         "Adapters by number of MSA layers, greedy",
         "number of MSA layers",
-        {"quality": "exact match"} | RATES,
+        {"quality": "exact match"} | _RATES,
     ),
 }
 
 
-def make(
-    name: str, measure: Callable[[PointFile], None], settings: dict[str, Any], output: Path
-) -> Path:
-    """Measure what is missing of a figure, and draw it."""
-    figure = FIGURES[name]
-    stem = f"{name}-{machine_suffix(device.describe())}"
-    file = PointFile(output / f"{stem}.json", settings)
-    measure(file)
-    facts = file.facts
-    machine = (
-        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}; "
-        f"{settings['items']} held-out items a point"
-    )
-    path = output / f"{stem}.png"
-    draw(file.points(), path, f"{figure.title}\n{machine}", figure.x_label, figure.measures)
-    return path
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        tasks: of ``temperature``; the first one is that of ``streams``.
+        items: held-out items for a point.
+        quality_items: the same for ``msa-layers``.
+        max_tokens: for an item.
+        max_nodes: nodes that pruning keeps.
+    """
+
+    tasks: tuple[str, ...]
+    items: int
+    quality_items: int
+    max_tokens: int
+    max_nodes: int
+
+
+def groups_of(name: str, base: Base, sizes: Sizes, adapters: Mapping[int, Path]) -> Groups:
+    """The groups of points of a figure."""
+    if name == "temperature":
+        return {
+            f"{task}, {mode}, {top_k}": partial(_top_k, base, sizes, task, mode, top_k)
+            for task in sizes.tasks
+            for mode in MODES
+            for top_k in TOP_K
+        }
+    if name == "streams":
+        return {
+            f"{mode}, {gamma}, {width}": partial(_full_trees, base, sizes, mode, gamma, width)
+            for mode in MODES
+            for gamma in GAMMAS
+            for width in WIDTHS
+        }
+    return {
+        f"{layers}": partial(_msa_layers, base, sizes, layers, adapter)
+        for layers, adapter in adapters.items()
+    }
+
+
+def settings_of(name: str, sizes: Sizes, adapters: Mapping[int, Path]) -> dict[str, Any]:
+    """What a figure's points depend on; a file with other settings is measured anew."""
+    own = {
+        "temperature": {"tasks": list(sizes.tasks), "items": sizes.items},
+        "streams": {
+            "tasks": [sizes.tasks[0]],
+            "items": sizes.items,
+            "max_nodes": sizes.max_nodes,
+        },
+        "msa-layers": {"layers": list(adapters), "items": sizes.quality_items},
+    }
+    return own[name] | {"max_tokens": sizes.max_tokens, "generator": tasks.generator_hash()}
+
+
+def _top_k(base: Base, sizes: Sizes, task: str, mode: str, top_k: int) -> list[Point]:
+    """T = 1 with one top-k, by verify rule."""
+    mx.random.seed(0)
+    sampler = Sampling(temp=1.0, top_k=top_k)
+    mounted = base.mount(adapter_of(task, mode))
+    ways = {
+        name: mounted.ours(settings, sampler, verify)
+        for name, (verify, settings) in VERIFIED.items()
+    }
+    label = {0: "all", 1: "1\n(greedy)"}.get(top_k, str(top_k))
+    plain = mounted.mlx_lm(sampler)
+    return _points(mounted, plain, ways, task, sizes.items, f"{task}, {mode}", label)
+
+
+def _full_trees(base: Base, sizes: Sizes, mode: str, gamma: int, width: int) -> list[Point]:
+    """Full trees of gamma streams, with and without pruning, greedy."""
+    task = sizes.tasks[0]
+    mounted = base.mount(adapter_of(task, mode))
+    tree = DraftSettings(num_streams=gamma, tree_width=width, tree_size=None)
+    ways = {
+        f"gamma {gamma}": mounted.ours(tree),
+        f"gamma {gamma}, pruned": mounted.ours(replace(tree, max_nodes=sizes.max_nodes)),
+    }
+    panel = f"{task}, {mode}"
+    return _points(mounted, mounted.mlx_lm(), ways, task, sizes.items, panel, str(width))
+
+
+def _msa_layers(base: Base, sizes: Sizes, layers: int, adapter: Path) -> list[Point]:
+    """An adapter of SQL with so many MSA layers, greedy."""
+    with tempfile.TemporaryDirectory() as scratch:
+        mounted = base.mount(mlx_adapter(adapter, Path(scratch) / "adapter"))
+        trained = mounted.model.streams.config.num_msa_layers
+        if trained != layers:
+            raise UserError(f"{adapter} has {trained} MSA layers, expected {layers} by its name")
+        ways = {"likely tree": mounted.ours(LIKELY_DRAFTS), "chain": mounted.ours(CHAIN)}
+        return _points(
+            mounted, mounted.mlx_lm(), ways, "sql", sizes.quality_items, "sql, shared", str(layers),
+            with_quality=True,
+        )  # fmt: skip
+
+
+def _points(
+    mounted: Mounted,
+    plain: Way,
+    ways: Mapping[str, Way],
+    task: str,
+    items: int,
+    panel: str,
+    x: str,
+    with_quality: bool = False,
+) -> list[Point]:
+    """The points of some ways beside mlx_lm, on held-out items."""
+    texts = held_out_texts(mounted.tokenizer, task, items)
+    found = interleaved([text.prompt for text in texts], {MLX_LM: plain} | ways)
+    points = []
+    for name in ways:
+        outputs = [run.text for run in found.first_runs(name)]
+        _, quality = score(task, outputs, [text.target for text in texts])
+        figures = found.figures(name, MLX_LM)
+        values = {key: figures[key] for key in ("call_reduction", "speedup", "nodes")}
+        points.append(Point(panel, name, x, **values, quality=quality if with_quality else None))
+    return points
+
+
+def mlx_adapter(directory: Path, target: Path) -> Path:
+    """``directory`` if it is an MLX adapter already, or else its conversion, ``target``."""
+    config = json.loads((directory / "adapter_config.json").read_text())
+    if "speculative_streaming" in config:
+        return directory
+    convert_adapter(directory, bundled.base_path(), target)
+    return target
+
+
+def find_adapters(directory: Path | None) -> dict[int, Path]:
+    """The adapter directories in ``directory/nsN`` by N.
+
+    Raises:
+        UserError: there are none; the sentence says how to train them.
+    """
+    found: dict[int, Path] = {}
+    for path in directory.glob("ns*") if directory else ():
+        inner = (path / "sql" / "adapter", path / "adapter", path)
+        usable = [one for one in inner if (one / "adapter_config.json").exists()]
+        if usable and path.name[2:].isdigit():
+            found[int(path.name[2:])] = usable[0]
+    if not found:
+        where = directory or Path("runs/msa")
+        loop = (
+            f"for n in {' '.join(map(str, MSA_LAYERS))}; do python -m "
+            "specstream_mlx.convert.demo_model.train_adapters --base runs/base/model --work "
+            f"{shlex.quote(str(where))}/ns$n --shared-msa-layers $n --iters 400 base sql; done"
+        )
+        raise UserError(
+            f"msa-layers found no adapters ns1, ns2, .. in --adapters {where}, train them with: "
+            f"{loop}"
+        )
+    return dict(sorted(found.items()))
 
 
 def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: Path) -> list[Path]:
-    """The PNG files of the named figures.
+    """Measure what is missing of the named figures, draw them, and return the PNG files.
 
     Raises:
         UserError: an unknown name, no matplotlib or no adapters, before anything is measured.
@@ -94,28 +247,22 @@ def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: P
             raise UserError(f"unknown figure {name!r}, expected some of {', '.join(FIGURES)}")
     check_matplotlib()
     by_layers = find_adapters(adapters) if "msa-layers" in names else {}
-    common = {"max_tokens": sizes.max_tokens, "generator": tasks.generator_hash()}
+    base = Base(bundled.base_path(), sizes.max_tokens)
+    facts = base.facts()
+    machine = f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}"
+    written = []
     with Progress(console=Console(stderr=True)) as progress:
-        measuring = Measuring(Bundled(sizes.max_tokens), sizes, progress)
-        runs: dict[str, tuple[Callable[[PointFile], None], dict[str, Any]]] = {
-            "temperature": (
-                measuring.temperature,
-                {"tasks": list(sizes.tasks), "items": sizes.items},
-            ),
-            "streams": (
-                measuring.streams,
-                {"tasks": [sizes.tasks[0]], "items": sizes.items, "max_nodes": sizes.max_nodes},
-            ),
-            "msa-layers": (
-                lambda file: measuring.msa_layers(file, by_layers),
-                {"layers": list(by_layers), "items": sizes.quality_items},
-            ),
-        }
-        written = []
         for name in dict.fromkeys(names):
-            measure, settings = runs[name]
-            written.append(make(name, measure, settings | common, output))
-        return written
+            figure, settings = FIGURES[name], settings_of(name, sizes, by_layers)
+            stem = f"{name}-{machine_suffix(facts)}"
+            file = PointFile(output / f"{stem}.json", settings)
+            groups = groups_of(name, base, sizes, by_layers)
+            for group, measure in progress.track(groups.items(), description=name):
+                file.add(group, measure, facts)
+            title = f"{figure.title}\n{machine}; {settings['items']} held-out items a point"
+            written.append(output / f"{stem}.png")
+            draw(file.points(), written[-1], title, figure.x_label, figure.measures)
+    return written
 
 
 @one_line_errors

@@ -14,9 +14,8 @@ are decoded. Which form the weights are held in is the machine's choice (see ``w
 """
 
 import gc
-import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,60 +28,19 @@ from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
 
-from specstream_mlx import SpeculativeModel, UserError, bundled, load
+from specstream_mlx import UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.prompts import chat_prompt
 
-from .metrics import score
-from .result_files import RESULTS, machine_suffix, measured_on, write_results
-from .task_names import chosen_tasks
-from .timed_runs import call_reduction, run_plain, run_streams
+from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, Base, interleaved
+from .texts import adapter_of, chosen_tasks, held_out_texts, score
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
 MSA_LAYERS = {"lossless": 6, "shared": 2}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One task on one variant of the base, with one adapter.
-
-    Attributes:
-        variant: how the base is quantized.
-        task: whose held-out items are decoded.
-        mode: of the streams; ``lossless``: those of the base, ``shared``: the task's adapter.
-        held: the form of the weights in memory.
-        stored_bytes: of the base's weights.
-        peak_bytes: MLX's peak while decoding.
-        plain_tps: decode-only tokens/s of mlx_lm, median.
-        tps: the same of Speculative Streaming.
-        speedup: median ratio of the two on the same item.
-        call_reduction: tokens per target call.
-        same_output: items whose tokens are mlx_lm's.
-        items: how many there are.
-        metric: of the task.
-        plain_quality: mlx_lm's text by it.
-        quality: ours.
-    """
-
-    variant: str
-    task: str
-    mode: str
-    held: str
-    stored_bytes: int
-    peak_bytes: int
-    plain_tps: float
-    tps: float
-    speedup: float
-    call_reduction: float
-    same_output: int
-    items: int
-    metric: str
-    plain_quality: float
-    quality: float
 
 
 def check_variants(names: str) -> list[str]:
@@ -134,80 +92,77 @@ def stored_bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("model*.safetensors"))
 
 
-def measure(
-    model: SpeculativeModel,
-    tokenizer: Any,
-    variant: str,
-    task: str,
-    items: int,
-    max_tokens: int,
-    progress: Progress,
-) -> Row:
-    """Decode held-out items with mlx_lm and with streams, in turn; the first is a warm-up too."""
-    held_out = tasks.held_out(task, items)
-    prompts = [chat_prompt(tokenizer, tasks.instructed(item)) for item in held_out]
-    bar = progress.add_task(f"{variant}: {task}, {model.mode}", total=items)
-    plain, ours = [], []
+def measure(base: Base, variant: str, mode: str, task: str, items: int) -> dict[str, Any]:
+    """The row of one task on one variant: mlx_lm and streams on held-out texts, in turn."""
+    mounted = base.mount(adapter_of(task, mode))
+    texts = held_out_texts(mounted.tokenizer, task, items)
+    ways = {MLX_LM: mounted.mlx_lm(), "SS": mounted.ours(LIKELY_DRAFTS)}
     mx.reset_peak_memory()
-    for number, ids in enumerate([prompts[0], *prompts]):
-        runs = (
-            run_plain(model.model, tokenizer, ids, max_tokens),
-            run_streams(model, tokenizer, ids, max_tokens, LIKELY_DRAFTS),
-        )
-        if number:
-            plain.append(runs[0])
-            ours.append(runs[1])
-            progress.advance(bar)
-    references = [item.target for item in held_out]
-    metric, plain_quality = score(task, [run.text for run in plain], references)
-    pairs = list(zip(plain, ours, strict=True))
-    return Row(
-        variant=variant,
-        task=task,
-        mode=model.mode,
-        held=model.held.form,
-        stored_bytes=stored_bytes(model.path),
-        peak_bytes=mx.get_peak_memory(),
-        plain_tps=round(statistics.median(run.decode_tps for run in plain), 1),
-        tps=round(statistics.median(run.decode_tps for run in ours), 1),
-        speedup=round(statistics.median(b.decode_tps / a.decode_tps for a, b in pairs), 3),
-        call_reduction=round(call_reduction(ours), 3),
-        same_output=sum(a.tokens == b.tokens for a, b in pairs),
-        items=items,
-        metric=metric,
-        plain_quality=round(plain_quality, 3),
-        quality=round(score(task, [run.text for run in ours], references)[1], 3),
+    found = interleaved([text.prompt for text in texts], ways)
+    peak = mx.get_peak_memory()
+    plain, ours = (found.figures(name, MLX_LM) for name in ways)
+    (metric, plain_quality), (_, quality) = (
+        score(task, [run.text for run in found.first_runs(name)], [text.target for text in texts])
+        for name in ways
     )
+    return {
+        "variant": variant,
+        "task": task,
+        "mode": mode,
+        "held": mounted.model.held.form,
+        "stored_bytes": stored_bytes(mounted.model.path),
+        "peak_bytes": peak,
+        "plain_tps": plain["decode_tps"],
+        "tps": ours["decode_tps"],
+        "speedup": ours["speedup"],
+        "call_reduction": ours["call_reduction"],
+        "same_output": found.same("SS", found.first_runs(MLX_LM)),
+        "items": items,
+        "metric": metric,
+        "plain_quality": round(plain_quality, 3),
+        "quality": round(quality, 3),
+    }
 
 
-def share_of_whole(row: Row, rows: list[Row]) -> float | None:
+def share_of_whole(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
     """CR over that of the same task and mode on 16 bits; ``None`` where that was not measured."""
     for other in rows:
-        if (other.variant, other.task, other.mode) == (WHOLE, row.task, row.mode):
-            return row.call_reduction / other.call_reduction
+        if (other["variant"], other["task"], other["mode"]) == (WHOLE, row["task"], row["mode"]):
+            return row["call_reduction"] / other["call_reduction"]
     return None
 
 
-def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
-    """The result table."""
-    lines = [
-        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
-        "items a task.",
-        "",
-        "| task, mode | weights | held | MB stored | MB in use | mlx_lm tokens/s | SS tokens/s | "
-        "speedup | CR | of 16 bit | quality, mlx_lm | quality, SS |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: (row.task, row.mode)):
+COLUMNS = {
+    "task, mode": "{task}, {mode}",
+    "weights": "{variant}",
+    "held": "{held}",
+    "MB stored": "{megabytes_stored:.1f}",
+    "MB in use": "{megabytes_in_use:.0f}",
+    "mlx_lm tokens/s": "{plain_tps:.0f}",
+    "SS tokens/s": "{tps:.0f}",
+    "speedup": "{speedup:.2f}x",
+    "CR": "{call_reduction:.2f}",
+    "of 16 bit": "{share}",
+    "quality, mlx_lm": "{metric} {plain_quality:.2f}",
+    "quality, SS": "{quality:.2f}",
+}
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """The lines of the report."""
+    shown = []
+    for row in sorted(rows, key=lambda row: (row["task"], row["mode"])):
         share = share_of_whole(row, rows)
-        lines.append(
-            f"| {row.task}, {row.mode} | {row.variant} | {row.held} | "
-            f"{row.stored_bytes / 1e6:.1f} | {row.peak_bytes / 1e6:.0f} | {row.plain_tps:.0f} | "
-            f"{row.tps:.0f} | {row.speedup:.2f}x | {row.call_reduction:.2f} | "
-            f"{'-' if share is None else f'{share:.2f}'} | {row.metric} {row.plain_quality:.2f} | "
-            f"{row.quality:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
+        megabytes = {
+            "megabytes_stored": row["stored_bytes"] / 1e6,
+            "megabytes_in_use": row["peak_bytes"] / 1e6,
+        }
+        shown.append({**row, **megabytes, "share": "-" if share is None else f"{share:.2f}"})
+    about = (
+        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
+        "items a task."
+    )
+    return [about, "", *table(COLUMNS, shown)]
 
 
 @one_line_errors
@@ -218,7 +173,7 @@ def main(
     only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = (
         "sql,describe,summarize"
     ),
-    items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 16,
+    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 16,
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
     weights: Annotated[str, typer.Option(help="auto, packed or expanded.")] = "auto",
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
@@ -226,28 +181,23 @@ def main(
     """Measure speed, call reduction, quality and memory by quantization, on the bundled model."""
     rows = []
     chosen, chosen_variants = chosen_tasks(only), check_variants(variants)
-    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as bars:
+    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as progress:
         scratch = Path(name)
         expand_base(scratch / "expanded")
-        for number, variant in enumerate(chosen_variants):
-            for mode, msa_layers in MSA_LAYERS.items():
-                target = scratch / f"{number}-{mode}"
-                base = make_variant(scratch / "expanded", variant, msa_layers, target)
-                form = "expanded" if variant == WHOLE else weights
-                model, tokenizer = load(base, weights=form)
-                for task in chosen:
-                    adapter = bundled.streams_path()
-                    if mode == "shared":
-                        adapter = bundled.adapter_path(task)
-                    model.swap_adapter(adapter)
-                    rows.append(measure(model, tokenizer, variant, task, items, max_tokens, bars))
-                del model
-                gc.collect()
-                mx.clear_cache()
+        pairs = [(variant, mode) for variant in chosen_variants for mode in MSA_LAYERS]
+        for number, (variant, mode) in enumerate(progress.track(pairs)):
+            made = make_variant(
+                scratch / "expanded", variant, MSA_LAYERS[mode], scratch / f"{number}"
+            )
+            form = "expanded" if variant == WHOLE else weights
+            base = Base(made, max_tokens, form, fastest_baseline=False)
+            rows += [measure(base, variant, mode, task, items) for task in chosen]
+            del base
+            gc.collect()
+            mx.clear_cache()
     facts = device.describe() | {"generator": tasks.generator_hash(), "items": items}
-    values = {"facts": facts, "rows": [asdict(row) for row in rows]}
-    table = markdown(rows, facts)
-    write_results(output, f"quantization-{machine_suffix(facts)}", values, table)
+    file = f"quantization-{machine_suffix(facts)}"
+    print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""A random Llama with untrained streams: what a step costs does not depend on what it says."""
+"""Random Llamas and untrained streams: what a step costs does not depend on what it says."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
+from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 
 
@@ -36,27 +38,37 @@ class Size:
         return cls(int(layers), int(hidden))
 
 
-def random_llama(size: Size, vocabulary: int) -> tuple[Model, dict]:
-    """A model in float32 and its configuration: MLP of 2.75 hidden sizes, heads of 64, tied."""
+def random_llama(
+    layers: int, hidden: int, vocabulary: int, kv_heads: int | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """A model in the dtype that is fast here, and its configuration.
+
+    Args:
+        layers: decoder layers.
+        hidden: hidden size, a multiple of 64, the size of a head; the MLP has 2.75 times as much.
+        vocabulary: of its tied embedding.
+        kv_heads: heads of keys and values; ``None``: as many as of queries.
+    """
     config = {
         "model_type": "llama",
-        "hidden_size": size.hidden,
-        "num_hidden_layers": size.layers,
-        "intermediate_size": size.hidden * 11 // 4,
-        "num_attention_heads": size.hidden // 64,
-        "num_key_value_heads": size.hidden // 64,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden * 11 // 4,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": kv_heads or hidden // 64,
         "rms_norm_eps": 1e-5,
         "vocab_size": vocabulary,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 16384,
     }
     mx.random.seed(0)
     model = Model(ModelArgs.from_dict(config))
+    model.set_dtype(device.fast_dtype(mx.float16))
     mx.eval(model.parameters())
     return model, config
 
 
-def with_streams(model: Model, config: dict) -> Iterator[tuple[str, SpeculativeModel]]:
+def with_streams(model: Model, config: dict[str, Any]) -> Iterator[tuple[str, SpeculativeModel]]:
     """The model with four untrained streams in the top quarter of its layers, in each mode."""
     for mode in ("lossless", "shared"):
         adapters = {"stream_mlp": "base+adapter", "stream_adapter_rank": 8}

@@ -1,208 +1,189 @@
-"""Speed of Speculative Streaming against plain decoding, on held-out items of each task.
+"""Speed of drafting against plain decoding, on held-out texts of the demonstration tasks.
 
-    python -m benchmarks.speedup                    # the bundled model
+    python -m benchmarks.speedup                        # the paper's trees on the bundled model
     python -m benchmarks.speedup --items 40 --tasks sql,proofread
-    python -m benchmarks.speedup --model DIR --streams DIR     # a model of yours
+    python -m benchmarks.speedup --model DIR --streams DIR          # a model of yours
+    python -m benchmarks.speedup --suite hybrid         # streams, prompt lookup, both in one tree
+    python -m benchmarks.speedup --suite placement      # where lossless streams run
+    python -m benchmarks.speedup --suite tuned          # the tuner against a sweep
+    python -m benchmarks.speedup --suite tuned --best-of benchmarks/results/tuned-shared-X.json
+    python -m benchmarks.speedup --suite tuned --no-sweep --bits 4 --name int4
 
-Every item is decoded by every method in turn (batch 1, greedy), so a method and its plain
-baseline always run within seconds of each other. Rows of the base are compared with mlx_lm on the
-base, rows of an adapter with mlx_lm on the base with that adapter's LoRA mounted. The Markdown
-table and the JSON file go to ``benchmarks/results``.
+Every text is decoded by every way in turn (batch 1, greedy), in another random order each time, so
+a way and mlx_lm always run within seconds of each other; see ``runner``. Lines of the base are
+compared with mlx_lm on the base, lines of an adapter with mlx_lm on the base with that adapter's
+LoRA. mlx_lm runs on the weights that are fastest for it, unless ``--weights`` or ``--bits`` says
+how both hold them. Every text is checked: in lossless mode it must be mlx_lm's, in shared mode
+that of one token a step. The JSON file and the Markdown table go to ``benchmarks/results``.
 
-Columns: ``speedup`` = median over items of (decode-only tokens/s) / (mlx_lm's on the same item);
-``CR`` = target calls of plain decoding / target calls, which is also the accepted length;
-``extra parameters`` = what the method adds to the base. ``likely drafts`` leaves out what is less
-likely than the threshold of ``LIKELY_DRAFTS``; with a tree, that is how ``generate`` drafts. On the
-CPU backend mlx_lm runs on the packed weights or on the expanded ones, whichever is faster for it,
-and the table says which.
+``speedup`` is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text); ``CR``
+is target calls of plain decoding / target calls, which is also the accepted length; ``extra
+parameters`` are what a method adds to the base; ``missed`` is the share of calls whose accepted
+node had no streams. With MLX's reference BLAS:
+
+    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.speedup', None, '__main__')" \\
+        --suite tuned --no-sweep --name reference-blas
 """
 
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import mlx.core as mx
-import mlx.nn as nn
 import typer
-from mlx_lm import load as load_plain
+from mlx.utils import tree_map
 from rich.console import Console
 from rich.progress import Progress
-from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
-from specstream_mlx.prompts import chat_prompt
 
-from .metrics import score
-from .result_files import RESULTS, machine_suffix, measured_on, write_results
-from .task_names import chosen_tasks
-from .timed_runs import TimedRun, call_reduction, run_plain, run_streams
-
-CHAIN = DraftSettings(tree_width=1, tree_size=None)
-TREE = DraftSettings(tree_width=4, tree_size=8)
-PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
-LIKELY_CHAIN = replace(CHAIN, draft_threshold=LIKELY_DRAFTS.draft_threshold)
+from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved
+from .suites import COLUMNS, SUITES, Suite
+from .sweep import Competition, decisions_of
+from .texts import adapter_of, chosen_tasks, held_out_texts, names_in, score
 
 
-@dataclass
-class Row:
-    """One method on one task."""
+@dataclass(frozen=True)
+class Job:
+    """What one comparison is made on.
 
-    task: str
-    adapter: str
-    method: str
-    extra_parameters: int
-    runs: list[TimedRun] = field(default_factory=list)
-    speedups: list[float] = field(default_factory=list)
-    identical: int = 0
-    metric: str = ""
-    quality: float = 0.0
+    Attributes:
+        mode: of the streams.
+        adapter: the directory that is mounted.
+        tasks: whose texts are decoded.
+    """
+
+    mode: str
+    adapter: Path
+    tasks: Sequence[str]
 
     @property
-    def call_reduction(self) -> float:
-        """Tokens, each a call of plain decoding, per target call."""
-        return call_reduction(self.runs)
+    def name(self) -> str:
+        """The task, or ``all``."""
+        return self.tasks[0] if len(self.tasks) == 1 else "all"
 
-    def summary(self) -> dict:
-        """The row of the JSON file."""
-        speedup = statistics.median(self.speedups)
-        return {
-            "task": self.task,
-            "adapter": self.adapter,
-            "method": self.method,
-            "speedup": round(speedup, 3),
-            "call_reduction": round(self.call_reduction, 3),
-            "accepted_length": round(self.call_reduction, 3),
-            "speedup_over_cr": round(speedup / self.call_reduction, 3),
-            "decode_tps": round(statistics.median(run.decode_tps for run in self.runs), 1),
-            "same_output_as_plain": self.identical,
-            "items": len(self.runs),
-            "metric": self.metric,
-            "quality": round(self.quality, 3),
-            "extra_parameters": self.extra_parameters,
-        }
+    @property
+    def adapter_name(self) -> str:
+        """Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned."""
+        return "none" if self.mode == "lossless" else self.adapter.name
 
 
-Method = Callable[[list[int]], TimedRun]
+def jobs_of(
+    suite: Suite, chosen: Sequence[str], modes: Sequence[str], own: Path | None
+) -> list[Job]:
+    """The jobs of a suite.
 
-
-def packed_model(base: Path, adapter: Path | None) -> nn.Module:
-    """``base`` in mlx_lm, its weights packed, with the LoRA of ``adapter``.
-
-    In the dtype that is fast here: the CPU is slow in the half precision of the file.
+    Args:
+        suite: the suite.
+        chosen: tasks.
+        modes: of the streams.
+        own: the streams of a model of one's own, which are mounted for every task.
     """
-    model = load_plain(str(base), adapter_path=adapter and str(adapter))[0]
-    model.set_dtype(device.fast_dtype(mx.float16))
-    return model
-
-
-def packed_over_expanded(base: Path, expanded: nn.Module, tokenizer, max_tokens: int) -> float:
-    """Rate of ``mlx_lm`` on the packed weights over that on the expanded ones, median of five."""
-    packed = packed_model(base, None)
-    prompts = [chat_prompt(tokenizer, tasks.instructed(i)) for i in tasks.held_out("sql", 6)]
-    ratios = []
-    for ids in prompts:
-        rates = [
-            run_plain(model, tokenizer, ids, max_tokens).decode_tps for model in (packed, expanded)
-        ]
-        ratios.append(rates[0] / rates[1])
-    return statistics.median(ratios[1:])
-
-
-def methods_of(
-    model: SpeculativeModel, plain: nn.Module, tokenizer, max_tokens: int
-) -> dict[str, Method]:
-    """The methods of one mounted adapter; the first is the baseline, ``mlx_lm`` on ``plain``."""
-    settings = {"empty tree": DraftSettings(speculation=False)}
-    if model.mode == "lossless":
-        for name, base in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
-            settings[f"SS lossless, {name}"] = replace(base, deferred=False)
-        settings["SS lossless, chain, deferred"] = CHAIN
-        settings["SS lossless, tree, deferred"] = TREE
-        settings["SS lossless, likely drafts, deferred"] = LIKELY_DRAFTS
-    else:
-        settings |= {
-            "SS shared, chain": CHAIN,
-            "SS shared, tree": TREE,
-            "SS shared, tree, pruned": PRUNED,
-            "SS shared, chain, likely drafts": LIKELY_CHAIN,
-            "SS shared, tree, likely drafts": LIKELY_DRAFTS,
-        }
-    methods: dict[str, Method] = {
-        "mlx_lm": lambda ids: run_plain(plain, tokenizer, ids, max_tokens)
-    }
-    for name, chosen in settings.items():
-        methods[name] = lambda ids, chosen=chosen: run_streams(
-            model, tokenizer, ids, max_tokens, chosen
-        )
-    return methods
-
-
-def extra_parameters(model: SpeculativeModel, method: str) -> int:
-    """Parameters that ``method`` needs beside the base's."""
-    lora = sum(t.size for t in model.adapter.lora.values()) if model.adapter else 0
-    streams = sum(t.size for t in model.adapter.stream_tensors.values()) if model.adapter else 0
-    return lora + (streams if method.startswith("SS") or model.mode == "shared" else 0)
+    groups = [list(chosen)] if suite.all_tasks else [[task] for task in chosen]
+    return [
+        Job(mode, own or adapter_of(group[0], mode), group)
+        for group in groups
+        for mode in modes
+        if own or mode == "lossless" or group[0] in bundled.adapter_names()
+    ]
 
 
 def measure(
-    model: SpeculativeModel,
-    plain: nn.Module,
-    tokenizer,
-    task: str,
-    adapter: str,
-    items: list[tasks.Item],
-    max_tokens: int,
+    base: Base,
+    job: Job,
+    suite: Suite,
+    items: int,
+    rounds: int,
+    competition: Competition | None,
+    random_streams: bool,
     progress: Progress,
-) -> list[Row]:
-    """Run every method on every item of ``task``, interleaved."""
-    methods = methods_of(model, plain, tokenizer, max_tokens)
-    rows = {name: Row(task, adapter, name, extra_parameters(model, name)) for name in methods}
-    rows["mlx_lm"].extra_parameters = extra_parameters(model, "mlx_lm")
-    bar = progress.add_task(f"{task} ({adapter})", total=len(items))
-    template = tasks.prompt_template(task)
-    prompts = [chat_prompt(tokenizer, item.content, template) for item in items]
-    for method in methods.values():
-        method(prompts[0])
-    for ids in prompts:
-        baseline = None
-        for name, method in methods.items():
-            run = method(ids)
-            baseline = baseline or run
-            rows[name].runs.append(run)
-            rows[name].speedups.append(run.decode_tps / baseline.decode_tps)
-            rows[name].identical += run.tokens == baseline.tokens
-        progress.advance(bar)
-    for row in rows.values():
-        row.metric, row.quality = score(
-            task, [run.text for run in row.runs], [item.target for item in items]
-        )
-    return list(rows.values())
-
-
-def markdown(rows: list[Row], facts: dict) -> str:
-    """The result table."""
-    lines = [
-        f"{measured_on(facts)}; mlx_lm on {facts['plain_weights']} weights (packed are "
-        f"{facts['packed_over_expanded']:.2f}x as fast as expanded for it); text generator "
-        f"{facts['generator']}; {facts['items']} held-out items a task.",
-        "",
-        "| task | adapter | method | speedup | CR | speedup / CR | tokens/s | quality | extra "
-        "parameters |",
-        "|---|---|---|---|---|---|---|---|---|",
+) -> list[dict[str, Any]]:
+    """The rows of one job, mlx_lm's first."""
+    mounted = base.mount(job.adapter)
+    if random_streams:
+        _randomize(mounted.model)
+    drafts: Mapping[str, tuple[str, Drafts]]
+    if competition:
+        drafts = competition.ways(mounted, job.tasks[0])
+    else:
+        drafts = {name: (name, settings) for name, settings in suite.ways[job.mode].items()}
+    skipped = items if competition else 0  # these have decided
+    texts = [
+        text
+        for task in job.tasks
+        for text in held_out_texts(mounted.tokenizer, task, items, skipped)
     ]
-    for row in rows:
-        s = row.summary()
-        lines.append(
-            f"| {s['task']} | {s['adapter']} | {s['method']} | {s['speedup']:.2f}x | "
-            f"{s['call_reduction']:.2f} | {s['speedup_over_cr']:.2f} | {s['decode_tps']:.0f} | "
-            f"{s['metric']} {s['quality']:.2f} | {s['extra_parameters']:,} |"
-        )
-    return "\n".join(lines) + "\n"
+    prompts = [text.prompt for text in texts]
+    bar = progress.add_task(f"{job.name}, {job.mode}", total=rounds * len(prompts))
+    ways = {MLX_LM: mounted.mlx_lm()}
+    ways |= {name: mounted.ours(one) for name, (_, one) in drafts.items()}
+    found = interleaved(prompts, ways, rounds, advance=lambda: progress.advance(bar))
+    expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM))
+    rows = []
+    for name in ways:
+        described, how = drafts.get(name, ("none", None))
+        row = {
+            "task": job.name,
+            "mode": job.mode,
+            "adapter": job.adapter_name,
+            "method": name,
+            "drafts": described,
+            **found.figures(name, MLX_LM),
+            "same_output_as_plain": found.same(name, expected),
+            "items": len(texts),
+            "extra_parameters": extra_parameters(mounted, how),
+        }
+        if len(job.tasks) == 1:
+            outputs = [run.text for run in found.first_runs(name)]
+            metric, quality = score(job.name, outputs, [text.target for text in texts])
+            row |= {"metric": metric, "quality": round(quality, 3)}
+        rows.append(row)
+    return rows
+
+
+def extra_parameters(mounted: Mounted, drafts: Drafts | None) -> int:
+    """Parameters that a way to draft, or plain decoding, needs beside the base's."""
+    adapter = mounted.model.adapter
+    lora = sum(tensor.size for tensor in adapter.lora.values())
+    streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
+    undrafted = isinstance(drafts, DraftSettings) and not drafts.speculates
+    if drafts is None or (undrafted and mounted.model.mode == "lossless"):
+        return lora
+    return lora + streams  # in shared mode the text itself depends on the streams
+
+
+def _randomize(model: SpeculativeModel) -> None:
+    """Streams as if nobody had trained them."""
+    mx.random.seed(0)
+    values = tree_map(
+        lambda x: 0.02 * mx.random.normal(x.shape, x.dtype), model.streams.parameters()
+    )
+    model.streams.update(values)
+    mx.eval(model.streams.parameters())
+
+
+def markdown(
+    suite: Suite, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> list[str]:
+    """The lines of the report."""
+    ratio = facts["packed_over_expanded"]
+    times = f", {facts['rounds']} times each" if facts["rounds"] > 1 else ""
+    about = (
+        f"{measured_on(facts)}; weights {facts['weights']}; mlx_lm on {facts['plain_weights']} "
+        f"weights{f' (packed are {ratio:.2f}x as fast for it)' if ratio else ''}; "
+        f"{facts['streams']} streams; text generator {facts['generator']}; {facts['items']} "
+        f"held-out texts a task{times}, greedy."
+    )
+    right = sum(row["same_output_as_plain"] for row in rows if row["method"] != MLX_LM)
+    decoded = sum(row["items"] for row in rows if row["method"] != MLX_LM)
+    lines = [suite.question, "", about, f"{right} of {decoded} texts are those of plain decoding."]
+    for sentence in suite.summary(rows):
+        lines += ["", sentence]
+    return [*lines, "", *table({name: COLUMNS[name] for name in suite.columns}, rows)]
 
 
 def check_both(model: Path | None, streams: Path | None) -> None:
@@ -215,56 +196,100 @@ def check_both(model: Path | None, streams: Path | None) -> None:
         raise UserError("found one of --model and --streams, expected both or none")
 
 
+def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """End with exit code 1 where a text is not plain decoding's; on Metal near-ties may differ."""
+    for row in rows:
+        wrong = row["items"] - row["same_output_as_plain"]
+        if wrong and row["method"] != MLX_LM and device.backend() == "cpu":
+            typer.echo(
+                f"error: {row['task']}, {row['mode']}, {row['method']}: {wrong} of {row['items']} "
+                "texts differ from plain decoding, expected none",
+                err=True,
+            )
+            raise typer.Exit(1)
+
+
 @one_line_errors
 def main(
-    items: Annotated[int, typer.Option(help="Held-out items per task.", min=5)] = 20,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
-    model_path: Annotated[
-        Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
+    name: Annotated[
+        Literal["speedup", "hybrid", "placement", "tuned"],
+        typer.Option("--suite", help="What is compared."),
+    ] = "speedup",
+    items: Annotated[
+        int | None, typer.Option(help="Held-out texts of a task; the suite's number.", min=1)
     ] = None,
-    streams: Annotated[Path | None, typer.Option(help="Adapter directory of --model.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Runs of each text; the suite's number.", min=1)
+    ] = None,
+    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
+    modes: Annotated[str, typer.Option(help="lossless, shared, or both; the suite's.")] = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a text at most; the suite's number.", min=2)
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="MLX model directory; the bundled one.")
+    ] = None,
+    streams: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Adapter directory of --model.")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="packed or expanded, for both; auto: each as it is fastest.")
+    ] = "auto",
+    bits: Annotated[
+        int | None, typer.Option(help="Quantize the base anew, packed, for both.", min=2, max=8)
+    ] = None,
+    random_streams: Annotated[
+        bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
+    ] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep/--no-sweep", help="tuned: try all that may be chosen.")
+    ] = True,
+    best_of: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="tuned: instead, what this file of a sweep has as best."),
+    ] = None,
+    label: Annotated[
+        str, typer.Option("--name", help="Of the result files: SUITE-NAME-MACHINE.")
+    ] = "",
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
-    """Measure wall-clock speedup, call reduction and quality on the bundled model or yours."""
-    console = Console(stderr=True)
-    on_cpu = device.backend() == "cpu"
+    """Compare ways to draft with each other and with mlx_lm's plain decoding."""
+    suite = SUITES[name]
+    items, rounds = items or suite.items, rounds or suite.rounds
+    max_tokens = max_tokens or suite.max_tokens
     chosen = chosen_tasks(only)
-    check_both(model_path, streams)
-    base = model_path or bundled.base_path()
-    model, tokenizer = load(
-        base,
-        adapter_path=streams or bundled.streams_path(),
-        weights="expanded" if on_cpu else "packed",
-    )
-    # Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned.
-    own = "none" if model.mode == "lossless" else (streams or bundled.streams_path()).name
-    ratio = packed_over_expanded(base, model.model, tokenizer, max_tokens) if on_cpu else 1.0
-    packed = not on_cpu or ratio > 1
-    facts = device.describe() | {
-        "generator": tasks.generator_hash(),
+    check_both(model, streams)
+    if best_of and not suite.tuned:
+        raise UserError("--best-of goes with --suite tuned")
+    wanted = names_in(modes, list(suite.ways), "mode")
+    directory = model or bundled.base_path()
+    as_fastest = weights == "auto" and bits is None
+    pairs = [(mode, task) for mode in wanted for task in chosen]
+    known = decisions_of(best_of, pairs) if best_of else {}
+    base = Base(directory, max_tokens, weights, bits, fastest_baseline=as_fastest)
+    if streams:
+        mode = base.mount(streams).model.mode
+        if mode not in wanted:
+            raise UserError(f"{streams} has {mode} streams, expected {' or '.join(wanted)} ones")
+        wanted = [mode]
+    competition = Competition(suite.ways, items, sweep, known) if suite.tuned else None
+    facts = base.facts() | {
         "items": items,
-        "plain_weights": "packed" if packed else "expanded",
-        "packed_over_expanded": round(ratio, 3),
+        "rounds": rounds,
+        "streams": "random" if random_streams else "trained",
     }
-    rows: list[Row] = []
-    with Progress(console=console) as progress:
-        for task in chosen:
-            held_out = tasks.held_out(task, items)
-            directories = {own: streams or bundled.streams_path()}
-            if streams is None and task in bundled.adapter_names():
-                directories[task] = bundled.adapter_path(task)
-            for adapter, directory in directories.items():
-                model.swap_adapter(directory)
-                plain = model.model
-                if packed and on_cpu:
-                    plain = packed_model(base, None if adapter == "none" else directory)
-                rows += measure(
-                    model, plain, tokenizer, task, adapter, held_out, max_tokens, progress
-                )
-    summary = {"facts": facts, "rows": [row.summary() for row in rows]}
-    name = f"speedup-{machine_suffix(facts)}" + (f"-{base.resolve().name}" if model_path else "")
-    write_results(output, name, summary, markdown(rows, facts))
+    own_name = model.resolve().name if model else ""
+    file = "-".join(filter(None, (name, label, machine_suffix(facts), own_name)))
+    rows: list[dict[str, Any]] = []
+    text = ""
+    with Progress(console=Console(stderr=True)) as progress:
+        for job in progress.track(jobs_of(suite, chosen, wanted, streams), description=name):
+            rows += measure(base, job, suite, items, rounds, competition, random_streams, progress)
+            values = {"facts": facts, "rows": rows}
+            values |= competition.values() if competition else {}
+            text = write_report(output, file, values, markdown(suite, rows, facts))
+    print(text)
+    check_texts(rows)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
-from .result_files import RESULTS, measured_on, write_results
-from .task_names import chosen_tasks
-from .timed_runs import run_streams
+from .report import RESULTS, measured_on, table, write_report
+from .runner import Mounted
+from .texts import chosen_tasks, held_out_texts
 
 DRAFT_LENGTH = 4
 MOST_SEEN = 0.01
@@ -218,8 +218,7 @@ def measure(
     ]
     for_overlap = tasks.held_out(task, counts["overlap_items"])
     held_out = for_overlap[: counts["items"]]
-    template = tasks.prompt_template(task)
-    prompts = [chat_prompt(tokenizer, item.content, template) for item in held_out]
+    prompts = [text.prompt for text in held_out_texts(tokenizer, task, counts["items"])]
     targets = [target_tokens(tokenizer, item) for item in held_out]
     model.swap_adapter(None)
     base_perplexity = perplexity(model.model, prompts, targets, f"{task}: perplexity, base")
@@ -228,10 +227,9 @@ def measure(
     if adapter:
         description = f"{task}: perplexity, adapter"
         adapter_perplexity = perplexity(model.model, prompts, targets, description)
-    outputs = [
-        run_streams(model, tokenizer, prompt, counts["max_tokens"], LIKELY_DRAFTS).tokens
-        for prompt in bar(prompts, f"{task}: greedy output")
-    ]
+    mounted = Mounted(model, model.model, tokenizer, counts["max_tokens"])
+    greedy = mounted.ours(LIKELY_DRAFTS)
+    outputs = [greedy(prompt).tokens for prompt in bar(prompts, f"{task}: greedy output")]
     draft = n_gram_of(training, tokenizer, f"{task}: 5-gram")
     n_gram_cr = call_reduction(prompts, outputs, draft)
     ss_cr = speedup.best.get(task) if speedup else None
@@ -249,9 +247,33 @@ def measure(
     )
 
 
-def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
-    """The result table."""
-    lines = [
+COLUMNS = {
+    "task": "{task}",
+    "targets seen": "{targets_seen:.2%}",
+    "contents seen": "{contents_seen:.2%}",
+    "perplexity, base": "{base_perplexity:.3f}",
+    "perplexity, adapter": "{adapter}",
+    "target": "{target}",
+    "CR, prompt lookup": "{lookup_cr:.2f}",
+    "CR, 5-gram": "{n_gram_cr:.2f}",
+    "CR, SS": "{ss}",
+    "too templated": "{flag}",
+}
+
+
+def markdown(rows: list[Row], facts: dict[str, Any]) -> list[str]:
+    """The lines of the report."""
+    shown = [
+        vars(row)
+        | {
+            "adapter": "-" if row.adapter_perplexity is None else f"{row.adapter_perplexity:.3f}",
+            "ss": "-" if row.ss_cr is None else f"{row.ss_cr:.2f}",
+            "flag": {None: "-", False: "no", True: "**yes**"}[row.too_templated],
+        }
+        for row in rows
+    ]
+    seen = [row.task for row in rows if row.targets_seen >= MOST_SEEN]
+    return [
         f"{measured_on(facts)}; text generator {facts['generator']}; model {facts['model']}.",
         "",
         f"Seen: of {facts['overlap_items']:,} held-out items a task, among "
@@ -260,23 +282,10 @@ def markdown(rows: list[Row], facts: dict[str, Any]) -> str:
         "target's own greedy output; SS: the best of any tree, "
         f"from {facts['speedup'] or 'no file'}.",
         "",
-        "| task | targets seen | contents seen | perplexity, base | perplexity, adapter | target | "
-        "CR, prompt lookup | CR, 5-gram | CR, SS | too templated |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *table(COLUMNS, shown),
+        "",
+        f"Tasks with {MOST_SEEN:.0%} of their targets seen, or more: {', '.join(seen) or 'none'}.",
     ]
-    for row in rows:
-        adapter = "-" if row.adapter_perplexity is None else f"{row.adapter_perplexity:.3f}"
-        ss = "-" if row.ss_cr is None else f"{row.ss_cr:.2f}"
-        flag = {None: "-", False: "no", True: "**yes**"}[row.too_templated]
-        lines.append(
-            f"| {row.task} | {row.targets_seen:.2%} | {row.contents_seen:.2%} | "
-            f"{row.base_perplexity:.3f} | {adapter} | {row.target} | {row.lookup_cr:.2f} | "
-            f"{row.n_gram_cr:.2f} | {ss} | {flag} |"
-        )
-    seen = [row.task for row in rows if row.targets_seen >= MOST_SEEN]
-    lines += ["", f"Tasks with {MOST_SEEN:.0%} of their targets seen, or more: "]
-    lines[-1] += (", ".join(seen) or "none") + "."
-    return "\n".join(lines) + "\n"
 
 
 def adapter_directories(model: Path | None, adapters: Path | None) -> dict[str, Path]:
@@ -338,7 +347,7 @@ def main(
         "speedup": measured and measured.name,
     }
     summary = {"facts": facts, "rows": [asdict(row) for row in rows]}
-    write_results(output, "task-text", summary, markdown(rows, facts))
+    print(write_report(output, "task-text", summary, markdown(rows, facts)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from random_models import assert_lossless, plain_tokens, tokens_of
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.bundle import MOST_BYTES, size_of
 
-from benchmarks.metrics import score
+from benchmarks.texts import score
 from specstream_mlx import UserError, bundled, generate, load, stream_generate
 from specstream_mlx.prompts import chat_prompt
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from rich.console import Console
 from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
@@ -20,10 +21,9 @@ from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.prompts import chat_prompt
 
-from ..result_files import RESULTS, write_text
-from ..task_names import chosen_tasks
+from ..report import RESULTS, table, write_text
+from ..texts import adapter_of, chosen_tasks, held_out_texts
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -34,16 +34,17 @@ def tree_file(directory: Path, mode: str) -> Path:
 
 
 def measure(
-    model: SpeculativeModel, tokenizer, chosen: list[str], items: int, mode: str
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    chosen: list[str],
+    items: int,
+    mode: str,
 ) -> AcceptanceCounts:
     """Right candidates on held-out items of the tasks, counted together."""
     total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
     for task in track(chosen, description=mode, console=Console(stderr=True)):
-        directory = bundled.streams_path() if mode == "lossless" else bundled.adapter_path(task)
-        model.swap_adapter(directory)
-        template = tasks.prompt_template(task)
-        held_out = tasks.held_out(task, items)
-        prompts = [chat_prompt(tokenizer, item.content, template) for item in held_out]
+        model.swap_adapter(adapter_of(task, mode))
+        prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
         settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
         ends = tokenizer.eos_token_ids
         counts = measure_acceptance(model, prompts, settings, MAX_TOKENS, ends)
@@ -52,23 +53,22 @@ def measure(
     return total
 
 
-def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) -> str:
-    """Both tables, by depth and rank."""
-    lines = [
+def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) -> list[str]:
+    """The lines of the report: both tables, by depth and rank."""
+    columns = {"streams": "{mode}", "depth": "{depth}", "reached": "{reached}"}
+    columns |= {f"rank {rank}": f"{{rates[{rank}]:.3f}}" for rank in range(TREE_WIDTH)}
+    rows = [
+        {"mode": mode, "depth": depth, "reached": counts.reached[depth - 1], "rates": rates}
+        for mode, counts in tables.items()
+        for depth, rates in enumerate(counts.rates(), start=1)
+    ]
+    return [
         f"Measured with `{command}` on the bundled demonstration model; text generator "
         f"{generator}. Of the steps that reached a depth, the share in which the candidate of each "
         "rank was right, given that the tokens before it were among the candidates.",
         "",
-        "| streams | depth | reached | "
-        + " | ".join(f"rank {r}" for r in range(TREE_WIDTH))
-        + " |",
-        "|---|---|---|" + "---|" * TREE_WIDTH,
+        *table(columns, rows),
     ]
-    for mode, counts in tables.items():
-        for depth, row in enumerate(counts.rates(), start=1):
-            rates = " | ".join(f"{rate:.3f}" for rate in row)
-            lines.append(f"| {mode} | {depth} | {counts.reached[depth - 1]} | {rates} |")
-    return "\n".join(lines) + "\n"
 
 
 @one_line_errors
@@ -88,9 +88,9 @@ def main(
         tables[mode].static_tree(TREE_SIZE).save(tree_file(output, mode))
     command = f"python -m benchmarks.prediction.acceptance_table --items {items}"
     command += f" --tasks {only}" if only else ""
-    table = markdown(tables, command, tasks.generator_hash())
-    write_text(output / "acceptance.md", table)
-    print(table)
+    text = "\n".join(markdown(tables, command, tasks.generator_hash())) + "\n"
+    write_text(output / "acceptance.md", text)
+    print(text)
 
 
 if __name__ == "__main__":

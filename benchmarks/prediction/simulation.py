@@ -1,7 +1,7 @@
 """A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
 
     python -m benchmarks.prediction.simulation              # with the bundled model's acceptance
-    python -m benchmarks.prediction.simulation --tree FILE  # with yours, a file as for generate --tree
+    python -m benchmarks.prediction.simulation --tree FILE  # with yours, as for generate --tree
     python -m benchmarks.prediction.simulation --context 4000 --json
 
 For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
@@ -26,7 +26,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.best_first import Shape as TreeShape
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
-from ..result_files import RESULTS, write_text
+from ..report import RESULTS, table, write_text
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
@@ -207,10 +207,39 @@ def predict_all(tables: dict[Mode, StaticTree], msa_layers: int, context: int) -
     ]
 
 
+POINT_COLUMNS = {
+    "what": "{p.what}",
+    "rows": "{p.rows}",
+    "published": "{p.published:.3f}",
+    "prediction": "{p.predicted:.3f}",
+    "ratio": "{p.ratio:.2f}",
+    "use": "{use}",
+    "source": "{p.source}",
+}
+
+CHIP_COLUMNS = {
+    "chip": "{c.name}",
+    "GB/s": "{c.bandwidth:g}",
+    "cores": "{c.cores}",
+    "GHz": "{c.clock}",
+    "TFLOPS": "{c.tflops:.1f}",
+    "of matrix units": "{matrix}",
+    "memory, GB": "{c.memory}",
+    "MLX's kernels": "{c.kernels}",
+    "source": "{c.source}",
+    "clock": "{c.clock_source}",
+}
+
+
+def _chip_row(chip: Chip) -> dict[str, Any]:
+    matrix = "none" if chip.matrix_tflops is None else f"{chip.matrix_tflops:.1f}"
+    return {"c": chip, "matrix": matrix}
+
+
 def markdown(
     found: list[Prediction], tables: dict[Mode, StaticTree], checked: list[Point], setting: str
 ) -> str:
-    """All tables."""
+    """The report."""
     lines = [
         f"# {LABEL}: Speculative Streaming on Apple chips",
         "",
@@ -223,7 +252,17 @@ def markdown(
         + ".",
     ]
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
+    heads = {"prediction": "{chip}"}
+    cells = {
+        f"{name.split()[-1]}, {bits} bits": f"{{cells[{number}]}}"
+        for number, (name, bits) in enumerate(columns)
+    }
     for mode, tree in tables.items():
+        by_column = {(p.chip, p.model, p.bits): p.cell() for p in found if p.mode == mode}
+        predictions = [
+            {"chip": chip.name, "cells": [by_column[chip.name, *column] for column in columns]}
+            for chip in CHIPS
+        ]
         rates = "; ".join(" ".join(f"{rate:.2f}" for rate in row) for row in tree.acceptance)
         lines += [
             "",
@@ -231,41 +270,22 @@ def markdown(
             "",
             f"Acceptance by rank, depth after depth: {rates}.",
             "",
-            "| prediction | " + " | ".join(f"{m.split()[-1]}, {b} bits" for m, b in columns) + " |",
-            "|---|" + "---|" * len(columns),
+            *table(heads | cells, predictions),
         ]
-        for chip in CHIPS:
-            row = {(p.model, p.bits): p for p in found if (p.chip, p.mode) == (chip.name, mode)}
-            cells = " | ".join(row[column].cell() for column in columns)
-            lines.append(f"| {chip.name} | {cells} |")
     lines += [
         "",
         "## The cost model's prediction beside published timings",
         "",
-        "| what | rows | published | prediction | ratio | use | source |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for p in checked:
-        lines.append(
-            f"| {p.what} | {p.rows} | {p.published:.3f} | {p.predicted:.3f} | {p.ratio:.2f} | "
-            f"{'fitted' if p.fitted else 'check'} | {p.source} |"
-        )
-    lines += [
+        *table(
+            POINT_COLUMNS, ({"p": p, "use": "fitted" if p.fitted else "check"} for p in checked)
+        ),
         "",
         "## Chips of the prediction",
         "",
         "TFLOPS are derived: cores x 128 x clock x 2, matrix units cores x 1024 x clock.",
         "",
-        "| chip | GB/s | cores | GHz | TFLOPS | of matrix units | memory, GB | MLX's kernels | "
-        "source | clock |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *table(CHIP_COLUMNS, map(_chip_row, CHIPS)),
     ]
-    for c in CHIPS:
-        matrix = f"{c.matrix_tflops:.1f}" if c.matrix_tflops else "none"
-        lines.append(
-            f"| {c.name} | {c.bandwidth:g} | {c.cores} | {c.clock} | {c.tflops:.1f} | {matrix} | "
-            f"{c.memory} | {c.kernels} | {c.source} | {c.clock_source} |"
-        )
     return "\n".join(lines) + "\n"
 
 
@@ -333,12 +353,12 @@ def main(
             "predictions": [p.values() for p in found],
         }
     )
-    table = markdown(found, tables, checked, setting)
+    text = markdown(found, tables, checked, setting)
     name = file_name(tree, mode, context, msa_layers)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / f"{name}.json", values)
-    write_text(output / f"{name}.md", table)
-    print(values if as_json else table)
+    write_text(output / f"{name}.md", text)
+    print(values if as_json else text)
     try:
         from .simulation_plot import draw
     except ImportError:

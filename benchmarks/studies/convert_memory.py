@@ -9,8 +9,6 @@ with 1 where that is above the bound.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,8 +23,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from ..memory import peak_bytes
+from ..own_process import measured_by, peak_bytes, run_module
 
+MODULE = "benchmarks.studies.convert_memory"
 GIB = 1 << 30
 _SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
     "200M": (1024, 14, 16, 2816),
@@ -84,12 +83,6 @@ def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> 
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
-def _in_process(*arguments: object) -> str:
-    """What this module prints when it is run with ``arguments`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.studies.convert_memory", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 def main(
     size: Annotated[Literal["200M", "1.1B"], typer.Option(help="Parameters.")] = "1.1B",
     bits: Annotated[Literal["4", "8"] | None, typer.Option(help="Quantize to so many.")] = None,
@@ -115,10 +108,11 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "source"
         source.mkdir()
-        _in_process(*options, "--made", source)
+        run_module(MODULE, *options, "--made", source)
         quantize = ("--bits", bits) if bits else ()
         target = Path(scratch) / "mlx"
-        result = json.loads(_in_process(*options, *quantize, "--made", source, "--target", target))
+        places = ("--made", source, "--target", target)
+        result = measured_by(MODULE, *options, *quantize, *places)
         sizes = [file.stat().st_size for file in source.glob("*.safetensors")]
     bound = 1.5 * max(sizes) + GIB
     print(f"{size} {dtype}, {len(sizes)} files of at most {max(sizes) / 1e6:.0f} MB")

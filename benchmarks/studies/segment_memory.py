@@ -7,11 +7,9 @@ peak resident memory above what it held before the first step.
 """
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -21,11 +19,15 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.hardware import device
 
-from ..memory import peak_bytes
-from ..result_files import RESULTS, write_results
+from ..own_process import measured_by, peak_bytes
+from ..report import RESULTS, table, write_report
+
+MODULE = "benchmarks.studies.segment_memory"
 
 
-def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments: int) -> dict:
+def one_step(
+    model_dir: Path, prompt: int, completion: int, batch: int, segments: int
+) -> dict[str, Any]:
     """Two steps of shared-mode training on random tokens: bytes above the model, seconds."""
     torch.manual_seed(0)
     settings = TrainSettings(model=model_dir, data=Path(), output=Path(), mode="shared")
@@ -44,22 +46,28 @@ def one_step(model_dir: Path, prompt: int, completion: int, batch: int, segments
     return {"segments": segments, "bytes": peak_bytes() - before, "seconds": round(seconds, 2)}
 
 
-def markdown(rows: list[dict], prompt: int, completion: int, batch: int, facts: dict) -> str:
-    """The result table."""
-    lines = [
+COLUMNS = {
+    "segments": "{segments}",
+    "peak above the model, MB": "{megabytes:.0f}",
+    "of unsegmented": "{share:.2f}",
+    "step, s": "{seconds:.2f}",
+}
+
+
+def markdown(
+    rows: list[dict[str, Any]], prompt: int, completion: int, batch: int, facts: dict[str, Any]
+) -> list[str]:
+    """The lines of the report."""
+    shown = [
+        row | {"megabytes": row["bytes"] / 1e6, "share": row["bytes"] / rows[0]["bytes"]}
+        for row in rows
+    ]
+    return [
         f"{facts['machine']}, {facts['cpu']}. Shared mode, gamma = 4, bfloat16 autocast; a batch "
         f"of {batch}, {prompt} prompt and {completion} completion tokens each.",
         "",
-        "| segments | peak above the model, MB | of unsegmented | step, s |",
-        "|---|---|---|---|",
+        *table(COLUMNS, shown),
     ]
-    for row in rows:
-        share = row["bytes"] / rows[0]["bytes"]
-        megabytes = row["bytes"] / 1e6
-        lines.append(
-            f"| {row['segments']} | {megabytes:.0f} | {share:.2f} | {row['seconds']:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def main(
@@ -75,27 +83,14 @@ def main(
     if one:
         print(json.dumps(one_step(model, prompt, completion, batch, int(segments))))
         return
-    rows = []
-    for number in segments.split(","):
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.studies.segment_memory",
-            "--one",
-            "--model",
-            model,
-        ]
-        command += ["--prompt", prompt, "--completion", completion, "--batch", batch]
-        command += ["--segments", number]
-        done = subprocess.run(
-            [str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True
-        )
-        rows.append(json.loads(done.stdout))
+    sizes = ("--prompt", prompt, "--completion", completion, "--batch", batch)
+    rows = [
+        measured_by(MODULE, "--one", "--model", model, *sizes, "--segments", number)
+        for number in segments.split(",")
+    ]
     facts = device.describe()
-    values = {"facts": facts, "rows": rows}
-    write_results(
-        output, "segment-memory", values, markdown(rows, prompt, completion, batch, facts)
-    )
+    lines = markdown(rows, prompt, completion, batch, facts)
+    print(write_report(output, "segment-memory", {"facts": facts, "rows": rows}, lines))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ main row's scores over the prefix, the p greatest for each kv head (summed over 
 share it), keys and values at these. ``saved of a step`` is what the difference is of a deferred
 step: main rows through all layers and the streams through the MSA layers, without the head.
 
-The runtime does not select keys; NOTES.md says why.
+The verdict is in NOTES.md: the runtime does not select keys.
 """
 
 import statistics
@@ -22,35 +22,16 @@ from typing import Annotated, Any
 import mlx.core as mx
 import typer
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
-from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.models.llama import Model
 
 from specstream_mlx.hardware import device
 
-from ..result_files import RESULTS, machine_suffix, measured_on, write_results
+from ..random_llama import random_llama
+from ..report import RESULTS, machine_suffix, measured_on, table, write_report
 
 HEADS, HEAD_DIM, LAYERS = 8, 64, 8
 MAIN_ROWS, STREAMS = 5, 4
 CONTEXTS = 256, 1024, 4096, 8192
-
-
-def random_llama(kv_heads: int) -> Model:
-    """8 layers x 512."""
-    hidden = HEADS * HEAD_DIM
-    model = Model(
-        ModelArgs(
-            model_type="llama",
-            hidden_size=hidden,
-            num_hidden_layers=LAYERS,
-            intermediate_size=1408,
-            num_attention_heads=HEADS,
-            num_key_value_heads=kv_heads,
-            rms_norm_eps=1e-5,
-            vocab_size=256,
-        )
-    )
-    model.set_dtype(device.fast_dtype(mx.float16))
-    mx.eval(model.parameters())
-    return model
 
 
 def all_keys(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
@@ -129,23 +110,27 @@ def measure(model: Model, context: int, count: int, msa_layers: int, runs: int) 
     return head | {"best_over_all": round(ratio, 2), "saved": round(saved, 3)}
 
 
-def markdown(results: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """The result table."""
-    lines = [
+COLUMNS = {
+    "kv heads": "{kv_heads}",
+    "context": "{context}",
+    "all keys": "{all:.2f}",
+    "p keys": "{best:.2f}",
+    "ratio": "{best_over_all:.2f}",
+    "a step: main rows": "{main:.1f}",
+    "streams": "{streams:.1f}",
+    "saved of a step": "{saved:.0%}",
+}
+
+
+def markdown(results: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+    """The lines of the report."""
+    return [
         f"{measured_on(facts)}. {LAYERS} layers x {HEADS * HEAD_DIM}, {HEADS} heads of {HEAD_DIM}; "
         f"{STREAMS} streams in {facts['msa_layers']} layers, {MAIN_ROWS} main rows; "
         f"p = {facts['keys']}. Milliseconds, medians.",
         "",
-        "| kv heads | context | all keys | p keys | ratio | a step: main rows | streams | saved "
-        "of a step |",
-        "|---|---|---|---|---|---|---|---|",
+        *table(COLUMNS, results),
     ]
-    for r in results:
-        lines.append(
-            f"| {r['kv_heads']} | {r['context']} | {r['all']:.2f} | {r['best']:.2f} | "
-            f"{r['best_over_all']:.2f} | {r['main']:.1f} | {r['streams']:.1f} | {r['saved']:.0%} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def main(
@@ -159,12 +144,13 @@ def main(
     """Measure what top-p key selection would save."""
     results = []
     for kv_heads in (HEADS, 2):
-        model = random_llama(kv_heads)
+        model, _ = random_llama(LAYERS, HEADS * HEAD_DIM, 256, kv_heads)
         for context in CONTEXTS:
             results.append(measure(model, context, keys, msa_layers, runs))
     facts = device.describe() | {"keys": keys, "msa_layers": msa_layers}
     summary = {"facts": facts, "rows": results}
-    write_results(output, f"stream-keys-{machine_suffix(facts)}", summary, markdown(results, facts))
+    name = f"stream-keys-{machine_suffix(facts)}"
+    print(write_report(output, name, summary, markdown(results, facts)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.cli.errors import one_line_errors
 
-from ..result_files import RESULTS, write_results
+from ..report import RESULTS, table, write_report
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "adapter": {"stream_mlp": "adapter"},
@@ -60,20 +60,13 @@ def score(output: Path) -> dict[str, Any]:
     return {"steps": last["step"], **last["held_out"]}
 
 
-def markdown(results: dict[str, dict[str, Any]], facts: str) -> str:
-    """The result table."""
+def markdown(results: dict[str, dict[str, Any]], facts: str) -> list[str]:
+    """The lines of the report."""
     streams = len(next(iter(results.values()))["streams"])
-    heads = " | ".join(f"stream {j}" for j in range(1, streams + 1))
-    lines = [
-        facts,
-        "",
-        f"| variant | steps | {heads} | pruner | chain |",
-        "|---|---|" + "---|" * (streams + 2),
-    ]
-    for name, r in results.items():
-        rates = " | ".join(f"{value:.1%}" for value in r["streams"])
-        lines.append(f"| {name} | {r['steps']} | {rates} | {r['pruner']:.1%} | {r['chain']:.2f} |")
-    return "\n".join(lines) + "\n"
+    columns = {"variant": "{variant}", "steps": "{steps}"}
+    columns |= {f"stream {j + 1}": f"{{streams[{j}]:.1%}}" for j in range(streams)}
+    columns |= {"pruner": "{pruner:.1%}", "chain": "{chain:.2f}"}
+    return [facts, "", *table(columns, [{"variant": name} | r for name, r in results.items()])]
 
 
 @one_line_errors
@@ -114,7 +107,7 @@ def main(
         f"{learning_rate:g}; text generator {tasks.generator_hash()}. First choice right on the "
         "base's greedy output for 100 held-out prompts, and accepted length of the chain."
     )
-    write_results(output, "stream-variants", results, markdown(results, facts))
+    print(write_report(output, "stream-variants", results, markdown(results, facts)))
 
 
 if __name__ == "__main__":

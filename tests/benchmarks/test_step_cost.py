@@ -2,39 +2,23 @@
 
 import json
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from benchmarks import step_cost
-from benchmarks.bare_forwards import BareForwards, Parts, rows_of
+from benchmarks.bare_forwards import BareForwards
 from benchmarks.random_llama import Size, random_llama, with_streams
-from specstream_mlx import DraftSettings, UserError, bundled
-from specstream_mlx.drafting.streams import full_tree
-
-TREE = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
-
-
-def models():
-    return dict(with_streams(*random_llama(Size(4, 64), 50)))
-
-
-def test_rows_of_a_step():
-    found = models()
-    lossless, shared = found["untrained, lossless"], found["untrained, shared"]
-    assert rows_of(lossless, TREE, DraftSettings(speculation=False)) == Parts(7, 7, (7,))
-    assert rows_of(lossless, TREE, DraftSettings()) == Parts(7, 7, (7,), deferred=4)
-    assert rows_of(lossless, TREE, DraftSettings(deferred=False)) == Parts(7, 35, (7, 4))
-    assert rows_of(shared, TREE, DraftSettings(max_nodes=5)) == Parts(7, 25, (3, 5, 4))
+from benchmarks.step_rows import StepRows
+from specstream_mlx import UserError, bundled
 
 
 def test_bare_forwards_leave_the_caches_as_they_were():
-    model = models()["untrained, lossless"]
+    model = dict(with_streams(*random_llama(4, 64, 50)))["untrained, lossless"]
     bare = BareForwards(model.model, 3, [1, 2, 3])
     for _ in range(2):
-        assert bare.seconds(Parts(7, 35, (7, 4), 4)) > 0
-        assert bare.products(Parts(7, 35, (7, 4), 4)) > 0
+        assert bare.seconds(StepRows(7, 35, (7, 4), 4)) > 0
+        assert bare.products(StepRows(7, 35, (7, 4), 4)) > 0
         assert [cache.offset for cache in bare.caches] == [3] * 4
 
 

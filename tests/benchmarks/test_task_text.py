@@ -164,7 +164,7 @@ def test_markdown_marks_what_was_not_measured():
     bare = task_text.Row("concise", 0.02, 0.0, 1.2, None, "base", 1.3, 1.4, None, None)
     facts = dict.fromkeys(("machine", "cpu", "mlx", "backend", "blas", "model", "generator"), "x")
     facts |= {"overlap_items": 10, "training_items": 100, "items": 5, "speedup": "speedup-x.json"}
-    lines = task_text.markdown([measured, bare], facts).splitlines()
+    lines = task_text.markdown([measured, bare], facts)
     row = "| sql | 0.00% | 0.00% | 1.200 | 1.100 | adapter | 1.30 | 2.40 | 3.00 | **yes** |"
     assert row in lines
     assert "| concise | 2.00% | 0.00% | 1.200 | - | base | 1.30 | 1.40 | - | - |" in lines

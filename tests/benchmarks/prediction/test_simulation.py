@@ -23,7 +23,7 @@ from benchmarks.prediction.metal_cost import (
 )
 from benchmarks.prediction.published_points import points
 from benchmarks.prediction.simulation import LABEL, MODELS, expected_length, predict, step_ms
-from benchmarks.result_files import RESULTS
+from benchmarks.report import RESULTS
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
 SURE = StaticTree(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))

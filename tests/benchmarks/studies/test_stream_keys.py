@@ -1,16 +1,14 @@
-"""The benchmarks of where streams run and of the keys they attend to."""
+"""The study of the keys that streams attend to."""
 
 import json
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from random_models import assert_close, random_prompt, speculative_model
+from random_models import assert_close
 
-from benchmarks.stream_placement import Counts, placements, timed
 from benchmarks.studies import stream_keys
 from benchmarks.studies.stream_keys import HEAD_DIM, all_keys, best_keys
-from specstream_mlx import DraftSettings
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2])
@@ -46,29 +44,3 @@ def test_the_table_of_selected_keys(tmp_path, monkeypatch, capsys):
     rows = json.loads(path.read_text())["rows"]
     assert [(row["kv_heads"], row["context"]) for row in rows] == [(8, 80), (2, 80)]
     assert "| 8 | 80 |" in capsys.readouterr().out
-
-
-def test_rows_of_every_placement():
-    """Three streams, and trees of nine nodes."""
-    model, prompt = speculative_model(seed=1), random_prompt(9)
-    beside = {
-        "beside every node": 9,
-        "beside the likeliest": 1,
-        "beside the 2 likeliest": 2,
-        "beside the 3 likeliest": 3,
-        "deferred": 0,
-    }
-    texts = []
-    for name, settings in placements(DraftSettings(tree_size=8)).items():
-        tokens, steps, _ = timed(model, prompt, settings, set(), 20)
-        texts.append(tokens)
-        if name not in beside:
-            continue
-        large = [step for step in steps if len(step.tree) == 9]
-        counts = Counts()
-        counts.add(large, settings, model)
-        assert len(large) >= 5
-        assert counts.nodes == 9 * len(large)
-        assert counts.beside == 3 * beside[name] * len(large)
-        assert counts.deferred == (3 * len(large) if name == "deferred" else 0)
-    assert all(tokens == texts[0] for tokens in texts)

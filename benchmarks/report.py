@@ -1,0 +1,52 @@
+"""Reports: a JSON file of what was measured, and the Markdown table made from it."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path("benchmarks/results")
+
+
+def machine_suffix(facts: Mapping[str, Any]) -> str:
+    """The part of a file's name that tells machines apart, from ``device.describe()``."""
+    return facts["machine"].lower().replace(" ", "-")
+
+
+def measured_on(facts: Mapping[str, Any]) -> str:
+    """Machine and software in a line, from ``device.describe()``."""
+    return (
+        f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}, "
+        f"BLAS: {facts['blas']}"
+    )
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The lines of a Markdown table.
+
+    Args:
+        columns: a format string for a row's values by the column's title.
+        rows: values by name.
+    """
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = (cell.format_map(row) for cell in columns.values())
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: list[str]) -> str:
+    """Write ``name.json`` and ``name.md`` to ``directory``; returns the Markdown text."""
+    text = "\n".join(lines) + "\n"
+    write_text(directory / f"{name}.json", json.dumps(values, indent=2) + "\n")
+    write_text(directory / f"{name}.md", text)
+    return text

@@ -1,0 +1,377 @@
+"""The runner: ways to decode the same prompts, timed in turn with mlx_lm's plain decoding.
+
+Every benchmark that compares speeds goes through here. All ways decode every prompt once a round,
+each time in another random order, since what runs right behind ``mlx_lm`` comes out two or three
+per cent slower than the same thing later; the drift of the machine's speed is taken out of the
+timings. Only tokens behind the first one are timed, so reading the prompt does not count.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm import load as load_plain
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.generate import stream_generate as plain_stream_generate
+from mlx_lm.sample_utils import Sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import dequantize_model
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
+from specstream_mlx.autotune.drift import without_drift
+from specstream_mlx.engine.verify_rules import VerifyName
+from specstream_mlx.hardware import device
+from specstream_mlx.hardware.cpu.products import stock_modules
+from specstream_mlx.loop import Drafting, FixedDrafting, Step
+
+from .step_rows import PLAIN_ROWS, StepRows, rows_of
+from .texts import held_out_texts
+
+MLX_LM = "mlx_lm"
+"""The name of the baseline among the ways."""
+
+ONE_TOKEN = DraftSettings(speculation=False)
+"""Nothing is drafted; in shared mode the streams run all the same."""
+
+CHAIN = DraftSettings(tree_width=1, tree_size=None)
+TREE = DraftSettings(tree_width=4, tree_size=8)
+PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
+
+Drafts = DraftSettings | Callable[[], Drafting]
+"""How to draft: always alike, or as something says that is made anew for each generation."""
+
+
+# One run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished generation.
+
+    Attributes:
+        tokens: generated token ids, the end token included.
+        text: their text.
+        target_calls: forward passes of the target that committed tokens.
+        decode_tps: tokens after the first, per second after the first; 0 where there is none.
+        drafted: drafted tokens that the target tested.
+        rows: of each call; empty where drafts were drawn.
+        missed: calls whose accepted node had no streams, so that streams drafted nothing.
+    """
+
+    tokens: list[int]
+    text: str
+    target_calls: int
+    decode_tps: float
+    drafted: int = 0
+    rows: Sequence[StepRows] = ()
+    missed: int = 0
+
+
+Way = Callable[[Sequence[int]], Run]
+"""One way to decode: ``prompt -> run``."""
+
+
+@dataclass
+class _Noted:
+    """A drafting that notes what every step looked like, for counting behind the generation."""
+
+    drafting: Drafting
+    steps: list[tuple[Any, DraftSettings, mx.array | None]] = field(default_factory=list)
+
+    def settings(self) -> DraftSettings:
+        return self.drafting.settings()
+
+    def observe(self, step: Step) -> None:
+        self.steps.append((step.tree, self.drafting.settings(), step.result.has_streams))
+        self.drafting.observe(step)
+
+
+def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
+    """The fields of a ``Run`` that the responses of either program tell."""
+    tokens: list[int] = []
+    text = ""
+    first = time.perf_counter()
+    calls, drafted = None, 0
+    for response in responses:
+        if not tokens:
+            first = time.perf_counter()
+        if len(tokens) < response.generation_tokens:
+            tokens.append(response.token)
+        text += response.text
+        calls = getattr(response, "target_calls", None)
+        drafted = getattr(response, "drafted_tokens", 0)
+    seconds = time.perf_counter() - first
+    return {
+        "tokens": tokens,
+        "text": text,
+        "target_calls": calls or len(tokens),
+        "decode_tps": (len(tokens) - 1) / seconds if len(tokens) > 1 else 0.0,
+        "drafted": drafted,
+    }
+
+
+# A model, for us and for mlx_lm -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A base with an adapter, for us and for mlx_lm.
+
+    Attributes:
+        model: ours.
+        plain: what mlx_lm runs: the same base, in shared mode with the adapter's LoRA.
+        tokenizer: of both.
+        max_tokens: of a generation.
+    """
+
+    model: SpeculativeModel
+    plain: nn.Module
+    tokenizer: TokenizerWrapper
+    max_tokens: int
+
+    def mlx_lm(self, sampler: Sampler | None = None) -> Way:
+        """``mlx_lm.stream_generate`` on its own modules, greedy without a sampler."""
+
+        def run(prompt: Sequence[int]) -> Run:
+            with stock_modules(self.plain):
+                found = _timed(
+                    plain_stream_generate(
+                        self.plain, self.tokenizer, list(prompt), self.max_tokens, sampler=sampler
+                    )
+                )
+            return Run(**found, rows=[PLAIN_ROWS] * found["target_calls"])
+
+        return run
+
+    def ours(
+        self, drafts: Drafts, sampler: Sampler | None = None, verify: VerifyName | None = None
+    ) -> Way:
+        """``specstream_mlx.stream_generate``, greedy without a sampler."""
+
+        def run(prompt: Sequence[int]) -> Run:
+            fixed = isinstance(drafts, DraftSettings)
+            noted = _Noted(FixedDrafting(drafts) if fixed else drafts())
+            drawn = fixed and sampler is not None  # the rule ``rejection`` takes settings alone
+            found = _timed(
+                stream_generate(
+                    self.model, self.tokenizer, prompt, self.max_tokens,
+                    settings=drafts if drawn else noted, sampler=sampler, verify=verify,
+                )
+            )  # fmt: skip
+            rows = [rows_of(self.model, tree, settings) for tree, settings, _ in noted.steps]
+            missed = sum(has is not None and not has.item() for _, _, has in noted.steps)
+            return Run(**found, rows=rows, missed=missed)
+
+        return run
+
+
+class Base:
+    """A base model for us, and for mlx_lm on the weights that are fastest for it.
+
+    Attributes:
+        model: ours; ``mount`` changes its adapter.
+        tokenizer: of both.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_tokens: int,
+        weights: str = "auto",
+        bits: int | None = None,
+        fastest_baseline: bool = True,
+    ):
+        """Load the base, and on the CPU time mlx_lm on packed and on expanded weights.
+
+        Args:
+            directory: of the base.
+            max_tokens: of a generation.
+            weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
+            bits: quantize the base to so many anew, and hold it packed.
+            fastest_baseline: whether mlx_lm may have its weights in another form than we.
+        """
+        self._directory, self._max_tokens = directory, max_tokens
+        self.model, self.tokenizer = load(directory, weights=weights)
+        if bits:
+            _quantize(self.model, bits)
+        self._held = "packed" if bits else self.model.held.form
+        self._plain_form, self._packed_over_expanded = self._held, None
+        quantized = "quantization" in self.model.config
+        if fastest_baseline and quantized and device.backend() == "cpu":
+            self._packed_over_expanded = ratio = self._compare_forms()
+            self._plain_form = "packed" if ratio > 1 else "expanded"
+
+    def mount(self, adapter: Path | None) -> Mounted:
+        """Mount an adapter on our model, and its LoRA on mlx_lm's."""
+        self.model.swap_adapter(adapter)
+        plain = self.model.model
+        if self._plain_form != self._held:
+            plain = self._other_form(adapter if self.model.mode == "shared" else None)
+        return Mounted(self.model, plain, self.tokenizer, self._max_tokens)
+
+    def facts(self) -> dict[str, Any]:
+        """Where and on what is measured."""
+        bits = self.model.config.get("quantization", {}).get("bits", 16)
+        ratio = self._packed_over_expanded
+        return device.describe() | {
+            "generator": tasks.generator_hash(),
+            "weights": f"{bits} bits, {self._held}",
+            "plain_weights": self._plain_form,
+            "packed_over_expanded": ratio and round(ratio, 3),
+        }
+
+    def _other_form(self, adapter: Path | None) -> nn.Module:
+        """The base for mlx_lm with its weights held the other way than ours."""
+        if self._held == "packed":
+            return load(self._directory, adapter_path=adapter, weights="expanded")[0].model
+        model = load_plain(str(self._directory), adapter_path=adapter and str(adapter))[0]
+        model.set_dtype(device.fast_dtype(mx.float16))  # the CPU is slow in half precision
+        return model
+
+    def _compare_forms(self) -> float:
+        """Rate of mlx_lm on packed weights over that on expanded ones, by five texts."""
+        forms = (self._held, "expanded" if self._held == "packed" else "packed")
+        models = (self.model.model, self._other_form(None))
+        ways = {
+            form: Mounted(self.model, plain, self.tokenizer, self._max_tokens).mlx_lm()
+            for form, plain in zip(forms, models, strict=True)
+        }
+        texts = held_out_texts(self.tokenizer, "sql", 5)
+        return interleaved([text.prompt for text in texts], ways).speedup("packed", "expanded")
+
+
+def _quantize(model: SpeculativeModel, bits: int) -> None:
+    """The same model in other bits, packed, with scales in float32."""
+    model.model = dequantize_model(model.model)
+    nn.quantize(model.model, 64, bits)
+    model.config = model.config | {"quantization": {"group_size": 64, "bits": bits}}
+    mx.eval(model.model.parameters())
+
+
+# Several ways in turn -----------------------------------------------------------------------
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Compared(Generic[Name]):
+    """The runs of some ways on the same prompts.
+
+    Attributes:
+        runs: of each way, for each prompt, one a round.
+        rates: tokens/s of a way on a prompt behind the first token, the median of the rounds with
+            the machine's drift taken out; only where anything is generated behind that.
+    """
+
+    runs: dict[Name, list[list[Run]]]
+    rates: dict[tuple[Name, int], float]
+
+    def speedup(self, name: Name, baseline: Name) -> float:
+        """The median over prompts of a way's rate over the baseline's on the same prompt.
+
+        Raises:
+            UserError: no prompt has a second token.
+        """
+        ratios = [
+            rate / self.rates[baseline, number]
+            for (other, number), rate in self.rates.items()
+            if other == name and (baseline, number) in self.rates
+        ]
+        if not ratios:
+            raise UserError("no text got a second token, expected one that can be timed")
+        return statistics.median(ratios)
+
+    def first_runs(self, name: Name) -> list[Run]:
+        """A way's first run of each prompt."""
+        return [runs[0] for runs in self.runs[name]]
+
+    def same(self, name: Name, expected: Sequence[Run]) -> int:
+        """On how many prompts all of a way's runs have the expected tokens."""
+        pairs = zip(self.runs[name], expected, strict=True)
+        return sum(all(run.tokens == right.tokens for run in runs) for runs, right in pairs)
+
+    def figures(self, name: Name, baseline: Name) -> dict[str, float]:
+        """What is reported of a way.
+
+        ``call_reduction`` is tokens, each a call of plain decoding, per target call; ``nodes`` are
+        drafted tokens that a call tests; ``rows_below``, ``rows_msa`` and ``rows_deferred`` are the
+        rows of a call below the MSA layers, through them, and through them in a second pass;
+        ``missed`` is the share of calls whose accepted node had no streams.
+        """
+        runs = list(chain(*self.runs[name]))
+        calls = sum(run.target_calls for run in runs)
+        rows = list(chain(*(run.rows for run in runs)))
+        speedup = self.speedup(name, baseline)
+        call_reduction = sum(len(run.tokens) for run in runs) / calls
+        rates = {number: rate for (other, number), rate in self.rates.items() if other == name}
+        milliseconds = [
+            1e3 * (len(run.tokens) - 1) / rate / (run.target_calls - 1)
+            for number, rate in rates.items()
+            if (run := self.runs[name][number][0]).target_calls > 1
+        ]
+        found = {
+            "speedup": speedup,
+            "call_reduction": call_reduction,
+            "speedup_over_cr": speedup / call_reduction,
+            "decode_tps": statistics.median(rates.values()),
+            "ms_per_call": statistics.median(milliseconds) if milliseconds else 0.0,
+            "nodes": sum(run.drafted for run in runs) / calls,
+            "rows_below": sum(step.lower for step in rows) / max(1, len(rows)),
+            "rows_msa": sum(step.upper for step in rows) / max(1, len(rows)),
+            "rows_deferred": sum(step.deferred for step in rows) / max(1, len(rows)),
+            "missed": sum(run.missed for run in runs) / calls,
+        }
+        return {key: round(value, 3) for key, value in found.items()}
+
+
+def interleaved(
+    prompts: Sequence[Sequence[int]],
+    ways: Mapping[Name, Way],
+    rounds: int = 1,
+    warm_up: bool = True,
+    advance: Callable[[], object] = lambda: None,
+) -> Compared[Name]:
+    """Run every way on every prompt, once a round, in another random order every time.
+
+    Args:
+        prompts: token ids.
+        ways: by name.
+        rounds: how often each prompt is decoded.
+        warm_up: whether all ways run on the first prompt before anything counts.
+        advance: is called behind each prompt of a round.
+    """
+    if warm_up:
+        for way in ways.values():
+            way(prompts[0])
+    runs: dict[Name, list[list[Run]]] = {name: [[] for _ in prompts] for name in ways}
+    timings: list[tuple[tuple[Name, int], float]] = []
+    orders = random.Random(0)
+    for _ in range(rounds):
+        for number, prompt in enumerate(prompts):
+            for name in orders.sample(list(ways), len(ways)):
+                run = ways[name](prompt)
+                runs[name][number].append(run)
+                if run.decode_tps:
+                    timings.append(((name, number), 1 / run.decode_tps))
+            mx.clear_cache()
+            advance()
+    return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
+
+
+def expected_runs(mounted: Mounted, prompts: Sequence[Sequence[int]], plain: Sequence[Run]):
+    """The runs whose text every draft must write.
+
+    Those of mlx_lm in lossless mode; in shared mode the text depends on the streams, which mlx_lm
+    does not run, so it is decoded one token a step.
+    """
+    if mounted.model.mode == "lossless":
+        return list(plain)
+    return [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]

@@ -1,0 +1,44 @@
+"""How many rows one decoding step sends through which part of the model."""
+
+from dataclasses import dataclass
+
+from specstream_mlx import DraftSettings, SpeculativeModel
+from specstream_mlx.drafting.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of one step.
+
+    The head is passed up to three times, since each pass waits for what the last one decided: by
+    the early exit, by the kept nodes, and by the accepted node's streams.
+
+    Attributes:
+        lower: through the layers below the MSA layers.
+        upper: through the MSA layers.
+        heads: through the head, pass by pass.
+        deferred: through the MSA layers and the head once more, for streams that are deferred.
+    """
+
+    lower: int
+    upper: int
+    heads: tuple[int, ...]
+    deferred: int = 0
+
+
+PLAIN_ROWS = StepRows(1, 1, (1,))
+"""Of a step of plain decoding."""
+
+
+def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -> StepRows:
+    """The rows of a step over ``tree``."""
+    nodes = len(tree)
+    kept = min(settings.max_nodes or nodes, nodes)
+    config = model.streams.config if model.streams else None
+    placement = settings.placement(config)
+    streams = config.num_streams if config and placement != "none" else 0
+    early_exit = (len(set(tree.parents[1:].tolist())),) if kept < nodes else ()
+    if placement == "beside":
+        with_streams = min(settings.stream_nodes or kept, kept)
+        return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
+    return StepRows(nodes, kept, (*early_exit, kept), streams)

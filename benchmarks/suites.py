@@ -1,0 +1,211 @@
+"""The suites of ``benchmarks.speedup``: which ways to draft are compared, and what is shown."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specstream_mlx import DraftSettings
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
+
+from .runner import CHAIN, ONE_TOKEN, PRUNED, TREE
+from .texts import MODES
+
+Rows = Sequence[Mapping[str, Any]]
+
+COLUMNS = {
+    "task": "{task}",
+    "mode": "{mode}",
+    "adapter": "{adapter}",
+    "method": "{method}",
+    "drafts": "{drafts}",
+    "speedup": "{speedup:.2f}x",
+    "CR": "{call_reduction:.2f}",
+    "speedup / CR": "{speedup_over_cr:.2f}",
+    "tokens/s": "{decode_tps:.0f}",
+    "quality": "{metric} {quality:.2f}",
+    "extra parameters": "{extra_parameters:,}",
+    "nodes a call": "{nodes:.1f}",
+    "rows: below / MSA / second pass": "{rows_below:.1f} / {rows_msa:.1f} / {rows_deferred:.1f}",
+    "missed": "{missed:.2f}",
+    "ms per call": "{ms_per_call:.1f}",
+}
+"""Every column that a suite may show."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One comparison.
+
+    Attributes:
+        question: what it answers.
+        ways: ways to draft by name, for each mode of the streams.
+        columns: of the table, of ``COLUMNS``.
+        items: held-out texts of a task.
+        rounds: how often each is decoded.
+        max_tokens: of a text.
+        all_tasks: whether a line is of the texts of all tasks together.
+        tuned: whether the tuner's drafts are compared with the best of ``ways``, and of a sweep.
+        summary: sentences below the table.
+    """
+
+    question: str
+    ways: Mapping[str, Mapping[str, DraftSettings]]
+    columns: Sequence[str]
+    items: int
+    rounds: int = 1
+    max_tokens: int = 160
+    all_tasks: bool = False
+    tuned: bool = False
+    summary: Callable[[Rows], list[str]] = lambda rows: []
+
+
+# speedup: the paper's fixed trees -----------------------------------------------------------
+
+LIKELY_CHAIN = replace(CHAIN, draft_threshold=LIKELY_DRAFTS.draft_threshold)
+
+SPEEDUP = Suite(
+    "How much faster are the paper's trees than plain decoding?",
+    {
+        "lossless": {
+            "empty tree": ONE_TOKEN,
+            "SS lossless, chain": replace(CHAIN, deferred=False),
+            "SS lossless, tree": replace(TREE, deferred=False),
+            "SS lossless, tree, pruned": replace(PRUNED, deferred=False),
+            "SS lossless, chain, deferred": CHAIN,
+            "SS lossless, tree, deferred": TREE,
+            "SS lossless, likely drafts, deferred": LIKELY_DRAFTS,
+        },
+        "shared": {
+            "empty tree": ONE_TOKEN,
+            "SS shared, chain": CHAIN,
+            "SS shared, tree": TREE,
+            "SS shared, tree, pruned": PRUNED,
+            "SS shared, chain, likely drafts": LIKELY_CHAIN,
+            "SS shared, tree, likely drafts": LIKELY_DRAFTS,
+        },
+    },
+    (
+        *("task", "adapter", "method", "speedup", "CR", "speedup / CR", "tokens/s", "quality"),
+        "extra parameters",
+    ),
+    items=20,
+)
+
+# hybrid: streams and lookup in one tree, against either alone -------------------------------
+
+_BUDGETS = {"8 nodes": DraftSettings(), "likely": LIKELY_DRAFTS}
+_DRAFTERS = {
+    "streams": {},
+    "lookup": {"lookup": True, "num_streams": 0},
+    "hybrid": {"lookup": True},
+}
+_EQUAL = 0.99  # of the better one's call reduction; less is worse
+
+
+def hybrid_over_better(rows: Rows) -> list[float]:
+    """The hybrid's call reduction over that of the better drafter alone, with the same budget."""
+    lines: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        budget, _, drafter = row["method"].partition(": ")
+        if drafter:
+            lines[row["task"], row["mode"], budget][drafter] = row["call_reduction"]
+    return [line["hybrid"] / max(line["streams"], line["lookup"]) for line in lines.values()]
+
+
+def _hybrid_summary(rows: Rows) -> list[str]:
+    shares = hybrid_over_better(rows)
+    return [
+        f"Hybrid against the better of the two alone, in CR: best or equal (at least {_EQUAL}) in "
+        f"{sum(share >= _EQUAL for share in shares)} of {len(shares)} cases, "
+        f"{min(shares):.3f} to {max(shares):.3f}, mean {statistics.mean(shares):.3f}."
+    ]
+
+
+HYBRID = Suite(
+    "Do streams and prompt lookup in one tree draft better than either alone?",
+    {
+        mode: {
+            f"{budget}: {drafter}": replace(settings, **fields)
+            for budget, settings in _BUDGETS.items()
+            for drafter, fields in _DRAFTERS.items()
+        }
+        for mode in MODES
+    },
+    ("task", "mode", "method", "CR", "nodes a call", "speedup"),
+    items=10,
+    summary=_hybrid_summary,
+)
+
+# placement: where lossless streams run ------------------------------------------------------
+
+PLACEMENT = Suite(
+    "Where should lossless streams run, for the same drafts?",
+    {
+        "lossless": {
+            "beside every node": replace(LIKELY_DRAFTS, deferred=False),
+            "beside the likeliest": replace(LIKELY_DRAFTS, stream_nodes=1),
+            "beside the 2 likeliest": replace(LIKELY_DRAFTS, stream_nodes=2),
+            "beside the 3 likeliest": replace(LIKELY_DRAFTS, stream_nodes=3),
+            "deferred": LIKELY_DRAFTS,
+            "lookup, no streams": replace(LIKELY_DRAFTS, num_streams=0, lookup=True),
+        }
+    },
+    ("method", "CR", "rows: below / MSA / second pass", "missed", "ms per call", "speedup"),
+    items=6,
+    all_tasks=True,
+)
+
+# tuned: the tuner's drafts, against the best of a sweep and the best fixed tree -------------
+
+TUNED_WAY, BEST_OF_SWEEP, BEST_FIXED = "tuned", "best of the sweep", "best fixed tree"
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _tuned_summary(rows: Rows) -> list[str]:
+    """The tuned speed of each mode, over plain decoding and over what it competes with."""
+    lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        lines[row["mode"]][row["task"]][row["method"]] = row["speedup"]
+    text = []
+    for mode, by_task in lines.items():
+        speeds = list(by_task.values())
+        tuned = [one[TUNED_WAY] for one in speeds]
+        fixed = [one[TUNED_WAY] / one[BEST_FIXED] for one in speeds]
+        line = (
+            f"Geometric means, {mode}: tuned {_geometric_mean(tuned):.2f}x (least "
+            f"{min(tuned):.2f}x), tuned / {BEST_FIXED} {_geometric_mean(fixed):.2f}"
+        )
+        if all(BEST_OF_SWEEP in one for one in speeds):  # where plain is faster, that is best
+            swept = [one[TUNED_WAY] / max(1.0, one[BEST_OF_SWEEP]) for one in speeds]
+            line += (
+                f", tuned / {BEST_OF_SWEEP} {_geometric_mean(swept):.2f} (least {min(swept):.2f})"
+            )
+        text += [f"{line}."]
+    return text
+
+
+_FIXED = {
+    "chain": CHAIN,
+    "tree": TREE,
+    "likely chain": LIKELY_CHAIN,
+    "likely tree": LIKELY_DRAFTS,
+}
+
+TUNED = Suite(
+    "Does the tuner find what is fastest?",
+    {mode: _FIXED for mode in MODES},
+    ("task", "mode", "method", "drafts", "speedup", "CR", "tokens/s"),
+    items=12,
+    rounds=4,
+    max_tokens=96,
+    tuned=True,
+    summary=_tuned_summary,
+)
+
+SUITES = {"speedup": SPEEDUP, "hybrid": HYBRID, "placement": PLACEMENT, "tuned": TUNED}

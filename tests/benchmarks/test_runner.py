@@ -1,0 +1,85 @@
+"""The runner on ways to decode that are made up, and the rows that a step is said to have."""
+
+import numpy as np
+import pytest
+
+from benchmarks.random_llama import random_llama, with_streams
+from benchmarks.runner import Run, interleaved
+from benchmarks.step_rows import StepRows, rows_of
+from specstream_mlx import DraftSettings, UserError
+from specstream_mlx.drafting.tree import full_tree
+
+
+def way(rate):
+    """A way that makes nine tokens in three calls, ``rate(prompt)`` tokens a second."""
+    rows = [StepRows(3, 11, (3, 4), 4)] * 3
+    return lambda prompt: Run([1] * 9, "", 3, rate(prompt), 6, rows, missed=1)
+
+
+def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
+    """The machine is twice as slow on the second prompt."""
+    ways = {"plain": way(lambda p: 100 / p[0]), "fast": way(lambda p: 150 / p[0])}
+    found = interleaved([[1], [2]], ways)
+    assert found.figures("fast", "plain") == {
+        "speedup": 1.5,
+        "call_reduction": 3.0,
+        "speedup_over_cr": 0.5,
+        "decode_tps": 112.5,
+        "ms_per_call": pytest.approx(1e3 * (8 / 150 + 8 / 75) / 2 / 2, abs=1e-3),
+        "nodes": 2.0,
+        "rows_below": 3.0,
+        "rows_msa": 11.0,
+        "rows_deferred": 4.0,
+        "missed": 0.333,
+    }
+
+
+def test_of_several_rounds_the_median_counts_without_the_drift_of_the_machine():
+    """Every way's second round meets a machine that is busy with something else."""
+
+    def one(rate):
+        rounds = {}
+
+        def run(prompt):
+            rounds[prompt[0]] = rounds.get(prompt[0], 0) + 1
+            slow = 10 if rounds[prompt[0]] == 2 else 1
+            tokens = [1] * (1 + prompt[0])
+            return Run(tokens, "", 3, rate / slow if prompt[0] else 0.0)
+
+        return run
+
+    ways = {"usual": one(40.0), "fast": one(80.0)}
+    found = interleaved([[0], [20], [60]], ways, rounds=3, warm_up=False)
+    assert [len(same) for same in found.runs["fast"]] == [3, 3, 3]
+    assert found.speedup("fast", "usual") == pytest.approx(2, rel=0.01)
+    assert found.rates["fast", 2] == pytest.approx(80, rel=0.01)
+    assert ("fast", 0) not in found.rates  # a single token has no rate
+
+
+def test_a_text_of_one_token_is_one_clear_sentence():
+    found = interleaved([[1]], {"plain": lambda prompt: Run([1], "", 1, 0.0)})
+    with pytest.raises(UserError, match="no text got a second token"):
+        found.speedup("plain", "plain")
+
+
+def test_runs_are_the_same_where_every_round_is():
+    texts = iter([[1], [1, 2], [1, 3], [1], [1, 2], [1, 2]])
+    found = interleaved(
+        [[1], [2], [3]], {"way": lambda prompt: Run(next(texts), "", 1, 1.0)}, 2, warm_up=False
+    )
+    expected = [Run(tokens, "", 1, 1.0) for tokens in ([1], [1, 2], [1, 2])]
+    assert found.same("way", expected) == 2
+
+
+def test_rows_of_a_step():
+    models = dict(with_streams(*random_llama(4, 64, 50)))
+    tree = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
+    for mode, settings, rows in (
+        ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
+        ("lossless", DraftSettings(), StepRows(7, 7, (7,), deferred=4)),
+        ("lossless", DraftSettings(deferred=False), StepRows(7, 35, (7, 4))),
+        ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
+        ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
+        ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
+    ):
+        assert rows_of(models[f"untrained, {mode}"], tree, settings) == rows

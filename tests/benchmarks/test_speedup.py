@@ -1,0 +1,124 @@
+"""The command: its suites on the bundled model, and what it says of a user's mistake."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import speedup
+from benchmarks.suites import SUITES, hybrid_over_better
+from specstream_mlx import bundled
+
+needs_bundled = pytest.mark.skipif(
+    "sql" not in bundled.adapter_names(), reason="needs the bundled model"
+)
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(speedup.main)
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def rows_of(directory):
+    (path,) = directory.glob("*.json")
+    return json.loads(path.read_text()), path.with_suffix(".md").read_text()
+
+
+SHORT = ("--items", 1, "--tasks", "sql", "--max-tokens", 12)
+
+
+@needs_bundled
+def test_every_placement_has_its_rows(tmp_path):
+    result = run("--suite", "placement", *SHORT, "--weights", "expanded", "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    values, table = rows_of(tmp_path)
+    rows = {row["method"]: row for row in values["rows"]}
+    assert all(row["same_output_as_plain"] == row["items"] == 1 for row in rows.values())
+    for method, nodes in (("beside every node", None), ("beside the likeliest", 1), ("mlx_lm", 0)):
+        row = rows[method]
+        below = row["rows_below"]
+        streams = 4 * (below if nodes is None else nodes)
+        assert row["rows_msa"] == pytest.approx(below + streams, abs=0.01)
+        assert row["rows_deferred"] == 0
+    assert rows["deferred"]["rows_deferred"] == 4
+    assert rows["deferred"]["rows_msa"] == rows["deferred"]["rows_below"]
+    assert result.stdout.strip() == table.strip()
+    assert "| deferred |" in table
+
+
+@needs_bundled
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["speedup", "hybrid"])
+def test_a_suite_writes_a_row_for_every_way(name, tmp_path):
+    result = run("--suite", name, *SHORT, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path)[0]["rows"]
+    for mode, ways in SUITES[name].ways.items():
+        found = [row["method"] for row in rows if row["mode"] == mode]
+        assert found == ["mlx_lm", *ways]
+
+
+@needs_bundled
+@pytest.mark.slow
+def test_what_a_sweep_decided_is_taken_by_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.sweep.fastest_of_grid", lambda mounted, prompts: {})
+    first, second = tmp_path / "first", tmp_path / "second"
+    short = ("--suite", "tuned", *SHORT, "--rounds", 1, "--modes", "shared")
+    assert run(*short, "--output", first).exit_code == 0
+    values, _ = rows_of(first)
+    (decision,) = values["decisions"]
+    assert decision["best"] == decision["best_fixed"] in SUITES["tuned"].ways["shared"]
+    assert [row["method"] for row in values["rows"]] == [
+        *("mlx_lm", "tuned", "best of the sweep", "best fixed tree")
+    ]
+    monkeypatch.setattr("benchmarks.sweep.fastest_of_grid", None)  # is not asked again
+    (file,) = first.glob("*.json")
+    result = run(*short, "--best-of", file, "--output", second)
+    assert result.exit_code == 0, result.output
+    assert rows_of(second)[0]["decisions"] == [decision]
+
+
+def test_a_hybrid_tree_is_compared_with_the_better_drafter_of_its_case():
+    rows = [
+        {"task": "sql", "mode": mode, "method": method, "call_reduction": reduction}
+        for mode, method, reduction in (
+            ("lossless", "mlx_lm", 1.0),
+            ("lossless", "8 nodes: streams", 2.0),
+            ("lossless", "8 nodes: lookup", 1.5),
+            ("lossless", "8 nodes: hybrid", 2.5),
+            ("shared", "8 nodes: streams", 2.0),
+            ("shared", "8 nodes: lookup", 4.0),
+            ("shared", "8 nodes: hybrid", 3.0),
+        )
+    ]
+    assert hybrid_over_better(rows) == [1.25, 0.75]
+
+
+def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatch):
+    monkeypatch.setattr(speedup.device, "backend", lambda: "cpu")
+    row = {"task": "sql", "mode": "shared", "method": "chain", "items": 4}
+    speedup.check_texts([row | {"same_output_as_plain": 4}])
+    with pytest.raises(typer.Exit) as error:
+        speedup.check_texts([row | {"same_output_as_plain": 3}])
+    assert error.value.exit_code == 1
+    sentence = "error: sql, shared, chain: 1 of 4 texts differ from plain decoding, expected none"
+    assert capsys.readouterr().err.strip() == sentence
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
+        (["--modes", "lossy"], "unknown mode 'lossy', expected one of lossless, shared"),
+        (["--suite", "placement", "--modes", "shared"], "expected one of lossless"),
+        (["--model", "somewhere"], "found one of --model and --streams, expected both or none"),
+        (["--best-of", "a.json"], "--best-of goes with --suite tuned"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence(flags, sentence):
+    result = run(*flags)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
