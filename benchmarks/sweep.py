@@ -90,7 +90,9 @@ class Competition:
         self.decisions.append(decision)
         described = f"{tuned.chosen.kind}, {tuned.settings.describe()}"
         found: dict[str, tuple[str, Drafts]] = {TUNED_WAY: (described, tuned.drafting)}
-        return found | {role: (name, known[name]) for role, name in chosen.items()}
+        return found | {
+            role: (name.removeprefix("sweep: "), known[name]) for role, name in chosen.items()
+        }
 
     def values(self) -> dict[str, Any]:
         """What an earlier run's file must have for ``--best-of``."""

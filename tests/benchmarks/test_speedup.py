@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks import speedup
 from benchmarks.suites import SUITES, hybrid_over_better
+from benchmarks.sweep import decisions_of
 from specstream_mlx import bundled
 
 needs_bundled = pytest.mark.skipif(
@@ -62,22 +63,18 @@ def test_a_suite_writes_a_row_for_every_way(name, tmp_path):
 
 @needs_bundled
 @pytest.mark.slow
-def test_what_a_sweep_decided_is_taken_by_the_next_run(tmp_path, monkeypatch):
+def test_what_a_sweep_decided_can_be_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.sweep.fastest_of_grid", lambda mounted, prompts: {})
-    first, second = tmp_path / "first", tmp_path / "second"
     short = ("--suite", "tuned", *SHORT, "--rounds", 1, "--modes", "shared")
-    assert run(*short, "--output", first).exit_code == 0
-    values, _ = rows_of(first)
-    (decision,) = values["decisions"]
-    assert decision["best"] == decision["best_fixed"] in SUITES["tuned"].ways["shared"]
-    assert [row["method"] for row in values["rows"]] == [
+    result = run(*short, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path)[0]["rows"]
+    assert [row["method"] for row in rows] == [
         *("mlx_lm", "tuned", "best of the sweep", "best fixed tree")
     ]
-    monkeypatch.setattr("benchmarks.sweep.fastest_of_grid", None)  # is not asked again
-    (file,) = first.glob("*.json")
-    result = run(*short, "--best-of", file, "--output", second)
-    assert result.exit_code == 0, result.output
-    assert rows_of(second)[0]["decisions"] == [decision]
+    (file,) = tmp_path.glob("*.json")
+    (decision,) = decisions_of(file, [("shared", "sql")]).values()
+    assert decision.best == decision.best_fixed in SUITES["tuned"].ways["shared"]
 
 
 def test_a_hybrid_tree_is_compared_with_the_better_drafter_of_its_case():
