@@ -366,7 +366,9 @@ def interleaved(
     return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
 
 
-def expected_runs(mounted: Mounted, prompts: Sequence[Sequence[int]], plain: Sequence[Run]):
+def expected_runs(
+    mounted: Mounted, prompts: Sequence[Sequence[int]], plain: Sequence[Run]
+) -> list[Run]:
     """The runs whose text every draft must write.
 
     Those of mlx_lm in lossless mode; in shared mode the text depends on the streams, which mlx_lm

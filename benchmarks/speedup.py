@@ -150,10 +150,13 @@ def extra_parameters(mounted: Mounted, drafts: Drafts | None) -> int:
     adapter = mounted.model.adapter
     lora = sum(tensor.size for tensor in adapter.lora.values())
     streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
-    undrafted = isinstance(drafts, DraftSettings) and not drafts.speculates
-    if drafts is None or (undrafted and mounted.model.mode == "lossless"):
+    if drafts is None:
         return lora
-    return lora + streams  # in shared mode the text itself depends on the streams
+    fixed = isinstance(drafts, DraftSettings)
+    without_streams = fixed and (not drafts.speculation or drafts.num_streams == 0)
+    if without_streams and mounted.model.mode == "lossless":  # shared text depends on them
+        return lora
+    return lora + streams
 
 
 def _randomize(model: SpeculativeModel) -> None:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import typer
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
 from tiny_models import tiny_llama_directory
 
@@ -59,13 +58,6 @@ def test_variants_are_what_they_are_called(tmp_path, name):
         assert config["group_size"] == (32 if "32" in name else 64)
     assert quantization.stored_bytes(made) < quantization.stored_bytes(base)
     assert make_variant(base, WHOLE, 2, tmp_path / "other") == base
-
-
-def test_an_unknown_task_ends_with_a_sentence(capsys):
-    with pytest.raises(typer.Exit) as error:
-        quantization.main(only="sql,poem")
-    assert error.value.exit_code == 2
-    assert "unknown task 'poem', expected one of" in capsys.readouterr().err
 
 
 @pytest.mark.slow

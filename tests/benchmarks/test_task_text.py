@@ -178,10 +178,3 @@ def test_missing_model_is_one_sentence(tmp_path, monkeypatch, capsys):
     assert exit_of.value.exit_code == 2
     assert capsys.readouterr().err.startswith("error: the bundled model is missing")
     assert not (tmp_path / "results").exists()
-
-
-def test_unknown_task_lists_the_names(capsys):
-    with pytest.raises(typer.Exit):
-        task_text.main(only="sql,poem")
-    expected = f"error: unknown task 'poem', expected one of {', '.join(tasks.TASKS)}"
-    assert capsys.readouterr().err.strip() == expected

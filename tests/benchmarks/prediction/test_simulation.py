@@ -50,37 +50,11 @@ def app():
     return command(simulation.main)
 
 
-@pytest.mark.parametrize("machine", CHIPS, ids=lambda c: c.name)
-def test_every_chip_has_sources_and_plausible_figures(machine):
-    assert "https://" in machine.source
-    kind = machine.clock_source.split()[0].rstrip(":")
-    assert kind in ("listed", "measured", "estimated", "assumed")
-    assert kind == "assumed" or "https://" in machine.clock_source
-    assert 60 <= machine.bandwidth <= 820
-    assert 1.2 <= machine.clock <= 1.8
-    assert 2.5 <= machine.tflops <= 30
-    assert (machine.matrix_tflops is not None) == machine.name.startswith("M5")
-    assert machine.generation == 12 + int(machine.name[1])
-
-
-def test_derived_rates_are_those_of_the_sources():
-    assert chip("M1 Max").tflops == pytest.approx(10.62, abs=0.01)
-    assert chip("M3 Max").tflops == pytest.approx(14.32, abs=0.01)
-    assert chip("M4 Pro").tflops == pytest.approx(7.53, abs=0.01)
-    assert chip("M5 Max").matrix_tflops == pytest.approx(70, rel=0.03)
-
-
 @pytest.mark.parametrize("point", points(), ids=lambda p: f"{p.what.split(', ms')[0]}-{p.rows}")
 def test_published_timings_are_met(point):
     most = MOST_OFF_DENSE_ON_M1 if point.what == DENSE_ON_M1 else MOST_OFF
     assert 1 / most <= point.ratio <= most
     assert point.source.startswith("https://")
-
-
-def test_some_of_the_points_were_not_fitted():
-    checks = [p for p in points() if not p.fitted and p.what != DENSE_ON_M1]
-    assert len(checks) >= 15
-    assert max(max(p.ratio, 1 / p.ratio) for p in checks) < MOST_OFF
 
 
 @pytest.mark.parametrize("what", sorted({p.what for p in points()}))
