@@ -24,7 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx import PromptCache, SpeculativeModel, StreamConfig
 from specstream_mlx.hardware import device
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Request, decode
 from specstream_mlx.models.streams import Streams
 
 from .own_process import measured_by
@@ -73,7 +73,7 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
     mx.clear_cache()
     mx.reset_peak_memory()
     cache = PromptCache()
-    steps = decode(model, prompt, CHAIN, chunk, prompt_cache=cache)
+    steps = decode(model, Request(prompt, CHAIN, prefill_step_size=chunk, prompt_cache=cache))
     next(steps)
     row["prefill"] = peak_above(held)
     seconds = [second for second, _ in zip(_seconds(steps), range(tokens), strict=False)]

@@ -27,10 +27,10 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.autotune.drift import without_drift
-from specstream_mlx.engine.verify_rules import VerifyName
+from specstream_mlx.engine.verify.rules import VerifyName
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
-from specstream_mlx.loop import Drafting, FixedDrafting, Step
+from specstream_mlx.loop import Drafting, Step
 
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import held_out_texts
@@ -83,15 +83,17 @@ Way = Callable[[Sequence[int]], Run]
 class _Noted:
     """A drafting that notes what every step looked like, for counting behind the generation."""
 
-    drafting: Drafting
+    drafting: DraftSettings | Drafting
     steps: list[tuple[Any, DraftSettings, mx.array | None]] = field(default_factory=list)
 
     def settings(self) -> DraftSettings:
-        return self.drafting.settings()
+        fixed = isinstance(self.drafting, DraftSettings)
+        return self.drafting if fixed else self.drafting.settings()
 
     def observe(self, step: Step) -> None:
-        self.steps.append((step.tree, self.drafting.settings(), step.result.has_streams))
-        self.drafting.observe(step)
+        self.steps.append((step.tree, self.settings(), step.result.has_streams))
+        if not isinstance(self.drafting, DraftSettings):
+            self.drafting.observe(step)
 
 
 def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
@@ -158,7 +160,7 @@ class Mounted:
 
         def run(prompt: Sequence[int]) -> Run:
             fixed = isinstance(drafts, DraftSettings)
-            noted = _Noted(FixedDrafting(drafts) if fixed else drafts())
+            noted = _Noted(drafts if fixed else drafts())
             drawn = fixed and sampler is not None  # the rule ``rejection`` takes settings alone
             found = _timed(
                 stream_generate(

@@ -35,7 +35,7 @@ from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.hardware import device
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Request, decode
 
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
@@ -68,7 +68,7 @@ def measure(
     for prompt in prompts:
         decoded: list[tuple[StepRows, list[int]]] = []
         before = time.perf_counter()
-        for step in islice(decode(model, prompt, settings), steps):
+        for step in islice(decode(model, Request(prompt, settings)), steps):
             now = time.perf_counter()
             if len(decoded) >= WARM_UP:
                 times.step.append(1e3 * (now - before))

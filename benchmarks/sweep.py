@@ -19,6 +19,7 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, tune
 from specstream_mlx.autotune.grid import drafts, placed
+from specstream_mlx.drafting.drafter import describe
 
 from .runner import MLX_LM, ONE_TOKEN, Drafts, Mounted, interleaved
 from .suites import BEST_FIXED, BEST_OF_SWEEP, TUNED_WAY
@@ -88,7 +89,7 @@ class Competition:
                     f"the earlier run's best was {name!r}, expected something that can be chosen"
                 )
         self.decisions.append(decision)
-        described = f"{tuned.chosen.kind}, {tuned.settings.describe()}"
+        described = f"{tuned.chosen.kind}, {describe(tuned.settings, streams=True)}"
         found: dict[str, tuple[str, Drafts]] = {TUNED_WAY: (described, tuned.drafting)}
         return found | {
             role: (name.removeprefix("sweep: "), known[name]) for role, name in chosen.items()
@@ -121,7 +122,7 @@ def grid(model: SpeculativeModel) -> dict[str, DraftSettings]:
     found = {"sweep: plain": ONE_TOKEN}
     for kind, settings in drafts(streams, model.config["vocab_size"]):
         for moved in placed(settings, streams):
-            name = f"sweep: {kind}, {moved.describe()}"
+            name = f"sweep: {kind}, {describe(moved, streams=True)}"
             if streams.mode == "lossless" and moved.stream_nodes is None:
                 name += _PLACED[moved.placement(streams)]
             found[name] = moved

@@ -23,8 +23,8 @@ import numpy as np
 import typer
 
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.drafting.best_first import Shape as TreeShape
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
+from specstream_mlx.drafting.tree import DraftTree
 
 from ..report import RESULTS, table, write_text
 from . import metal_cost
@@ -121,11 +121,11 @@ class Prediction:
         )
 
 
-def expected_length(tree: StaticTree, shape: TreeShape) -> float:
+def expected_length(tree: StaticTree, shape: DraftTree) -> float:
     """Tokens a step is expected to commit: 1 and the paths' acceptances."""
-    paths = np.ones(len(shape.labels))
-    for node in range(1, len(shape.labels)):
-        rate = tree.acceptance[shape.depths[node] - 1][shape.labels[node]]
+    paths = np.ones(len(shape))
+    for node in range(1, len(shape)):
+        rate = tree.acceptance[shape.depths[node] - 1][shape.tokens[node]]
         paths[node] = paths[shape.parents[node]] * rate
     return float(paths.sum())
 
@@ -184,7 +184,7 @@ def predict(
     best = Prediction(*named, "plain", "none", 1, plain, plain, 1.0)
     for size in range(1, MOST_NODES + 1):
         shape = best_shape(tree, size, tree.depth, tree.width)
-        rows, depth = len(shape.labels), int(shape.depths.max())
+        rows, depth = len(shape), int(shape.depths.max())
         if rows <= size:  # no further node can be right
             break
         length = expected_length(tree, shape)
