@@ -1,4 +1,4 @@
-"""The columns of the README's table of architectures that ``test_architectures`` leaves open."""
+"""The columns of the table of architectures that ``test_architectures`` leaves open."""
 
 import re
 import shutil
@@ -21,6 +21,7 @@ from specstream_mlx.models.streams import Streams
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 BUDGETS = ({}, {"max_nodes": 8})
+TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"
 
 
 def shared_model(case):
@@ -66,21 +67,19 @@ def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
         assert oracle.longest >= 2
 
 
-def readme_rows():
-    """``model_type`` and cells of the README's table."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    for line in text.splitlines():
+def table_rows():
+    """``model_type`` and cells of the table."""
+    for line in TABLE.read_text().splitlines():
         if found := re.match(r"\| `(\w+)` \|", line):
             yield found[1], [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_readme_lists_what_is_tested():
-    rows = dict(readme_rows())
+def test_the_table_lists_what_is_tested():
+    rows = dict(table_rows())
     assert set(rows) == set(ARCHITECTURES)
     for model_type, (_, _, *cells, kv_cache) in rows.items():
         assert cells == ["yes"] * 5
         cases = {pair(case).model.config["model_type"] for case in KV_CASES}
         assert (kv_cache == "yes") == (model_type in cases), model_type
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", text):
+    for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE.read_text()):
         assert f"def {name}(" in (Path(__file__).parents[1] / file).read_text()
