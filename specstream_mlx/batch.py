@@ -1,8 +1,8 @@
-"""``batch_generate``: several prompts at once, greedily, each along its best path of drafts.
+"""``batch_generate``: several prompts at once, greedily, each with a chain of drafts.
 
-With a batch rows are no longer cheap, so each sequence drafts its best path alone, the likeliest
-token of every stream (arXiv 2402.11131, App. L). All chains have the same length; how much of each
-is accepted differs.
+In a batch a row is no longer cheap, so no sequence drafts a tree: each drafts one chain, the
+likeliest token of every stream (arXiv 2402.11131, App. L). All chains have the same length; how
+much of each is accepted differs.
 """
 
 import time
@@ -31,10 +31,10 @@ from .prompts import check_prompt, encode_prompt
 
 @dataclass(kw_only=True)
 class BatchStats(PlainStats):
-    """mlx_lm's figures with those of speculation.
+    """mlx_lm's statistics of a batch, with how well drafting went.
 
     Attributes:
-        accepted_length: tokens that a sequence committed per pass that it took part in.
+        accepted_length: tokens per sequence and target call, over the calls it was still part of.
     """
 
     accepted_length: float = 0.0
@@ -47,10 +47,10 @@ class BatchStats(PlainStats):
 
 @dataclass
 class BatchResponse(PlainResponse):
-    """mlx_lm's response; ``stats`` is a ``BatchStats``, and ``caches`` and ``logprobs`` are none.
+    """mlx_lm's response. ``stats`` is a ``BatchStats``; ``caches`` and ``logprobs`` are ``None``.
 
     Attributes:
-        finish_reasons: ``stop`` or ``length``, one per prompt.
+        finish_reasons: why each text ended, one per prompt: ``stop`` or ``length``.
     """
 
     finish_reasons: Sequence[str] = ()
@@ -76,16 +76,17 @@ def batch_generate(
         model: from ``load``.
         tokenizer: from ``load``.
         prompts: texts or token ids, of any lengths.
-        max_tokens: the most tokens of each text, or one number for all.
+        max_tokens: the most tokens to generate: one number for all texts, or one for each.
         num_streams: tokens to draft ahead; ``None``: all that the adapter was trained for.
         speculation: false for one token a step.
-        deferred: see ``DraftSettings``.
+        deferred: where lossless streams run, see ``DraftSettings``.
         prefill_step_size: prompt tokens per pass; the prompts are read one after another.
         return_token_ids: also return each text's token ids.
 
     Raises:
-        UserError: no prompts, a prompt or a number that does not fit, or a model with sliding
-            windows, learned positions or an attention that takes no mask per sequence.
+        UserError: there are no prompts, a prompt or a number is out of range, or the model cannot
+            run in batches: it has sliding windows, learned positions, or an attention that takes no
+            mask per sequence.
     """
     _check_model(model)
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
@@ -174,7 +175,7 @@ class _Batch:
         stats.prompt_time = time.perf_counter() - start
 
     def run(self, limits: Sequence[int], ends: set[int]) -> tuple[list[list[int]], list[str]]:
-        """Decode to the end.
+        """Decode until every text has ended.
 
         Args:
             limits: the most tokens of each text.
@@ -212,7 +213,7 @@ class _Batch:
         return texts, reasons
 
     def _step(self) -> list[list[int]]:
-        """One target call; what each sequence committed."""
+        """Run one target call and return the tokens that each sequence committed."""
         tokens = np.array(self._tokens, np.int32)
         places = np.arange(tokens.shape[1], dtype=np.int32)
         chains = DraftTree(tokens, places - 1, places)
@@ -236,20 +237,20 @@ class _Batch:
         return committed
 
     def _keep(self, sequences: Sequence[int]) -> None:
-        """Go on with some of the sequences, at least one."""
+        """Drop the sequences that are not listed; at least one goes on."""
         for cache in self._decoder.caches:
             cache.keep(sequences)
         self._set_lengths([self._lengths[number] for number in sequences])
 
     def _set_lengths(self, lengths: list[int]) -> None:
-        """Commit so many rows of each sequence; those of a chain lie in their places already."""
+        """Set each sequence's number of KV rows; accepted rows of a chain lie in place already."""
         self._lengths = lengths
         for cache in self._decoder.caches:
             cache.commit(lengths)
 
 
 def _read(model: SpeculativeModel, tokens: Sequence[int], step_size: int) -> list:
-    """KV caches of a prompt's tokens."""
+    """Read a prompt alone and return its KV caches, one per layer."""
     if not tokens:
         return make_caches(model.model, model.config)
     cache = PromptCache()
@@ -258,7 +259,7 @@ def _read(model: SpeculativeModel, tokens: Sequence[int], step_size: int) -> lis
 
 
 def _extend(text: list[int], tokens: Sequence[int], limit: int, ends: set[int]) -> str:
-    """Add tokens to a text up to its end; why it ended, or an empty string."""
+    """Append tokens to ``text`` until it ends. Returns why it ended, or an empty string."""
     for token in tokens:
         if token in ends:
             return "stop"

@@ -1,4 +1,4 @@
-"""What an adapter's streams are: one description, read by the PyTorch side and the MLX side alike.
+"""The configuration of an adapter's streams, which PyTorch training and the MLX runtime share.
 
 Pure Python: neither torch nor mlx is imported here.
 """
@@ -20,7 +20,7 @@ _CHOICES = {
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave; its message is one sentence for them."""
+    """A mistake in the user's input; the message is one sentence that says what to change."""
 
 
 class ConfigError(UserError):

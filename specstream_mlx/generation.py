@@ -26,7 +26,7 @@ from .prompts import encode_prompt
 
 @dataclass
 class GenerationResponse(PlainResponse):
-    """mlx_lm's response with the figures of speculation.
+    """mlx_lm's response, with counts of how well drafting went.
 
     Attributes:
         target_calls: forward passes of the target that committed tokens so far.
@@ -68,31 +68,32 @@ def stream_generate(
         prompt: text or token ids.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
-        settings: how to draft; ``LIKELY_DRAFTS`` if neither these nor a tree's shape are given.
-            ``tuned_drafting(model, tokenizer)`` makes a drafting of what was measured on this
-            machine, for one generation.
-        stop: strings that end the text; neither they nor what follows is yielded.
+        settings: how to draft. Default: ``LIKELY_DRAFTS``, unless ``overrides`` shape the tree.
+            ``tuned_drafting(model, tokenizer)`` returns what is fastest on this machine; call it
+            once for each generation.
+        stop: strings that end the text; the text before the first of them is all that is yielded.
         prefill_step_size: prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: elements of a head that share a scale there: 32, 64 or 128.
-        quantized_kv_start: tokens from which on the cache is quantized, as in mlx_lm.
-        sampler: draws tokens from (rows, vocab) log-probabilities, each row independently of the
-            others; ``Sampling`` or mlx_lm's ``make_sampler``. ``None``: the arg-max.
+        kv_group_size: elements of a head that share a scale in a quantized cache: 32, 64 or 128.
+        quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
+        sampler: a function that draws one token for each row of (rows, vocab) log-probabilities,
+            the rows independently: ``Sampling``, or what mlx_lm's ``make_sampler`` returns.
+            ``None``: take the likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
+        verify: how drafts are accepted. ``None``: ``greedy`` without a sampler or temperature, else
             ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
-        prompt_cache: rows of earlier turns. What of ``prompt`` they begin with is not read again;
-            afterwards they hold the prompt, and in lossless mode the text.
-        profile: a ``Profile`` adds up what each part of the generation takes. It waits at the end
-            of every part, which slows the generation down and changes nothing else.
-        **overrides: fields of ``DraftSettings``.
+        prompt_cache: KV rows of earlier turns. The part of ``prompt`` that they already hold is not
+            read again; afterwards the cache holds this prompt too, and in lossless mode the text.
+        profile: a ``Profile``, which adds up the seconds of each part of the generation. To do so
+            it waits at the end of every part, which makes the generation slower.
+        **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Yields:
         ``GenerationResponse``; the last one carries ``finish_reason``.
 
     Raises:
-        UserError: an empty prompt, one longer than the model's context, or a setting that is out
-            of range or does not fit the model, its KV cache included, or the verify rule.
+        UserError: the prompt is empty or longer than the model's context, or a setting is out of
+            range or does not fit the model, its KV cache or the verify rule.
     """
     if max_tokens == 0 or max_tokens < -1:
         raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
@@ -127,7 +128,7 @@ def stream_generate(
 def _room(
     model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
 ) -> int | None:
-    """The most tokens to generate, of a model with learned positions too; ``None``: no limit."""
+    """The most tokens to generate: ``max_tokens``, or what learned positions leave room for."""
     room, most = text_limit(model.config), None if max_tokens < 0 else max_tokens
     if room is None:
         return most

@@ -1,4 +1,4 @@
-"""A base model with an adapter mounted, and how both are loaded."""
+"""Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +30,11 @@ class SpeculativeModel:
     Attributes:
         model: the mlx-lm model.
         config: the base's ``config.json``.
-        path: where the base was loaded from.
-        adapter: what is mounted, if anything.
-        streams: the mounted adapter's streams, if it has any.
-        held: how the base's weights are held.
-        learned: see ``tuning.tuned_drafting``.
+        path: the directory that the base was loaded from.
+        adapter: the mounted adapter, or ``None``.
+        streams: the mounted adapter's streams, or ``None``.
+        held: whether the base's weights are packed or expanded in memory, and why.
+        learned: what earlier generations showed about drafting, see ``tuning.tuned_drafting``.
     """
 
     model: nn.Module
@@ -52,14 +52,14 @@ class SpeculativeModel:
 
     @property
     def prompt_template(self) -> str | None:
-        """What the mounted adapter puts around the user's raw text; see ``chat_prompt``."""
+        """The mounted adapter's instruction around the user's ``{text}``; see ``chat_prompt``."""
         return self.streams.config.prompt_template if self.streams else None
 
     def swap_adapter(self, directory: str | Path | None) -> None:
-        """Mount the adapter at ``directory`` instead of the present one; ``None``: the bare base.
+        """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
         Raises:
-            UserError: the directory does not fit; the present adapter then stays. Where
+            UserError: the directory is no adapter for this base; the present one then stays. If
                 mounting itself fails, the bare base is left.
         """
         if directory is None:
@@ -77,7 +77,7 @@ class SpeculativeModel:
 
     @property
     def base_fingerprint(self) -> str:
-        """See ``fingerprint.fingerprint``."""
+        """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
 
 
@@ -92,11 +92,11 @@ def load(
 
     Args:
         path_or_hf_repo: a local directory or a Hugging Face repository.
-        tokenizer_config: further arguments of the tokenizer.
-        adapter_path: an adapter directory (see ``adapters``).
-        lazy: as in mlx_lm; weights are read when first used.
-        weights: ``packed``, ``expanded``, or ``auto`` for what runs faster here (see
-            ``weight_policy``).
+        tokenizer_config: further arguments for the tokenizer.
+        adapter_path: an adapter directory, or ``None`` for the bare base.
+        lazy: read weights when they are first used, as in mlx_lm.
+        weights: how to hold quantized weights in memory: ``packed``, ``expanded``, or ``auto`` for
+            whichever runs faster on this machine (see ``hardware.weights``).
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -193,8 +193,8 @@ def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[st
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
-        to_run: whether a model that is not of a tested architecture has to pass ``check_tree``,
-            which reads all of its weights.
+        to_run: whether the model is going to be run. If so, and its architecture is not a tested
+            one, it must pass ``check_tree``, which reads all of its weights.
 
     Returns:
         The mlx-lm model and its configuration as mlx-lm completes it.
@@ -230,7 +230,7 @@ def read_tokenizer(
     Args:
         directory: the model's directory.
         config: from ``read_model``.
-        extra: further arguments of the tokenizer.
+        extra: further arguments for the tokenizer.
 
     Raises:
         UserError: it cannot be read.
@@ -243,6 +243,6 @@ def read_tokenizer(
 
 
 def one_line(error: Exception, limit: int = 240) -> str:
-    """The beginning of an error's message, for a sentence of ours."""
+    """An error's message on one line, cut to ``limit`` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]} ..."

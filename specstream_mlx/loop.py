@@ -51,13 +51,13 @@ class Step:
 
 @runtime_checkable
 class Drafting(Protocol):
-    """Says how to draft, before every step anew."""
+    """An object that decides before every step how to draft, and learns from how it went."""
 
     def settings(self) -> DraftSettings:
         """How to draft in the next step."""
 
     def observe(self, step: Step) -> None:
-        """Note what a step came to."""
+        """Learn from a finished step, which comes in the order of the text."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,23 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        drafting: how to draft; settings stand for the same ones in every step.
-        max_tokens, end_tokens: the step with so many tokens, or with one of these, is the last one,
-            and no call is enqueued behind it; without them decoding has no end.
+        drafting: how to draft: fixed settings, or an object that chooses them each step.
+        max_tokens, end_tokens: decoding ends with the step that reaches ``max_tokens`` or writes one
+            of ``end_tokens``, and no further call is enqueued; without them it never ends.
         prefill_step_size: prompt tokens per pass.
-        quantization: of the KV cache.
-        sampler: draws tokens from (rows, vocab) log-probabilities, each row independently of the
-            others; ``Sampling`` or mlx_lm's ``make_sampler``. ``None``: the arg-max.
+        quantization: whether, when and how the KV cache is quantized.
+        sampler: a function that draws one token for each row of (rows, vocab) log-probabilities,
+            the rows independently: ``Sampling``, or what mlx_lm's ``make_sampler`` returns.
+            ``None``: take the likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
         verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
             ``sample``.
-        prompt_cache: rows of earlier turns. What of the prompt they begin with is not read again;
-            afterwards they hold the prompt, and in lossless mode the text.
-        make_drafter: makes the drafter of some settings, given whether there are streams and the
-            text so far; ``None``: ``drafter.make_drafter``.
-        profile: adds up what each part of the generation takes. It waits at the end of every part,
-            which slows the generation down and changes nothing else.
+        prompt_cache: KV rows of earlier turns. The part of the prompt that they already hold is not
+            read again; afterwards the cache holds this prompt too, and in lossless mode the text.
+        make_drafter: called with the settings, whether the model has streams, and the text so far;
+            returns a drafter. ``None``: ``drafter.make_drafter``.
+        profile: adds up the seconds of each part of the generation. To do so it waits at the end of
+            every part, which makes the generation slower and changes nothing else.
     """
 
     prompt: Sequence[int]
@@ -106,18 +107,18 @@ class Request:
 
     @property
     def rule(self) -> VerifyName:
-        """The verify rule by name.
+        """The name of the verify rule, chosen by the sampler where none was given.
 
         Raises:
-            UserError: it does not go with the sampler.
+            UserError: the rule does not fit the sampler.
         """
         return rule_name(self.verify, self.sampler)
 
     def check(self, model: SpeculativeModel) -> None:
-        """Whether a model can do what is asked.
+        """Check that a model can do what this request asks for.
 
         Raises:
-            UserError: the first thing that it cannot, or that is out of range.
+            UserError: a value is out of range, or the model cannot do it; names the first one.
         """
         check_prompt(
             list(self.prompt),
@@ -147,13 +148,13 @@ class Request:
 
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    """Decode, one ``Step`` per target call.
+    """Generate from a request, one ``Step`` per target call.
 
-    The next call is under way on the device when a ``Step`` is handed out, but for the first.
+    From the second ``Step`` on, the next call already runs on the device when one is handed out.
 
     Args:
         model: base and adapter.
-        request: what to generate from, and how.
+        request: the prompt and how to go on from it.
 
     Raises:
         UserError: the model cannot do what is asked; while decoding, another generation has taken
@@ -193,10 +194,10 @@ def fill(
     prefill_step_size: int = 2048,
     quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> None:
-    """Make ``prompt_cache`` hold the rows of all of a prompt's tokens, as mlx_lm makes them.
+    """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens.
 
     Args:
-        prompt_cache: reads only what it does not hold.
+        prompt_cache: the cache to fill; tokens whose rows it already holds are not read again.
         model: base and adapter.
         prompt, prefill_step_size, quantization: see ``Request``.
 
@@ -224,7 +225,7 @@ def _prefill(
 
 
 class _Loop:
-    """One generation after its prompt; each of the two kinds of steps ends where the other begins.
+    """One generation after its prompt: runs of plain steps and runs of tree steps, taking turns.
 
     Args:
         model: base and adapter.
@@ -246,12 +247,12 @@ class _Loop:
         self._ended, self._count = False, 0
 
     def steps(self) -> Iterator[Step]:
-        """All steps, of either kind."""
+        """Yield every step up to the end, switching between plain steps and tree steps."""
         while not self._ended:
             yield from self.plain_steps() if self.is_plain() else self.tree_steps()
 
     def is_plain(self) -> bool:
-        """Whether nothing is drafted and no stream runs, so that no step's length is in doubt."""
+        """Whether the next step drafts nothing and runs no streams, so that it writes one token."""
         config = self._streams and self._streams.config
         drafts = self._settings.drafts_with(self._streams)
         return not drafts and self._settings.placement(config) == "none"
@@ -286,15 +287,15 @@ class _Loop:
         return result
 
     def _quantize(self) -> None:
-        """As mlx_lm does, behind a call, where the cache is long enough by now."""
+        """Quantize the KV cache once it is long enough; between calls, as mlx_lm does."""
         with mx.stream(device.generation_stream):
             self._quantization.apply(self._decoder.caches)
 
     def tree_steps(self) -> Iterator[Step]:
         """Trees of drafts; a step is handed out when the next one has been enqueued.
 
-        But the text's first: on a CPU enqueueing waits for most of the work, and who asks for a
-        text should not wait for a second step before its first token.
+        The first step of a text is an exception and handed out at once: on a CPU, enqueueing waits
+        for most of the work, and the first token should not have to wait for a second step.
         """
         tree = root_only(self._root)
         pending = None
@@ -336,7 +337,7 @@ class _Loop:
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 
     def _grow(self, result: StepResult) -> DraftTree:
-        """The next tree, by the drafter of the present settings, which reads what it has missed."""
+        """Draft the next tree; each settings' drafter is kept, and may have text to catch up on."""
         if self._settings not in self._drafters:
             drafter = self._make_drafter(self._settings, self._streams is not None, self._text)
             self._drafters[self._settings] = drafter, len(self._text)
@@ -347,7 +348,7 @@ class _Loop:
         return self._quantization.fitting(tree, self._decoder.caches[0])
 
     def _note(self, step: Step) -> None:
-        """Make the step's last token the root, and ask how to draft behind it."""
+        """Add a step's tokens to the text, see whether it ends, and ask how to draft next."""
         self._root = step.tokens[-1]
         self._text += step.tokens
         if self._left is not None:

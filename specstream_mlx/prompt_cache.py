@@ -1,4 +1,4 @@
-"""KV caches that outlive a generation, so that the next prompt reads only what is new in it."""
+"""Prompt caches: KV rows kept from one turn to the next, so that only new tokens are read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +12,21 @@ from .loading import SpeculativeModel
 
 
 class PromptCache:
-    """The rows of earlier turns; give the same one to every turn of a conversation.
+    """KV rows of earlier turns; give the same object to every turn of a conversation.
 
-    It belongs to one model and to the LoRA that is mounted on it: with another one its rows are
-    dropped. Rows are used again only where they are those that reading the prompt from the
-    beginning would make: all rows of a prompt but the last one's, and in lossless mode those of the
-    generated text too. In shared mode these had streams beside them, and are read again without.
-    Behind a quantized cache later rows are those that its quantized rows led to, as with mlx_lm's
-    prompt caches; from the beginning, a chunk is read in full precision first.
+    The rows belong to one model and the LoRA mounted on it; with another model or LoRA they are
+    dropped. A row is used again only if reading the prompt from the beginning would make the same
+    row. That holds for a prompt's rows except the last, and in lossless mode for the rows of the
+    generated text. In shared mode streams ran beside generated tokens, so those are read again.
+    With a quantized KV cache, as in mlx_lm's prompt caches, new rows attend to quantized earlier
+    rows, whereas reading from the beginning takes a whole chunk in full precision first.
 
     Attributes:
-        caches: one per layer; there may be more rows in them than are to be used again.
-        unknown_rows: rows at the front whose tokens nobody knows, from a file of mlx_lm's. Every
-            prompt goes behind them.
-        tokens: ids of the rows behind these that may be used again.
-        reused: tokens of the last prompt that were not read again.
+        caches: one KV cache per layer; they may hold more rows than can be used again.
+        unknown_rows: rows at the front from a file of mlx_lm's, which does not say what tokens they
+            are of. Every prompt goes behind them.
+        tokens: token ids of the reusable rows behind the unknown ones.
+        reused: how many tokens of the last prompt did not have to be read again.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PromptCache:
         tokens: Sequence[int],
         unknown_rows: int = 0,
     ) -> "PromptCache":
-        """A cache of rows that ``model`` made without streams beside them."""
+        """Make a prompt cache of KV caches that ``model`` has filled without running streams."""
         cache = cls()
         cache.caches, cache.tokens = list(caches), list(tokens)
         cache.unknown_rows, cache._owner = unknown_rows, _owner(model)
@@ -53,31 +53,33 @@ class PromptCache:
 
     @property
     def rows(self) -> int:
-        """Rows of every layer that may be used again."""
+        """How many rows of each layer may be used again."""
         return self.unknown_rows + len(self.tokens)
 
     @property
     def quantized(self) -> tuple[int, int] | None:
-        """Bits and group size of quantized rows; ``None``: they are floats."""
+        """Bits and group size of the rows if they are quantized, else ``None``."""
         kinds = {(c.bits, c.group_size) for c in self.caches if isinstance(c, QuantizedKVCache)}
         return next(iter(kinds), None)
 
     def begin(
         self, model: SpeculativeModel, prompt: Sequence[int], quantization: KVQuantization
     ) -> int:
-        """Drop all rows but those of the beginning of ``prompt``, without its last token.
+        """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
+
+        The last token's row is never kept, since its logits are needed.
 
         Args:
             model: base and adapter.
             prompt: token ids behind the ``unknown_rows``, at least one.
-            quantization: of the generation that begins.
+            quantization: how the new generation quantizes its KV cache.
 
         Returns:
             The generation's number, for ``extend`` and ``check_current``.
 
         Raises:
-            UserError: there are ``unknown_rows``, which these rows of another model, adapter or
-                quantization cannot be replaced for.
+            UserError: the cache was made with another model, adapter or quantization, and holds
+                ``unknown_rows``, which cannot be read again.
         """
         other = self._other(model, quantization)
         if other and self.unknown_rows:
@@ -97,7 +99,7 @@ class PromptCache:
         return self._generation
 
     def _other(self, model: SpeculativeModel, quantization: KVQuantization) -> str | None:
-        """What the rows were made with instead of this."""
+        """What the rows were made with if it differs from these, in words, else ``None``."""
         if self._owner is None:
             return None
         base, adapter = _owner(model)
@@ -111,25 +113,25 @@ class PromptCache:
         return None
 
     def _too_early(self, common: int, quantization: KVQuantization) -> bool:
-        """Whether rows are quantized that reading the prompt anew would leave as they are."""
+        """Whether the rows are quantized although a prompt of this length would not be yet."""
         return self.quantized is not None and self.unknown_rows + common < quantization.start
 
     def _common(self, prompt: Sequence[int]) -> int:
-        """How many of the rows are those of ``prompt``, its last token's row not counted."""
+        """How many tokens the cache and ``prompt`` have in common, without the prompt's last."""
         pairs = zip(self.tokens, prompt[:-1], strict=False)
         differs = (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
         return next(differs, min(len(self.tokens), len(prompt) - 1))
 
     def extend(self, generation: int, tokens: Sequence[int]) -> None:
-        """Note that the rows of further tokens lie behind those of ``tokens``."""
+        """Record that the caches now also hold the rows of these tokens."""
         self.check_current(generation)
         self.tokens += tokens
 
     def check_current(self, generation: int) -> None:
-        """Whether no later generation has begun.
+        """Check that no later generation has taken the cache over.
 
         Raises:
-            UserError: one has, and the caches are its.
+            UserError: one has.
         """
         if generation != self._generation:
             raise UserError(
@@ -138,5 +140,5 @@ class PromptCache:
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
-    """What prompt rows depend on: streams do not touch them, LoRA does."""
+    """What prompt rows depend on: the model, and the adapter if it has LoRA (not its streams)."""
     return model.model, model.adapter if model.adapter and model.adapter.lora else None

@@ -41,7 +41,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def check_target(path: Path) -> None:
-    """Whether a file can be written there.
+    """Check that a prompt cache can be written to ``path``.
 
     Raises:
         UserError: the directory does not exist, or the name is not one of safetensors.
@@ -61,12 +61,12 @@ def save(
     model_name: str | None = None,
     tokenizer_config: dict[str, Any] | None = None,
 ) -> None:
-    """Write a prompt cache; the file is there complete or not at all.
+    """Write a prompt cache to a file, all of it or, on an error, no file at all.
 
     Args:
         path: ends in ``.safetensors``; a file that is there is replaced.
         cache: holds at least one row.
-        model: made its rows.
+        model: the model that made its rows.
         model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
         tokenizer_config: the tokenizer's further arguments.
 
@@ -101,7 +101,7 @@ def save(
 
 
 def _as_mlx_lm(layer: Any, own: Any, rows: int) -> Any:
-    """The first ``rows`` rows of a layer in the class that mlx_lm has for it."""
+    """The first ``rows`` rows of a layer, as the class of cache that mlx_lm uses for it."""
     keys, values = tree_map(lambda array: array[..., :rows, :], (layer.keys, layer.values))
     if isinstance(layer, QuantizedKVCache):
         return QuantizedKVCache.from_state((keys, values, rows, layer.group_size, layer.bits))
@@ -111,7 +111,7 @@ def _as_mlx_lm(layer: Any, own: Any, rows: int) -> Any:
 
 
 def weights_digest(directory: Path) -> str:
-    """A digest of samples from a model's files, which tells models of one shape apart."""
+    """A digest of samples of a model's weights, to tell models of the same shape apart."""
     digest = hashlib.sha256()
     for file in sorted(directory.glob(f"model*{_SUFFIX}")):
         size = file.stat().st_size
@@ -160,12 +160,12 @@ def load(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
 
     Args:
         path: the file.
-        model: what is to go on from it.
+        model: the model that is to go on from it.
         model_name: what the user calls the model; ``None``: its directory.
 
     Raises:
-        UserError: the file is damaged, was made by another model or LoRA, or holds caches that
-            cannot go back to an accepted path.
+        UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
+            cache that cannot drop rejected drafts.
     """
     metadata, classes = _header(path)
     ours = _our_facts(path, metadata)

@@ -19,7 +19,7 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     Args:
         tokenizer: without a chat template, the text is the prompt.
         text: what the user typed.
-        template: the adapter's ``prompt_template``; its ``{text}`` becomes the text.
+        template: the adapter's ``prompt_template``, whose ``{text}`` is replaced by the text.
 
     Raises:
         UserError: the chat template refuses the turn.
@@ -48,10 +48,10 @@ def chat_prefix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Token ids of what follows ``chat_prefix``: the rest of the turn, up to where the answer is.
+    """Token ids that follow ``chat_prefix``: the rest of the turn, to where the answer begins.
 
-    As ``mlx_lm.generate --prompt-cache-file`` has it, but that no second bos token is added where
-    there is no chat template.
+    They are those of ``mlx_lm.generate --prompt-cache-file``, except that no second bos token is
+    added where there is no chat template.
 
     Args:
         tokenizer, template: see ``chat_prompt``.
@@ -91,15 +91,15 @@ def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence
 
 
 def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> None:
-    """Whether the model can read a prompt.
+    """Check that the model can read a prompt.
 
     Args:
         ids: the prompt's token ids.
         config: the model's ``config.json``.
-        before: further tokens before them.
+        before: how many tokens are in the cache before them.
 
     Raises:
-        UserError: it is empty, longer than the context, or holds a token that does not exist.
+        UserError: the prompt is empty, longer than the context, or has an id beyond the vocabulary.
     """
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")

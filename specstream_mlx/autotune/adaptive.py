@@ -66,7 +66,7 @@ class Arm:
 
 
 class _Running:
-    """What one arm is thought to come to by now."""
+    """The present estimates of what one arm's steps bring and cost."""
 
     def __init__(self, arm: Arm):
         self.arm = arm
@@ -93,7 +93,7 @@ class _Running:
 
 
 class AdaptiveDrafting:
-    """A ``decoding.Drafting`` for one generation.
+    """A ``loop.Drafting`` for one generation, which goes on choosing between arms.
 
     Only speed depends on it: every arm's text is the target's. Not for the verify rule
     ``rejection``, for which an arm would have to be a tree of fixed shape.
@@ -114,12 +114,12 @@ class AdaptiveDrafting:
 
     @property
     def arm(self) -> Arm:
-        """The one in use."""
+        """The arm in use."""
         return self._now.arm
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """All, as they were given."""
+        """All arms, in the order in which they were given."""
         return tuple(running.arm for running in self._arms)
 
     def successor(self) -> "AdaptiveDrafting":
@@ -132,7 +132,7 @@ class AdaptiveDrafting:
         return following
 
     def settings(self) -> DraftSettings:
-        """Those of the arm in use."""
+        """The settings of the arm in use."""
         return self._now.arm.settings
 
     def observe(self, step: Step) -> None:

@@ -7,7 +7,7 @@ from ..config import UserError
 from ..loading import SpeculativeModel
 
 CALIBRATION_FILE = "calibration.jsonl"
-"""An adapter directory may hold one, with texts as its users would type them."""
+"""Optional file of an adapter directory: prompts such as its users would type."""
 
 GENERAL_PROMPTS = (
     "Explain in a few sentences why the sky is blue.",

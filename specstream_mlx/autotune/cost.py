@@ -49,7 +49,7 @@ Job = tuple[str, int] | None
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step.
+    """How long a step takes on this machine, in seconds.
 
     Attributes:
         plain: of a step that drafts nothing.
@@ -65,7 +65,7 @@ class StepCosts:
         return max((nodes for nodes, _ in self.table.get(place, ())), default=0)
 
     def seconds(self, nodes: int, place: str) -> float:
-        """Of a step that drafts, interpolated, and beyond the table in proportion to its end."""
+        """Seconds of a step that drafts: interpolated, or extrapolated from the largest one."""
         points = self.table[place]
         last_nodes, last = points[-1]
         if nodes > last_nodes:

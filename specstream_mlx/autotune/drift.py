@@ -1,4 +1,4 @@
-"""What things take on a machine whose speed changes while they are timed."""
+"""Timing several things on a machine whose speed changes meanwhile."""
 
 import statistics
 from collections import defaultdict

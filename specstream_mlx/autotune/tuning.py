@@ -47,7 +47,7 @@ _NEAR = 0.985  # of the best rate: hybrid drafts are taken, which stake a text o
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What the tuner measured, and what follows from it.
+    """What the tuner measured, and how it decided to draft.
 
     Attributes:
         arms: the chosen way to draft, then the best of each other kind.
@@ -74,20 +74,20 @@ class TuningResult:
 
     @property
     def settings(self) -> DraftSettings:
-        """Those of the chosen one."""
+        """The settings of the chosen way to draft."""
         return self.chosen.settings
 
     @property
     def plain(self) -> Arm:
-        """Plain decoding; in shared mode with its streams."""
+        """Plain decoding, one token a step; in shared mode the streams run nevertheless."""
         return next(arm for arm in self.arms if arm.kind == "plain")
 
     def drafting(self) -> AdaptiveDrafting:
-        """A drafting for one generation, which begins with the chosen arm."""
+        """Make a drafting for one generation, which begins as chosen and goes on adapting."""
         return AdaptiveDrafting(self.arms)
 
     def reason(self) -> str:
-        """Why the chosen one won, in a sentence."""
+        """Say in a sentence why the chosen way to draft won."""
         plain, best = self.plain, self.chosen
         if self.chosen is plain:
             drafts = [arm for arm in self.ranking if arm.kind != "plain"]
@@ -115,12 +115,12 @@ class TuningResult:
         return sentence + "."
 
     def to_json(self) -> dict[str, Any]:
-        """An object that ``from_json`` reads."""
+        """Turn the result into an object that JSON can hold and ``from_json`` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TuningResult":
-        """What ``to_json`` wrote.
+        """Read what ``to_json`` wrote.
 
         Raises:
             KeyError, TypeError, ValueError, UserError: it is something else.
@@ -164,7 +164,7 @@ def tune(
     quantization: KVQuantization = NEVER_QUANTIZED,
     on_measuring: Callable[[], None] | None = None,
 ) -> TuningResult:
-    """How to draft with this model, adapter, quantization and machine: measured, or as cached.
+    """Find the fastest way to draft with this model, adapter, quantization and machine.
 
     Args:
         model: from ``load``.
@@ -226,7 +226,7 @@ def cached(
     model: SpeculativeModel,
     quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> TuningResult | None:
-    """What the cache holds for this model and machine; nothing is measured."""
+    """The result in the cache for this model and machine, or ``None``; measures nothing."""
     facts = _facts(model, quantization)
     return _cached(cache_file(facts), facts, model)
 

@@ -1,1 +1,1 @@
-"""Draft trees and who grows them."""
+"""Draft trees, and the drafters that make them."""

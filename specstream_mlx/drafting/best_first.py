@@ -1,4 +1,4 @@
-"""The most probable nodes of a tree that is given by what may follow a path."""
+"""Best-first drafting: the most probable nodes of all that could be drafted."""
 
 import heapq
 import math
@@ -9,29 +9,28 @@ import numpy as np
 from .tree import DraftTree
 
 Guesses = list[tuple[int, float]]
-"""(token, log-probability) of guesses for one place; tokens differ."""
+"""Guesses for one token, as (token id, log-probability); no token comes twice."""
 
 Path = tuple[int, ...]
-"""Tokens of the nodes from below the root to a node; empty for the root."""
+"""Token ids on the way from the root, which is left out, to a node; empty for the root."""
 
 Children = Callable[[Path], Iterable[tuple[int, float]]]
-"""``path -> (token, log-probability given the path)`` of each child; tokens differ."""
+"""Function of a path that returns guesses for the token after it, given that it is right."""
 
 
 def best_first(
     root: int, children: Children, size: int | None, threshold: float | None = None
 ) -> DraftTree:
-    """The ``size`` nodes below the root whose paths are the most probable.
+    """Draft the ``size`` nodes below the root whose paths are the most probable.
 
     No child is more probable than its parent, so the nodes leave a heap in order of probability
     and what is chosen is closed under parents. Of equal nodes the one met first comes first.
 
     Args:
-        root: its token.
-        children: is asked once for each chosen node.
-        size: nodes besides the root; fewer where there are no more of positive probability,
-            ``None``: all.
-        threshold: a path's probability below which its node is left out.
+        root: token id of the root.
+        children: returns the guesses behind a path; called once for each chosen node.
+        size: nodes besides the root, or fewer if the guesses run out; ``None``: all of them.
+        threshold: leave nodes out whose path is less probable than this.
     """
     least = math.log(threshold) if threshold else -math.inf
     chosen: list[tuple[int, int, int, float]] = []  # (depth, parent's entry here, token, score)

@@ -1,4 +1,4 @@
-"""Who grows the trees of a text: the protocol of drafters, and which one some settings ask for.
+"""Drafters: what one must be able to do, and which one the settings ask for.
 
 A new drafter is one file beside this one and one line in ``make_drafter``.
 """
@@ -20,7 +20,7 @@ class Drafter(Protocol):
     """Grows the draft tree of every step of one text."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take in what the target has written since the last call, the newest token last."""
+        """Read the tokens that were written since the last call, the newest last."""
 
     def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
         """Grow the next tree.
@@ -39,14 +39,14 @@ class NoDrafter:
     """Drafts nothing."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take nothing in."""
+        """Do nothing: there is nothing to learn."""
 
     def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
         """Return the root alone."""
         return root_only(root)
 
     def describe(self) -> str:
-        """Say so."""
+        """Return "no drafts"."""
         return "no drafts"
 
 

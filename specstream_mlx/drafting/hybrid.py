@@ -1,4 +1,4 @@
-"""One tree of the streams' guesses and of lookup's, under one budget."""
+"""Hybrid drafting: one tree of what the streams and prompt lookup propose."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from .settings import DraftSettings
 from .tree import DraftTree
 
 UNLISTED = 0.03
-"""Share of what the streams leave to all other tokens that goes to the one that lookup names."""
+"""Probability of a token that lookup names and no stream does, as a share of what the streams' own
+candidates leave over."""
 
 COINCIDENCE = 0.05
-"""How often lookup, when it is wrong, names just the token that the streams have in mind."""
+"""How often lookup, when it is wrong, still names the token that the streams propose."""
 
 DOUBT = 0.05
-"""Share of the streams' probability that is taken from them where lookup speaks too: they are
-often surer than they are right, which else no match could outweigh."""
+"""Share by which the streams' probabilities are lowered where lookup proposes something too.
+Streams are often surer than they are right, and without this no match could outweigh them."""
 
 
 class Levels(Protocol):
-    """A drafter whose guesses for a depth are the same behind every path."""
+    """A drafter that proposes the same tokens for a depth, whatever the path to it."""
 
     def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
         """The guesses for each depth from 1 on."""
@@ -33,14 +34,14 @@ class Levels(Protocol):
 
 
 class HybridDrafter:
-    """Drafts the nodes of highest joint probability, whoever guessed them.
+    """Drafts the most probable nodes, whether streams or lookup propose them.
 
     Streams guess each depth's token whatever came before, n-grams what follows a path. Both are
     asked behind every node, so lookup goes on where a stream has corrected a word, and streams
     branch off where a copy may end. Where both guess, ``pooled`` says how probable each token is.
 
     Args:
-        streams: who guesses besides lookup.
+        streams: the drafter of the streams' guesses.
         settings: size and threshold of the tree, and what n-grams are looked up.
         text: token ids of the prompt.
     """
@@ -70,7 +71,7 @@ class HybridDrafter:
 
 
 def pooled(streams: Guesses, found: Guesses) -> Guesses:
-    """What one depth's streams and lookup expect together behind one node.
+    """Merge the guesses of one stream and of lookup for the token after one node.
 
     Streams and lookup know different things, one what the text means, the other what it repeats,
     so their odds multiply: what both guess is all but certain, and a long match that the streams

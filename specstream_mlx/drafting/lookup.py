@@ -1,4 +1,4 @@
-"""Prompt lookup: n-grams of prompt and text guess what comes next, and how sure that is."""
+"""Prompt lookup: propose what followed the newest n-gram earlier in the text, and how surely."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,11 @@ from .settings import DraftSettings
 from .tree import DraftTree
 
 ALTERNATIVES = 2
-"""Continuations of one n-gram that are told apart; a third is hardly ever right."""
+"""How many different continuations of an n-gram are kept; a third is hardly ever right."""
 
 _PRIORS = ((0.0, 0.0), (0.4, 0.07), (0.65, 0.03), (0.75, 0.01), (0.8, 0.005))
-"""Acceptance by length of the n-gram and rank, in the demonstration tasks' training text."""
+"""Initial acceptance by length of the n-gram (0 to 4) and rank of the continuation, as measured in
+the demonstration tasks' training text."""
 
 _PRIOR_WEIGHT = 4
 _LONGEST_MEMORY = 64
@@ -113,12 +114,12 @@ def _to(longest: int) -> range:
 
 
 def _prior(length: int, rank: int) -> float:
-    """Acceptance before anything is known."""
+    """Expected acceptance before the text has shown any."""
     return _PRIORS[min(length, len(_PRIORS) - 1)][rank]
 
 
 class LookupDrafter:
-    """Drafts what followed the newest n-gram, on a model without streams too.
+    """Drafts what followed the newest n-gram earlier in the text; needs no streams.
 
     Args:
         settings: length of n-grams, depth, size and threshold of the tree.
@@ -139,7 +140,7 @@ class LookupDrafter:
         return best_first(root, self.children, self._size, self._threshold)
 
     def children(self, path: Path) -> Guesses:
-        """What n-grams expect behind ``path``, as far down as they are asked."""
+        """Guesses for the token after ``path``; none beyond the depth of ``settings``."""
         return self._lookup.children(path) if len(path) < self._depth else []
 
     def describe(self) -> str:

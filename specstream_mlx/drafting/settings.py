@@ -9,7 +9,8 @@ from .static_tree import StaticTree
 MAX_TREE_SIZE = 4096
 
 StreamPlacement = Literal["beside", "deferred", "none"]
-"""``beside`` every kept node, ``deferred`` to a pass for the accepted node (lossless), or none."""
+"""Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
+accepted node alone (lossless mode only), or ``none``."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,15 @@ class DraftSettings:
 
     @property
     def speculates(self) -> bool:
-        """Whether streams draft, given streams."""
+        """Whether streams, if the model has any, draft."""
         return self.speculation and self.num_streams != 0
 
     def drafts_with(self, streams: object | None) -> bool:
-        """Whether anything is drafted, with these streams or ``None``."""
+        """Whether anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
         return self.speculation and (self.lookup or (streams is not None and self.speculates))
 
     def placement(self, streams: StreamConfig | None) -> StreamPlacement:
-        """Where the streams of a step run; in shared mode beside every node, drafts or not."""
+        """Where a step's streams run; in shared mode beside every node, even without drafts."""
         if streams is not None and streams.mode == "shared":
             return "beside"
         if streams is None or not self.speculates:
@@ -91,12 +92,12 @@ class DraftSettings:
         return "deferred" if self.deferred and self.stream_nodes is None else "beside"
 
     def prunes(self, nodes: int) -> bool:
-        """Whether early-exit pruning may drop some of so many tree nodes."""
+        """Whether early-exit pruning may drop nodes of a tree with so many nodes."""
         fewer = self.max_nodes is not None and self.max_nodes < nodes
         return fewer or (self.prune_threshold is not None and nodes > 1)
 
     def most_nodes(self, depth: int) -> int:
-        """The node budget besides the root with ``depth`` streams."""
+        """The most nodes besides the root that a tree of ``depth`` streams can have."""
         size = self.tree_size
         if size is None and self.static_tree is not None:
             size = self.static_tree.tree_size
@@ -106,10 +107,10 @@ class DraftSettings:
         return full if size is None else min(full, size)
 
     def check(self, vocab_size: int, streams: StreamConfig | None) -> None:
-        """Whether these settings fit a model and its streams.
+        """Check that these settings fit a model and its streams.
 
         Raises:
-            UserError: the first setting that does not.
+            UserError: a setting does not; names the first one.
         """
         if self.tree_width > vocab_size:
             raise UserError(
@@ -142,11 +143,11 @@ class DraftSettings:
 
 
 LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
-"""What is drafted where nobody says otherwise: rows are not free, so no unlikely nodes."""
+"""The default settings. Rows are not free, so unlikely nodes are not drafted."""
 
 
 DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
-"""The same where drafts are drawn, and so must not decide which of them is kept."""
+"""The default for ``rejection``: drafts are drawn, so which are kept must not depend on them."""
 
 
 def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:

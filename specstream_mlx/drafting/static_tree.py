@@ -42,7 +42,7 @@ class StaticTree:
     tree_size: int = 8
 
     def __post_init__(self) -> None:
-        """Raises ``UserError`` for what is no table of probabilities."""
+        """Check the table; raises ``UserError`` if it does not hold probabilities."""
         rows = self.acceptance
         if not rows or not rows[0]:
             raise UserError("acceptance is empty, expected at least one depth with one rank")
@@ -68,12 +68,12 @@ class StaticTree:
 
     @property
     def depth(self) -> int:
-        """Depths of the table."""
+        """How many depths the table has."""
         return len(self.acceptance)
 
     @property
     def width(self) -> int:
-        """Ranks of the table."""
+        """How many ranks the table has."""
         return len(self.acceptance[0])
 
     def log_rates(self, depth: int, width: int) -> np.ndarray:
@@ -129,7 +129,7 @@ class StaticTreeDrafter:
         self._size, self._threshold = size or table.tree_size, threshold
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take nothing in: the tree depends on nothing that is written."""
+        """Do nothing: the tree does not depend on the text."""
 
     def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
         """The candidates for each depth from 1 on with the table's probabilities."""
@@ -183,7 +183,7 @@ def best_shape(
 
 
 def _fields(values: Any) -> dict[str, Any]:
-    """The arguments of ``StaticTree`` in a file's content."""
+    """The arguments of ``StaticTree``, read from a file's content."""
     if not isinstance(values, dict):
         raise UserError(f"found a {type(values).__name__}, expected an object with acceptance")
     unknown = sorted(set(values) - {"acceptance", "tree_size"})

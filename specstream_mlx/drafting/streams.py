@@ -21,14 +21,14 @@ class StreamsDrafter:
         self._size, self._threshold = settings.tree_size, settings.draft_threshold
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take nothing in: the streams have read the text."""
+        """Do nothing: the streams have read the text themselves."""
 
     def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
         """The guesses for each depth from 1 on."""
         return by_depth(*self._cut(candidates, log_probs))
 
     def _cut(self, *tables: np.ndarray) -> list[np.ndarray]:
-        """What of (gamma, k) arrays may be drafted."""
+        """Cut (gamma, k) arrays to the depth and width that may be drafted."""
         return [table[: self._depth, : self._width] for table in tables]
 
     def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:

@@ -15,8 +15,8 @@ class DraftTree:
         parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
             before its children.
         depths: (n,) int32, 0 for the root.
-        log_probs: (n,) joint log-probability in nats of each node's path, by whoever drafted it;
-            0 for the root. ``None``: nobody said.
+        log_probs: (n,) joint log-probability in nats of each node's path, as the drafter sees it;
+            0 for the root. ``None``: unknown.
     """
 
     tokens: np.ndarray

@@ -31,7 +31,7 @@ class UnsupportedModelError(UserError):
 
 
 class BorrowedModel:
-    """One model, in pieces, for one generation.
+    """A model that can be run in pieces: lower layers, single layers, head, early exit.
 
     Hidden states are (sequences, rows, h) throughout.
 
@@ -122,7 +122,7 @@ class BorrowedModel:
         return self._whole(tokens, cache=caches)
 
     def fill(self, tokens: mx.array, caches: Sequence[Any]) -> None:
-        """A pass for its keys and values alone.
+        """Run a pass only to fill the KV caches; no logits are computed.
 
         Args:
             tokens, caches: see ``logits``.
@@ -276,7 +276,7 @@ class _Kept(_StandIn):
         return hidden
 
     def take(self) -> mx.array:
-        """What came in; it is held no longer."""
+        """Return the hidden states that came in, and let go of them."""
         hidden = self._hidden
         del self._hidden
         return hidden

@@ -1,4 +1,4 @@
-"""What the streams propose for each depth of the next tree."""
+"""Candidates: the tokens that each stream proposes for the next tree."""
 
 import mlx.core as mx
 

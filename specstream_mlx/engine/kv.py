@@ -1,4 +1,4 @@
-"""KV caches: uncommitted rows over mlx-lm's, and compaction to the accepted path."""
+"""KV caches in which a tree's rows stay uncommitted until it is known which are accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,7 +73,7 @@ class StackedKVCache(KVCache):
 
     @property
     def columns(self) -> int:
-        """See the class."""
+        """Columns of the arrays that ``update_and_fetch`` returns."""
         return self._longest + self._room
 
     def commit(self, lengths: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class StackedKVCache(KVCache):
 
 
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
-    """Empty caches of a model's layers that a tree can be verified on.
+    """Make an empty KV cache for each layer of a model, of a kind that can drop rejected drafts.
 
     Args:
         model: an mlx-lm model.
@@ -127,7 +127,7 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
 
 
 def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """The narrowest sliding window that the model has and mlx_lm's own caches do not apply.
+    """The narrowest sliding window of the model that mlx_lm leaves out; ``None``: there is none.
 
     Args:
         model: an mlx-lm model.

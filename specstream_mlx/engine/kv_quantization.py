@@ -33,7 +33,7 @@ class KVQuantization:
         start: rows from which on the caches are quantized.
 
     Raises:
-        UserError: a value that cannot be.
+        UserError: a value is out of range.
     """
 
     bits: int | None = None
@@ -51,7 +51,7 @@ class KVQuantization:
             raise UserError(f"quantized_kv_start is {self.start}, expected at least 0")
 
     def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
-        """Whether the KV caches of a model can be quantized.
+        """Check that a model's KV cache can be quantized.
 
         Args:
             model: an mlx-lm model.
@@ -92,7 +92,7 @@ class KVQuantization:
         maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
 
     def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:
-        """What of ``tree`` one pass may verify: float rows must end where quantized ones begin.
+        """Cut ``tree`` to the depth at which the cache is to be quantized, if that lies within it.
 
         Args:
             tree: its root is the row behind the committed ones.
@@ -104,4 +104,4 @@ class KVQuantization:
 
 
 NEVER_QUANTIZED = KVQuantization()
-"""Keys and values stay as the model makes them."""
+"""Settings of a KV cache that is never quantized."""

@@ -12,13 +12,13 @@ from typing import Any
 import mlx.core as mx
 
 PARTS = ("prefill", "MHA rows", "pruning", "MSA rows", "head", "verify", "compaction", "host")
-"""What a generation consists of. ``head`` has the streams' rows and their best tokens too, and
+"""The parts of a generation. ``head`` has the streams' rows and their best tokens too, and
 ``host`` is reading the result, growing the next tree, and whatever is done with the tokens."""
 
 
 @dataclass
 class PartTime:
-    """What one part took.
+    """How long one part took, and how often it ran.
 
     Attributes:
         seconds: in all, building its graph included.
@@ -37,7 +37,7 @@ class Profile:
         self._last: float | None = None
 
     def start(self) -> None:
-        """The generation begins: time before this is nobody's."""
+        """Begin a generation; time before this is not counted."""
         self._last = time.perf_counter()
 
     def border(self, part: str, *arrays: Any) -> None:
@@ -55,7 +55,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
+        """Seconds of all parts together."""
         return sum(part.seconds for part in self.parts.values())
 
     def report(self) -> dict[str, dict[str, float]]:
@@ -69,13 +69,13 @@ class Profile:
 
 
 class NoProfile(Profile):
-    """Waits for nothing and keeps nothing."""
+    """A profile that measures nothing, for generations that are not profiled."""
 
     def start(self) -> None:
-        """Nothing begins."""
+        """Do nothing."""
 
     def border(self, part: str, *arrays: Any) -> None:
-        """Nothing ends."""
+        """Do nothing; above all, do not wait for the device."""
 
 
 NO_PROFILE = NoProfile()

@@ -1,4 +1,4 @@
-"""The rows of a pass: which positions they have, and which rows each of them sees.
+"""The rows of a pass: their positions, and which other rows each of them attends to.
 
 The n nodes of a tree are the main rows. In an MSA layer gamma stream rows follow for each of the
 nodes that have streams, node by node: Speculative Streaming, Eq. 2 (streams) and, in ``shared``

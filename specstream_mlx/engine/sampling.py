@@ -22,7 +22,7 @@ from ..drafting.tree import DraftTree
 
 @dataclass(frozen=True)
 class Sampling:
-    """What ``mlx_lm.sample_utils.make_sampler`` makes, as a sampler that knows its distribution.
+    """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
     A sampler of mlx_lm's only draws, but ``rejection`` and ``typical`` need probabilities. The
     arguments and the order of the filters are ``make_sampler``'s, and so are the draws from the
@@ -66,10 +66,10 @@ class Sampling:
             )
 
     def check(self, vocab_size: int) -> None:
-        """Whether these settings fit a vocabulary.
+        """Check that these settings fit a vocabulary.
 
         Raises:
-            UserError: they do not.
+            UserError: ``top_k`` or ``min_tokens_to_keep`` is not less than its size.
         """
         for name in ("top_k", "min_tokens_to_keep"):
             if getattr(self, name) >= vocab_size:
@@ -105,7 +105,7 @@ class Sampling:
 
 
 def normalized(logits: mx.array) -> mx.array:
-    """Log-probabilities of the last axis."""
+    """Turn logits into log-probabilities over the last axis."""
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
@@ -137,7 +137,7 @@ def _has_xtc(sampler: Sampler) -> bool:
 
 
 class NodeProcessors:
-    """mlx_lm's logits processors, each node's logits with the tokens up to that node.
+    """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node.
 
     Args:
         processors: functions of (tokens, (1, vocab) logits). They must depend on nothing else: they

@@ -1,4 +1,4 @@
-"""Whether a model computes a tree as it computes the tree's paths: a few tokens, at load.
+"""A check at load: does a model compute the same logits over a small tree as over its paths?
 
 Some of mlx-lm's models ignore masks or positions that they are handed and answer wrongly without
 an error, so a model that is not of a tested architecture has to show that it does not.
@@ -34,7 +34,7 @@ def check_tree(model: Any, config: Mapping[str, Any]) -> None:
         config: its ``config.json``.
 
     Raises:
-        UserError: the model cannot be driven, or its logits differ.
+        UserError: the model cannot be run over a tree, or its logits differ.
     """
     kind = f"model_type {config['model_type']!r} is not of a tested architecture and"
     tokens = np.random.default_rng(0).integers(0, config["vocab_size"], _PREFIX + len(_PARENTS))

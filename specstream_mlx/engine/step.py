@@ -63,7 +63,7 @@ class StepResult:
         return np.array(self.candidates), np.array(self.log_probs)
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
-        """How many nodes were tested, the accepted path in the tree, and among the kept nodes."""
+        """Number of tested nodes, and the accepted path, by index in the tree and in the kept."""
         last = self.last.item()
         if self.kept is None:
             path = tree.path(last)
@@ -73,11 +73,11 @@ class StepResult:
         return int(np.array(self.in_play).sum()), path, [kept.index(node) for node in path]
 
     def prediction(self) -> int:
-        """The correction or bonus token."""
+        """The target's own token behind the accepted path: the correction or bonus token."""
         return int(np.array(self.predictions)[self.last.item()])
 
     def arrays(self) -> list[mx.array]:
-        """What the host reads, to be evaluated together."""
+        """The arrays that the host will read, so that they can be evaluated together."""
         arrays = [self.last, self.predictions]
         optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
         return arrays + [array for array in optional if array is not None]

@@ -1,1 +1,1 @@
-"""What differs by machine."""
+"""Everything that depends on the machine: device, BLAS, weights in memory, measurements."""

@@ -1,4 +1,4 @@
-"""What differs by machine: the backend, its BLAS, its memory and its fast dtypes."""
+"""Facts about the machine: backend, BLAS, memory, and the dtypes that are fast on it."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ def backend() -> str:
 
 
 def slow_blas() -> bool:
-    """Whether products run on the CPU with the reference BLAS."""
+    """Whether MLX computes on the CPU with the slow reference BLAS."""
     return backend() == "cpu" and BLAS.startswith("reference")
 
 
@@ -41,7 +41,7 @@ def fast_dtype(dtype: mx.Dtype) -> mx.Dtype:
 
 
 def memory_bytes() -> int:
-    """The machine's memory."""
+    """The machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

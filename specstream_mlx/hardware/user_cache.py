@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept in the user's cache as JSON files."""
+"""Measurements of this machine, kept as JSON files in the user's cache directory."""
 
 import json
 import os
@@ -11,13 +11,13 @@ Value = TypeVar("Value")
 
 
 def directory() -> Path:
-    """``$XDG_CACHE_HOME`` or ``~/.cache``, then ``specstream-mlx``."""
+    """The cache directory: ``specstream-mlx`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "specstream-mlx"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The object in ``path``; empty where there is none, or a damaged one."""
+    """The JSON object in ``path``; empty if the file is missing or damaged."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, values: dict[str, Any]) -> None:
-    """Write ``values``, whole or not at all; what cannot be written is measured again next time."""
+    """Write ``values``, whole or not at all; a failure is ignored: they can be measured anew."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +44,15 @@ def measured(
     restore: Callable[[Any], Value],
     again: bool = False,
 ) -> Value:
-    """What ``path`` holds under ``key``, else measured and kept there.
+    """Look up ``key`` in the file ``path``, or measure the value and store it there.
 
     Args:
-        path: of a file with several keys.
-        key: names all that the measurement depends on.
-        measure: returns what JSON can hold.
-        restore: makes a value of that; KeyError, TypeError and ValueError mean that it is damaged.
-        again: what is in the file does not count.
+        path: a JSON file, which may hold several keys.
+        key: names everything that the measurement depends on.
+        measure: returns something that JSON can hold.
+        restore: turns that into the result; raises KeyError, TypeError or ValueError if it is
+            damaged.
+        again: measure even if the file has the key.
     """
     known = read(path)
     if not again:

@@ -30,7 +30,7 @@ _MEMORY_SHARE = 0.5  # of the machine's memory, for expanded weights at most
 
 @dataclass(frozen=True)
 class Probe:
-    """Times of one of the model's products.
+    """Measured times of one of the model's products, packed and expanded.
 
     Attributes:
         shape: (out, in) of its weights.
@@ -44,13 +44,13 @@ class Probe:
 
     @property
     def faster(self) -> Weights:
-        """What takes less time over all probed rows; packed where it is close."""
+        """The form that takes less time over all probed rows; packed if the two are close."""
         return "expanded" if sum(self.expanded_ms) < _WORTH * sum(self.packed_ms) else "packed"
 
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """What became of a model's weights.
+    """How a model's weights are held in memory, packed or expanded, and why.
 
     Attributes:
         form: how they are held; a model that is not quantized has nothing to pack.
@@ -70,7 +70,7 @@ class HeldWeights:
 def hold_weights(
     model: nn.Module, choice: str = "auto", *, measure_again: bool = False
 ) -> tuple[nn.Module, HeldWeights]:
-    """Hold the weights as this machine runs them fastest, or as ``choice`` says.
+    """Keep quantized weights packed or expand them, whichever is faster here or ``choice`` says.
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
@@ -152,7 +152,7 @@ def _probe_of(values: Any) -> Probe:
 
 
 def cache_file() -> Path:
-    """Where probes are kept."""
+    """The file in the user's cache that keeps probes."""
     return user_cache.directory() / "weight-policy.json"
 
 
@@ -167,7 +167,7 @@ def _sentence(probe: Probe) -> str:
 
 
 def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
-    """(out, in) of the weights that ``layer`` stands for."""
+    """Shape (out, in) of a layer's weights once they are expanded."""
     return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
 
 

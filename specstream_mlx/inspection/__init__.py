@@ -1,1 +1,1 @@
-"""What lies in a directory, without reading a weight."""
+"""Reports about a model or adapter directory, made without reading a weight."""

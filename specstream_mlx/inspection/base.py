@@ -24,7 +24,7 @@ _BITS = (2, 3, 4, 5, 6, 8)
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors that differ in their layer number alone.
+    """Tensors of the same kind in several layers: their names differ in the layer number alone.
 
     Attributes:
         name: with ``*`` for the number.
@@ -41,7 +41,7 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights are packed.
+    """Bits and group size of quantized weights.
 
     Attributes:
         bits: the default.
@@ -62,13 +62,13 @@ class Quantization:
 
     @property
     def mixed(self) -> bool:
-        """Whether layers differ."""
+        """Whether some layers are quantized otherwise than others."""
         return len(self.layers) > 1
 
 
 @dataclass(frozen=True)
 class BaseReport:
-    """A base model.
+    """What ``inspect`` reports about a base model.
 
     Attributes:
         path: its directory.
@@ -314,6 +314,6 @@ def _quantization(
 
 
 def _stored_bits(dtype: str) -> int:
-    """Bits of one element by the name of its dtype, such as ``BF16`` or ``F8_E4M3``."""
+    """Bits of one element, given the name of its dtype such as ``BF16`` or ``F8_E4M3``."""
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8  # BOOL

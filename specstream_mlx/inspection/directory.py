@@ -65,7 +65,7 @@ def medusa_cost(hidden_size: int, vocab_size: int, heads: int) -> MedusaCost:
 
 
 def inspect_directory(path: Path, base: Path | None = None) -> Report:
-    """Describe what lies at ``path``.
+    """Find out whether ``path`` is a base model or an adapter, and describe it.
 
     Args:
         path: a base model (Hugging Face's or mlx-lm's format), a converted adapter, or an adapter

@@ -1,1 +1,1 @@
-"""What is known of model families, and the trained parts of streams."""
+"""Model families that can be run, and the trained parts of streams."""

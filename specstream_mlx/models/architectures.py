@@ -24,7 +24,7 @@ Classes = tuple[type["nn.Module"], type]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One ``model_type``.
+    """What must be known to run the models of one ``model_type``.
 
     Attributes:
         defaults: fields that a ``config.json`` may leave out, with transformers' values, where
@@ -264,21 +264,21 @@ REFUSED: dict[str, str] = {
         _RECURRENT,
     ),
 }
-"""Why a model of mlx-lm's cannot be driven, by ``model_type``."""
+"""Models of mlx-lm that are refused: the reason for each ``model_type``."""
 
 
 def architecture_of(model_type: str | None) -> Architecture:
-    """The entry of ``model_type``, or ``UNTESTED``, also where it is no text at all."""
+    """The entry for a ``model_type``; ``UNTESTED`` if the table has none."""
     return ARCHITECTURES.get(model_type, UNTESTED) if isinstance(model_type, str) else UNTESTED
 
 
 def completed(config: Config) -> dict[str, Any]:
-    """A ``config.json`` with the fields that it leaves to the architecture's defaults."""
+    """A copy of a ``config.json`` in which missing fields have the architecture's defaults."""
     return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
 def model_classes(config: Config) -> Classes:
-    """Model and arguments of a configuration, for mlx-lm's ``get_model_classes``.
+    """The model class and its arguments class; fits mlx-lm's ``get_model_classes``.
 
     Raises:
         UserError: there is no such model.
@@ -304,13 +304,13 @@ def model_classes(config: Config) -> Classes:
 
 
 def explicit_fields(config: Config) -> dict[str, Any]:
-    """The fields that mlx-lm would read otherwise than transformers does, spelt out for it.
+    """Fields to add for mlx-lm, where it would read a configuration otherwise than transformers.
 
     Args:
         config: a ``config.json`` as transformers or mlx-lm writes it.
 
     Raises:
-        UserError: they say what mlx-lm's model cannot compute.
+        UserError: the configuration asks for something that mlx-lm's model does not compute.
     """
     architecture = architecture_of(config.get("model_type"))
     silent = {name: v for name, v in architecture.defaults.items() if name not in config}
@@ -329,7 +329,7 @@ _COUNTS_IF_GIVEN = ("num_attention_heads", "head_dim", "sliding_window", "max_po
 
 
 def check_config(config: Config) -> None:
-    """Whether a model can be driven, as far as its ``config.json`` tells.
+    """Check, as far as ``config.json`` tells, that a model can be run here.
 
     Raises:
         UserError: it cannot; the sentence names the field.
@@ -386,7 +386,7 @@ def _check_caches(config: Config) -> None:
 
 
 def text_limit(config: Config) -> int | None:
-    """How many tokens a model with learned positions can read; ``None``: any number."""
+    """How many tokens a model with learned positions can read; ``None`` if positions are rope."""
     architecture = architecture_of(config.get("model_type"))
     if architecture.positions == "rope":
         return None

@@ -1,4 +1,4 @@
-"""By which an adapter knows its base again: converted, quantized, or in PyTorch."""
+"""The fingerprint of a base, the same in PyTorch, converted and quantized; adapters store it."""
 
 import hashlib
 import json

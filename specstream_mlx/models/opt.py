@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.models.base import BaseModelArgs, create_attention_mask, scaled_dot_product_attention
 
 POSITION_OFFSET = 2
-"""The table's first rows are unused; position 0 is its third row."""
+"""Unused rows at the beginning of the table of positions: position 0 is its third row."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Decoder(nn.Module):
 
 
 class OPTModel(nn.Module):
-    """What Hugging Face's names have between the model and its decoder."""
+    """The level ``model`` in Hugging Face's tensor names, which holds the decoder."""
 
     def __init__(self, args: ModelArgs):
         super().__init__()
@@ -171,7 +171,7 @@ class Model(nn.Module):
         return self.lm_head(h)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Hugging Face's tensors under this model's names."""
+        """Rename Hugging Face's tensors to this model's names."""
         renamed = {}
         for name, value in weights.items():
             name = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"

@@ -50,7 +50,7 @@ class Streams(nn.Module):
 
     @property
     def config(self) -> StreamConfig:
-        """What this adapter's streams are."""
+        """The configuration of this adapter's streams."""
         return self._config
 
     def seed(self, hidden: mx.array) -> mx.array:
@@ -71,7 +71,7 @@ class Streams(nn.Module):
         return mx.broadcast_to(hidden, shape)
 
     def value_rotation(self, main_rows: int, stream_rows: int) -> ValueRotation | None:
-        """What the variant ``value_rotation`` does to an MSA layer's values (section 3.1).
+        """The function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
 
         Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows' stay.
 

@@ -45,10 +45,10 @@ class VerifyRule:
 
     @staticmethod
     def check(settings: DraftSettings) -> None:
-        """Whether the rule holds for the trees that ``settings`` make.
+        """Check that the rule's text is exact with trees of these settings.
 
         Raises:
-            UserError: it does not.
+            UserError: it would not be.
         """
 
     def verify(
@@ -91,7 +91,7 @@ class VerifyRule:
         return best_tokens(stream_logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
-        """Note what a step committed; tokens on the device may be unevaluated."""
+        """Take note of the tokens that a step committed; they may be an unevaluated array."""
         self._processors.commit(tokens)
 
 

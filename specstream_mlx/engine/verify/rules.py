@@ -23,10 +23,10 @@ _RULES: dict[str, type[VerifyRule]] = {
 
 
 def rule_name(name: VerifyName | None, sampler: Sampler | None) -> VerifyName:
-    """The rule that is meant; where none is named, ``greedy`` without a temperature, or ``sample``.
+    """The rule's name; if none is given, ``greedy`` without a temperature and else ``sample``.
 
     Raises:
-        UserError: the rule does not go with the sampler.
+        UserError: there is no such rule, or it does not fit the sampler.
     """
     certain = takes_arg_max(sampler)
     if name is None:
@@ -47,10 +47,10 @@ def rule_name(name: VerifyName | None, sampler: Sampler | None) -> VerifyName:
 
 
 def check_rule(name: VerifyName, settings: DraftSettings) -> None:
-    """Whether a rule holds for the trees that ``settings`` make.
+    """Check that a rule's text has the distribution that it promises, with these settings.
 
     Raises:
-        UserError: its text would not be distributed as it promises.
+        UserError: it would not have.
     """
     _RULES[name].check(settings)
 
@@ -61,5 +61,5 @@ def make_rule(
     processors: Sequence[LogitsProcessor] | None,
     prompt: Sequence[int],
 ) -> VerifyRule:
-    """The rule of one generation; ``name`` is from ``rule_name``."""
+    """Make the rule object for one generation; ``name`` is from ``rule_name``."""
     return _RULES[name](sampler, processors, prompt)

@@ -19,7 +19,7 @@ from mlx_lm.tuner.lora import LoRALinear
 from .. import device, user_cache
 
 BLOCK = 16
-"""Rows of a block."""
+"""Rows that this BLAS multiplies at a time."""
 
 _PROBED_ROWS = 12
 _WORTH = 0.85  # of the time of ``_PROBED_ROWS`` rows, for a full block
@@ -35,7 +35,7 @@ class BlockedLinear(nn.Linear):
 
 
 class BlockedEmbedding(nn.Embedding):
-    """Token embeddings that do so as a tied LM head."""
+    """Token embeddings that fill rows up to full blocks when used as a tied LM head."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         return in_blocks(super().as_linear, x)
@@ -88,7 +88,7 @@ def use_fewer_operations(model: nn.Module) -> None:
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
-    """Within: every layer of ``model`` multiplies as mlx and mlx_lm have it."""
+    """Context in which all layers of ``model`` compute exactly as those of mlx and mlx_lm do."""
     ours = [(module, type(module)) for module in model.modules() if type(module) in _OURS]
     try:
         for module, own in ours:
@@ -123,12 +123,12 @@ def _two_seconds(values: Any) -> tuple[float, float]:
 
 
 def cache_file() -> Path:
-    """Where measurements are kept."""
+    """The file in the user's cache that keeps these measurements."""
     return user_cache.directory() / "row-blocks.json"
 
 
 def probe(weight: mx.array) -> tuple[float, float]:
-    """Seconds of a product of some rows, fewer than a block, and of a whole one.
+    """Seconds of a product with less than a full block of rows, and with a full block.
 
     Args:
         weight: (out, in).
@@ -143,7 +143,7 @@ def probe(weight: mx.array) -> tuple[float, float]:
 
 
 def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:
-    """Of one product, mean of some that run one behind the other; the first is not counted."""
+    """Seconds of one product, as the mean of several in a row after a first, uncounted one."""
     mx.eval(product(rows))
     start = time.perf_counter()
     for _ in range(_REPEATS):
