@@ -66,9 +66,9 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        drafting: how to draft: fixed settings, or an object that chooses them each step.
-        max_tokens, end_tokens: decoding ends with the step that reaches ``max_tokens`` or writes one
-            of ``end_tokens``, and no further call is enqueued; without them it never ends.
+        drafting: how to draft: fixed settings, or an object that chooses them step by step.
+        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
+            is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: prompt tokens per pass.
         quantization: whether, when and how the KV cache is quantized.
         sampler: a function that draws one token for each row of (rows, vocab) log-probabilities,

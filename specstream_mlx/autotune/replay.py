@@ -1,4 +1,4 @@
-"""What any drafting would have accepted on texts that are known, without running the model.
+"""Replay: what any way to draft would have accepted on recorded texts, without running a model.
 
 Greedy decoding writes the same text whatever is drafted (DESIGN, section 4), and a stream's guesses
 depend on nothing but the text before them. So each text is generated once, with an empty tree and
@@ -75,9 +75,10 @@ def record(
 
 @dataclass(frozen=True)
 class Replayed:
-    """The steps that some settings take on texts, without each text's first.
+    """The steps that drafting with some settings takes on recorded texts.
 
-    That one verifies no drafts, whatever the settings, and ends the prompt's time.
+    Each text's first step is left out: it verifies no drafts, whatever the settings, and its time
+    counts as the prompt's.
 
     Attributes:
         accepted: for each step, tokens that it commits.
@@ -101,7 +102,7 @@ class Replayed:
 
 
 def replay(recordings: Iterable[Recording], settings: DraftSettings) -> Replayed:
-    """The steps of greedy decoding with ``settings``, which must not prune."""
+    """Replay greedy decoding of recorded texts with ``settings``, which must not prune."""
     accepted: list[int] = []
     nodes: list[int] = []
     seconds = 0.0
@@ -113,7 +114,7 @@ def replay(recordings: Iterable[Recording], settings: DraftSettings) -> Replayed
 def _replay_one(
     text: Recording, settings: DraftSettings, accepted: list[int], nodes: list[int]
 ) -> float:
-    """Append the steps of one text; the seconds that its trees took."""
+    """Append the steps of one text. Returns the seconds in which its trees were grown."""
     start = time.perf_counter()
     drafter = make_drafter(settings, text.candidates.shape[1] > 0, text.prompt)
     seen, at, seconds = 0, 0, time.perf_counter() - start

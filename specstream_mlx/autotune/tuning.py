@@ -206,9 +206,10 @@ def tuned_drafting(
     tokenizer: TokenizerWrapper,
     quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> AdaptiveDrafting:
-    """A drafting for one generation, which begins where the last one of its kind left off.
+    """Make a tuned drafting for one generation; measures first if nothing has been measured yet.
 
-    What is learned stays with ``model``, for each adapter and KV cache that ``tune`` tells apart.
+    It goes on adapting. ``model`` keeps what it learns, by adapter and kind of KV cache, and the next
+    generation begins with that.
 
     Raises:
         UserError: see ``tune``.
