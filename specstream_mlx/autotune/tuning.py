@@ -208,8 +208,8 @@ def tuned_drafting(
 ) -> AdaptiveDrafting:
     """Make a tuned drafting for one generation; measures first if nothing has been measured yet.
 
-    It goes on adapting. ``model`` keeps what it learns, by adapter and kind of KV cache, and the next
-    generation begins with that.
+    It goes on adapting. ``model`` keeps what it learns, by adapter and kind of KV cache, and the
+    next generation begins with that.
 
     Raises:
         UserError: see ``tune``.
