@@ -1,4 +1,4 @@
-"""Modules import only from floors below their own (the README's map of the code)."""
+"""Modules import only from floors below their own (the map in specstream_mlx/README.md)."""
 
 import ast
 from pathlib import Path
