@@ -5,8 +5,9 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.rope_utils import Llama3RoPE, YarnRoPE
 
+from specstream_mlx.engine.borrowed import rope_at
 from specstream_mlx.hardware import device
-from specstream_mlx.hardware.cpu.rotations import rope_at, shared_rotations
+from specstream_mlx.hardware.cpu.rotations import shared_rotations
 
 pytestmark = pytest.mark.skipif(device.backend() != "cpu", reason="for the CPU alone")
 
@@ -28,7 +29,7 @@ ROPES = {
 @pytest.mark.parametrize("name", ROPES)
 def test_rotations_are_the_ropes(name):
     rope = ROPES[name]()
-    (rotations,) = shared_rotations([rope])
+    (rotations,) = shared_rotations([rope], rope_at)
     scattered = mx.array([70, 71, 71, 72, 9])
     for offset in (70, scattered, scattered + 1, 70, 71):
         for heads in (4, 2):
@@ -40,7 +41,7 @@ def test_rotations_are_the_ropes(name):
 
 def test_equal_settings_share_and_others_do_not():
     ropes = [make() for make in ROPES.values()] + [make() for make in ROPES.values()]
-    found = shared_rotations([*ropes, YarnRoPE(DIMS)])
+    found = shared_rotations([*ropes, YarnRoPE(DIMS)], rope_at)
     assert found[-1] is None
     assert found[:4] == found[4:8]
     assert len(set(found[:4])) == 4
