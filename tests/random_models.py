@@ -7,6 +7,7 @@ that hold the true continuation among distractors.
 
 import warnings
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -111,6 +112,27 @@ def plain_tokens(model, prompt, count, **arguments):
     """mlx_lm's greedy continuation; ``arguments`` are further ones of ``generate_step``."""
     steps = generate_step(mx.array(prompt), model, max_tokens=count, **arguments)
     return [token for token, _ in steps]
+
+
+@cache
+def sequel(base, seed=1, count=70):
+    """mlx_lm's continuation of ``PROMPT`` by a random base, in which streams have no say."""
+    return plain_tokens(speculative_model(base, seed=seed).model, PROMPT, count)
+
+
+def paired(*axes, count=0):
+    """Tuples of one value of each axis, in which every value of every axis comes.
+
+    Args:
+        axes: what may be iterated over; the longest says how many tuples there are.
+        count: tuples at least; further rounds pair the values otherwise.
+    """
+    axes = [list(axis) for axis in axes]
+    longest = max(map(len, axes))
+    return [
+        tuple(axis[(i + place * (i // longest)) % len(axis)] for place, axis in enumerate(axes))
+        for i in range(max(count, longest))
+    ]
 
 
 def request(

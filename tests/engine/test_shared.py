@@ -4,6 +4,7 @@ import pytest
 from brute_force import forward
 from random_models import (
     BASES,
+    PROMPT,
     STREAMS,
     TREES,
     Oracle,
@@ -11,6 +12,7 @@ from random_models import (
     assert_same_rows,
     assert_same_tokens,
     empty_tree,
+    paired,
     plain_tokens,
     random_prompt,
     relative_error,
@@ -21,16 +23,13 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import load
 
-PROMPT = random_prompt(9)
-
 
 def row_list(model, tokens, prompt=PROMPT):
     """The reference over prompt and generated tokens, streams from the last prompt token on."""
     return forward(model.model, model.config, tokens, model.streams, len(prompt) - 1)
 
 
-@pytest.mark.parametrize("prompt_length", [1, 2, 9])
-@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize(("streams", "prompt_length"), paired(STREAMS, [1, 2, 9]))
 def test_one_token_a_step_equals_the_row_list(streams, prompt_length):
     """Eq. 3 with streams beside the last prompt token and every generated one, none earlier."""
     model = speculative_model(mode="shared", **STREAMS[streams])
@@ -54,31 +53,24 @@ def test_streams_are_part_of_the_target():
     assert tokens != plain_tokens(model.model, PROMPT, 12)
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_every_tree(tree):
-    model = speculative_model(mode="shared", seed=1)
-    expected, logits, _ = empty_tree(model, 30)
-    assert len(set(expected)) >= 10
-    found = tokens_of(model, PROMPT, 30, **TREES[tree])
-    assert_same_tokens(found, expected, logits.__getitem__)
-
-
-@pytest.mark.parametrize("deferred", [True, False])
-def test_nothing_is_deferred_in_shared_mode(deferred):
+@pytest.mark.parametrize(("tree", "deferred"), paired(TREES, [True, False]))
+def test_trees_of_the_streams(tree, deferred):
+    """Nothing is deferred in shared mode, whatever is asked."""
     model = speculative_model(mode="shared", seed=1)
     expected, logits, _ = empty_tree(model, 20, deferred=not deferred)
-    found = tokens_of(model, PROMPT, 20, deferred=deferred)
+    assert len(set(expected)) >= 10
+    found = tokens_of(model, PROMPT, 20, deferred=deferred, **TREES[tree])
     assert_same_tokens(found, expected, logits.__getitem__)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_nodes": 30}], ids=["all", "max_nodes"])
-@pytest.mark.parametrize("streams", STREAMS)
-@pytest.mark.parametrize("base", ["grouped heads, tied", "one kv head, untied"])
+@pytest.mark.parametrize(
+    ("base", "streams", "settings"), paired(BASES, STREAMS, ({}, {"max_nodes": 30}), count=12)
+)
 def test_accepted_paths(base, streams, settings, monkeypatch):
     model = speculative_model(base, mode="shared", seed=1, **STREAMS[streams])
-    expected, logits, _ = empty_tree(model, 50)
+    expected, logits, _ = empty_tree(model, 40)
     oracle = Oracle(expected).install(monkeypatch)
-    found = tokens_of(model, PROMPT, 40, **settings)
+    found = tokens_of(model, PROMPT, 30, **settings)
     assert_same_tokens(found, expected, logits.__getitem__)
     assert oracle.longest >= 3
     assert oracle.gathered >= 3
@@ -87,29 +79,18 @@ def test_accepted_paths(base, streams, settings, monkeypatch):
     assert_same_rows(oracle.decoders[0].caches, caches)
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_accepted_paths_on_every_base(base, monkeypatch):
-    model = speculative_model(base, mode="shared", seed=2)
-    expected, logits, _ = empty_tree(model, 50)
-    oracle = Oracle(expected).install(monkeypatch)
-    found = tokens_of(model, PROMPT, 40)
-    assert_same_tokens(found, expected, logits.__getitem__)
-    assert oracle.longest >= 4
-
-
 def test_past_the_growth_of_the_cache(monkeypatch):
-    model = speculative_model(mode="shared", seed=1)
-    expected, logits, _ = empty_tree(model, 310)
+    model, prompt = speculative_model(mode="shared", seed=1), random_prompt(240)
+    expected, logits, _ = empty_tree(model, 40, prompt)
     Oracle(expected).install(monkeypatch)
-    assert_same_tokens(tokens_of(model, PROMPT, 300), expected, logits.__getitem__)
+    assert_same_tokens(tokens_of(model, prompt, 30), expected, logits.__getitem__)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_adapter_directory(lora_rank, tmp_path, monkeypatch):
+def test_adapter_directory(tmp_path, monkeypatch):
     """LoRA on main stream and streams alike, loaded from a directory, a quantized base."""
     base = tiny_llama_directory(tmp_path / "base", bits=4, seed=3, tie_word_embeddings=False)
     adapter = stream_adapter_directory(
-        tmp_path / "adapter", base, mode="shared", lora_rank=lora_rank, lora_scale=2.0
+        tmp_path / "adapter", base, mode="shared", lora_rank=4, lora_scale=2.0
     )
     model, _ = load(base, adapter_path=adapter, weights="expanded")
     tokens, logits, _ = empty_tree(model, 16)
