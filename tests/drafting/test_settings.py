@@ -1,5 +1,7 @@
 """``DraftSettings``: what cannot be, what does not fit a model, and what people are told."""
 
+from dataclasses import replace
+
 import pytest
 
 from specstream_mlx import DraftSettings, UserError
@@ -14,7 +16,9 @@ LOSSLESS = StreamConfig(
 TABLE = StaticTree(((0.5, 0.2), (0.4, 0.1)), 5)
 
 
-@pytest.mark.parametrize("name", ["tree_width", "tree_size", "lookup_size", "lookup_ngram"])
+@pytest.mark.parametrize(
+    "name", ["tree_width", "tree_size", "lookup_size", "lookup_ngram", "stream_nodes"]
+)
 def test_sizes_are_at_least_one(name):
     with pytest.raises(ValueError, match=f"{name} is 0, expected an integer of at least 1"):
         DraftSettings(**{name: 0})
@@ -32,6 +36,14 @@ def test_what_needs_streams_without_any(fields, streams, more):
         DraftSettings(**fields, **more).check(97, streams)
 
 
+@pytest.mark.parametrize("field", [{"max_nodes": 5}, {"prune_threshold": 0.1}])
+def test_streams_beside_some_nodes_need_all_nodes_and_lossless_mode(field):
+    with pytest.raises(UserError, match=f"stream_nodes and {next(iter(field))} were both given"):
+        DraftSettings(stream_nodes=2, **field)
+    with pytest.raises(UserError, match="stream_nodes needs an adapter in lossless mode"):
+        DraftSettings(stream_nodes=2).check(97, replace(LOSSLESS, mode="shared"))
+
+
 def test_pruning_needs_a_pruner():
     streams = StreamConfig(**LOSSLESS.to_dict() | {"pruner_rank": 0})
     with pytest.raises(UserError, match="need a pruner, the adapter has none"):
@@ -45,6 +57,8 @@ def test_pruning_needs_a_pruner():
         (DraftSettings(lookup=True), False, "best-first, 8 nodes, lookup of up to 4-grams"),
         (DraftSettings(lookup=True, num_streams=0, tree_size=None), True, "best-first, 10 nodes"),
         (DraftSettings(), False, "no drafts"),
+        (DraftSettings(lookup=True, speculation=False), True, "no drafts"),
+        (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
         (draft_settings(static_tree=TABLE), True, "static, 5 nodes"),
     ],
 )

@@ -1,67 +1,13 @@
-"""Draft trees against enumerations of all rank paths."""
+"""Paths, ancestors, and the nodes that are most probably accepted last."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from random_models import random_tree
-from trees import arrays, assert_well_formed, grow, random_candidates, ranks_of
+from trees import assert_well_formed
 
-from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
-from specstream_mlx.drafting.streams import best_first_tree, full_tree
-from specstream_mlx.drafting.tree import root_only
-
-
-@pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])
-def test_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
-    candidates, _ = random_candidates(gamma, 4, seed=0)
-    tree = full_tree(7, candidates, width)
-    assert_well_formed(tree)
-    assert tree.tokens[0] == 7
-    expected = [p for d in range(gamma + 1) for p in itertools.product(range(width), repeat=d)]
-    assert ranks_of(tree, candidates) == expected
-    assert tree.is_chain == (width == 1)
-
-
-@pytest.mark.parametrize("exact_ties", [False, True])
-@pytest.mark.parametrize(("gamma", "k"), [(1, 1), (1, 5), (4, 1), (3, 3), (4, 2)])
-def test_best_first_tree_holds_the_best_paths_of_all(gamma, k, exact_ties):
-    for seed in range(5):
-        candidates, log_probs = random_candidates(gamma, k, seed, exact_ties)
-        every = {}
-        for depth in range(1, gamma + 1):
-            for path in itertools.product(range(k), repeat=depth):
-                every[path] = sum(float(log_probs[j, rank]) for j, rank in enumerate(path))
-        best = sorted(every.values(), reverse=True)
-        for size in (1, 2, 3, 7, len(every), len(every) + 5):
-            tree = best_first_tree(7, candidates, log_probs, size)
-            assert_well_formed(tree)
-            assert len(tree) == 1 + min(size, len(every))
-            scores = [every[path] for path in ranks_of(tree, candidates)[1:]]
-            assert sorted(scores, reverse=True) == best[:size]
-            again = best_first_tree(7, candidates, log_probs, size)
-            assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.2, 0.99])
-def test_best_first_tree_leaves_out_nodes_below_the_threshold(threshold):
-    for seed in range(5):
-        candidates, log_probs = random_candidates(3, 3, seed, False)
-        every = [path for depth in (1, 2, 3) for path in itertools.product(range(3), repeat=depth)]
-        expected = {
-            path
-            for path in every
-            if math.exp(sum(float(log_probs[j, rank]) for j, rank in enumerate(path))) >= threshold
-        }
-        tree = best_first_tree(7, candidates, log_probs, None, threshold)
-        assert_well_formed(tree)
-        assert set(ranks_of(tree, candidates)[1:]) == expected
-
-
-def test_best_first_tree_of_one_candidate_is_a_chain():
-    candidates, log_probs = random_candidates(4, 1, seed=0)
-    assert best_first_tree(7, candidates, log_probs, 3).is_chain
+from specstream_mlx.drafting.tree import DraftTree, root_only
 
 
 def test_root_only():
@@ -87,29 +33,29 @@ def test_ancestors_and_paths_follow_the_parents():
         assert tree.is_chain == in_a_row
 
 
-@pytest.mark.parametrize(
-    ("settings", "nodes", "depth"),
-    [
-        ({"tree_size": None, "tree_width": 1}, 5, 4),
-        ({"tree_size": None, "tree_width": 2}, 31, 4),
-        ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 13, 2),
-        ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 1),
-        ({"tree_size": 6, "tree_width": 3}, 7, None),
-        ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 31, 4),
-        ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 1, 0),
-    ],
-)
-def test_settings_grow_the_tree_they_describe(settings, nodes, depth):
-    candidates, log_probs = random_candidates(4, 3, seed=1)
-    tree = grow(DraftSettings(**settings), 7, candidates, log_probs)
-    assert len(tree) == nodes
-    assert depth is None or tree.depths.max() == depth
+def test_the_ranking_equals_an_enumeration_of_all_outcomes():
+    """Walk every accepted path; a walk stays at a node with what its children leave over."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        tree = random_tree(rng, 7, depth=4, width=3)
+        last = np.zeros(len(tree))
+
+        def walk(node, probability, tree=tree, last=last):
+            children = [n for n in range(1, len(tree)) if tree.parents[n] == node]
+            edges = [math.exp(tree.log_probs[n] - tree.log_probs[node]) for n in children]
+            last[node] = probability * (1 - sum(edges))
+            for child, edge in zip(children, edges, strict=True):
+                walk(child, probability * edge)
+
+        walk(0, 1.0)
+        assert last.sum() == pytest.approx(1)
+        for count in range(1, len(tree) + 1):
+            expected = sorted(np.argsort(-last)[:count].tolist())
+            assert tree.likeliest_last(count).tolist() == expected
 
 
-def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
-    assert draft_settings() == LIKELY_DRAFTS
-    assert LIKELY_DRAFTS.draft_threshold is not None
-    assert draft_settings(num_streams=2).draft_threshold == LIKELY_DRAFTS.draft_threshold
-    assert draft_settings(tree_width=2) == DraftSettings(tree_width=2)
-    assert draft_settings(tree_size=5) == DraftSettings(tree_size=5)
-    assert draft_settings(tree_size=5, draft_threshold=0.4).draft_threshold == 0.4
+def test_of_equal_nodes_the_first_come_first():
+    parents, depths = np.array([-1, 0, 0, 0], np.int32), np.array([0, 1, 1, 1], np.int32)
+    tree = DraftTree(np.arange(4, dtype=np.int32), parents, depths, np.log([1, 0.25, 0.25, 0.25]))
+    assert tree.likeliest_last(2).tolist() == [0, 1]
+    assert root_only(5).likeliest_last(1).tolist() == [0]

@@ -1,0 +1,276 @@
+"""A step: a tree's logits are those of its paths alone, and streams' those of the row list."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from brute_force import forward
+from plain_rules import reference_scores, walk
+from random_models import (
+    BASES,
+    PLACED,
+    PROMPT,
+    STREAMS,
+    assert_close,
+    assert_lossless,
+    decoder_after,
+    paired,
+    random_prompt,
+    random_tree,
+    relative_error,
+    request,
+    sequel,
+    speculative_model,
+    take,
+    true_tree,
+)
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.streams import full_tree
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine import step
+from specstream_mlx.engine.borrowed import BorrowedModel
+from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.loop import decode
+
+
+def some_tree(seed=0, depth=3):
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, PROMPT[-1], depth=depth, width=3, truth=[5, 6])
+    assert not tree.is_chain
+    return tree
+
+
+def path_logits(model, tree, node, prompt=PROMPT):
+    """mlx_lm's (vocab,) logits after the path to ``node``."""
+    tokens = [*prompt[:-1], *tree.tokens[tree.path(node)].tolist()]
+    return model.model(mx.array([tokens]))[0, -1]
+
+
+def row_list(model, tree, node, prompt=PROMPT, stream_from=None):
+    """The reference's main, stream and early-exit logits at the end of the path to ``node``.
+
+    Streams run beside the tree's nodes; ``stream_from`` -1: beside the last one of the path alone.
+    """
+    tokens = [*prompt[:-1], *tree.tokens[tree.path(node)].tolist()]
+    start = len(prompt) - 1 if stream_from is None else len(tokens) + stream_from
+    main, streams, early = forward(model.model, model.config, tokens, model.streams, start)
+    return main[-1], streams[len(tokens) - 1], early[-1]
+
+
+def kept_nodes(tree, result):
+    return list(range(len(tree))) if result.kept is None else np.array(result.kept).tolist()
+
+
+def tree_error(model, tree):
+    """The largest relative difference between a tree's logits and those of its paths."""
+    result = take(decoder_after(model, PROMPT), tree, "none")
+    expected = mx.stack([path_logits(model, tree, node) for node in range(len(tree))])
+    return relative_error(result.logits, expected)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_lossless_tree_equals_its_paths(base):
+    model, tree = speculative_model(base), some_tree()
+    expected = mx.stack([path_logits(model, tree, node) for node in range(len(tree))])
+    for placement in PLACED:
+        result = take(decoder_after(model, PROMPT), tree, placement)
+        assert_close(result.logits, expected)
+
+
+@pytest.mark.parametrize("committed", [0, 1, 247, 250, 255, 256])
+def test_tree_across_the_growth_of_the_cache(committed):
+    """The buffers grow by 256 rows: in the tree's pass, or in the streams' pass behind it."""
+    model = speculative_model(seed=2)
+    prompt = random_prompt(committed + 1, seed=3)
+    tree = full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
+    paths = mx.stack([path_logits(model, tree, node, prompt) for node in (0, 2, 6)])
+    drafts = []
+    for placement in ("deferred", "beside"):
+        decoder = decoder_after(model, prompt)
+        result = take(decoder, tree, placement)
+        assert_close(result.logits[mx.array([0, 2, 6])], paths)
+        assert [cache.offset for cache in decoder.caches] == [committed] * 4
+        drafts.append((result.last.item(), result.stream_logits))
+    (last, _), (also_last, _) = drafts
+    assert last == also_last
+    _, expected, _ = row_list(model, tree, last, prompt, stream_from=-1)
+    for _, found in drafts:
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize(
+    ("streams", "base"), paired(STREAMS, ["grouped heads, tied", "sliding windows"])
+)
+def test_tree_with_streams_equals_the_row_list(streams, mode, base):
+    """Main and stream logits, the streams beside every node and, lossless, deferred."""
+    model, tree = speculative_model(base, mode=mode, **STREAMS[streams]), some_tree()
+    rows = {node: row_list(model, tree, node) for node in range(0, len(tree), 3)}
+    for placement in ["beside"] + ["deferred"] * (mode == "lossless"):
+        result = take(decoder_after(model, PROMPT), tree, placement)
+        for node, (main, _, _) in rows.items():
+            assert_close(result.logits[node], main)
+        _, by_stream, _ = rows[result.last.item()]
+        assert_close(result.stream_logits, by_stream)
+
+
+@pytest.mark.parametrize(
+    ("streams", "pruning"), paired(STREAMS, ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}))
+)
+def test_deferred_streams_equal_those_beside(streams, pruning):
+    """At a node with accepted ancestors, behind rows that are not its ancestors."""
+    model = speculative_model(**STREAMS[streams])
+    tree = true_tree(model)
+    beside, deferred = (
+        take(decoder_after(model, PROMPT), tree, placement, tree_width=4, **pruning)
+        for placement in ("beside", "deferred")
+    )
+    assert beside.last.item() == deferred.last.item()
+    if not pruning:
+        assert tree.depths[beside.last.item()] == 2
+    assert_close(deferred.stream_logits, beside.stream_logits)
+    assert (np.array(deferred.candidates) == np.array(beside.candidates)).all()
+    assert_close(deferred.log_probs, beside.log_probs)
+    best = np.argsort(-np.array(beside.stream_logits), axis=1)[:, :4]
+    assert (np.array(beside.candidates) == best).all()
+
+
+@pytest.mark.parametrize(
+    ("pruning", "mode", "pruner_form"),
+    [
+        ({"max_nodes": 1}, "lossless", "residual"),
+        ({"max_nodes": 6}, "shared", "residual"),
+        ({"prune_threshold": 0.02}, "shared", "literal"),
+        ({"max_nodes": 7, "prune_threshold": 0.01}, "lossless", "literal"),
+    ],
+)
+def test_pruned_tree(pruning, mode, pruner_form):
+    """It keeps what the early-exit logits of the reference say, and keeps its logits."""
+    model = speculative_model(mode=mode, pruner_form=pruner_form)
+    tree = some_tree(depth=4)
+    main, _, exits = zip(*(row_list(model, tree, node) for node in range(len(tree))), strict=True)
+    scores = reference_scores(exits, tree, pruning.get("prune_threshold"))
+    size = pruning.get("max_nodes", len(tree))
+    best = sorted(sorted(range(len(tree)), key=lambda node: (-scores[node], node))[:size])
+    placement = "deferred" if mode == "lossless" else "beside"
+    result = take(decoder_after(model, PROMPT), tree, placement, **pruning)
+    assert kept_nodes(tree, result) == best
+    compared = [row for row, node in enumerate(best) if np.isfinite(scores[node])]
+    assert 1 <= len(compared) < len(tree)
+    for row in compared:
+        assert_close(result.logits[row], main[best[row]])
+
+
+@pytest.mark.parametrize("pruning", [{"max_nodes": 9}, {"max_nodes": 12, "prune_threshold": 0.003}])
+def test_the_walk_after_pruning(pruning):
+    """It accepts the right path as far as that is kept, whatever rows the nodes moved to."""
+    model, depths, moved = speculative_model(), [], 0
+    for seed in range(6):
+        tree = true_tree(model, seed, right=4)
+        result = take(decoder_after(model, PROMPT), tree, "deferred", **pruning)
+        kept, in_play = kept_nodes(tree, result), np.array(result.in_play)
+        playing = [node in kept and in_play[kept.index(node)] for node in range(len(tree))]
+        predictions = np.full(len(tree), -1)
+        predictions[kept] = np.array(result.predictions)
+        expected = walk(tree, predictions, playing)
+        assert kept[result.last.item()] == expected
+        depths.append(tree.depths[expected])
+        moved += depths[-1] > 1 and result.last.item() != expected
+    assert max(depths) >= 3
+    assert min(depths) < 4
+    assert moved >= 2
+
+
+def sees_everything_before(shape):
+    shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
+
+
+def position_by_index(shape):
+    shape.depths = mx.arange(len(shape), dtype=mx.int32)
+
+
+@pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
+def test_a_planted_error_is_noticed(error, monkeypatch):
+    """Negative control of the comparison above."""
+    model, tree = speculative_model(), some_tree()
+    assert tree_error(model, tree) <= 1e-4
+
+    def wrong_shape(tree):
+        shape = TreeShape(tree)
+        error(shape)
+        return shape
+
+    monkeypatch.setattr(step, "shape_of", wrong_shape)
+    assert tree_error(model, tree) > 1e-2
+
+
+# Streams beside some nodes alone ----------------
+
+
+def step_with(model, tree, chosen, monkeypatch):
+    """A step over ``tree`` with streams beside the nodes ``chosen``."""
+    monkeypatch.setattr(DraftTree, "likeliest_last", lambda _, count: np.array(chosen))
+    decoder = decoder_after(model, PROMPT)
+    return take(decoder, tree, "beside", tree_width=4, stream_nodes=len(chosen))
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"), paired(STREAMS, ["grouped heads, tied", "sliding windows"])
+)
+def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatch):
+    """At an accepted node that has them, in any company; main logits in any case."""
+    model = speculative_model(base, **STREAMS[kind])
+    tree = true_tree(model)
+    every = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4)
+    last = every.last.item()
+    assert 0 < last < len(tree) - 1
+    for chosen in ([last], [0, last], [last, len(tree) - 1], [0, 1, last, len(tree) - 1]):
+        found = step_with(model, tree, sorted(set(chosen)), monkeypatch)
+        assert found.has_streams.item()
+        assert_close(found.stream_logits, every.stream_logits)
+        assert_close(found.logits, every.logits)
+        assert (np.array(found.candidates) == np.array(every.candidates)).all()
+        assert_close(found.guesses()[1], every.guesses()[1])
+    missed = step_with(model, tree, [0, len(tree) - 1], monkeypatch)
+    assert not missed.has_streams.item()
+    assert_close(missed.logits, every.logits)
+    assert [guess.shape for guess in missed.guesses()] == [(0, 0), (0, 0)]
+
+
+def test_only_their_rows_run(monkeypatch):
+    """n + s * gamma rows in the MSA layers."""
+    model, rows = speculative_model(), []
+    right = BorrowedModel.layer
+
+    def watched(self, number, hidden, *args, **kwargs):
+        rows.append(hidden.shape[1])
+        return right(self, number, hidden, *args, **kwargs)
+
+    monkeypatch.setattr(BorrowedModel, "layer", watched)
+    tree = random_tree(np.random.default_rng(1), PROMPT[-1], depth=3, width=3)
+    take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=2)
+    assert rows == [len(tree) + 2 * 3] * 2
+
+
+def test_after_a_miss_the_next_tree_is_the_root(monkeypatch):
+    """The nodes that are least probably last have the streams, so misses are many."""
+    model = speculative_model(seed=1)
+    right = DraftTree.likeliest_last
+    monkeypatch.setattr(
+        DraftTree,
+        "likeliest_last",
+        lambda tree, count: np.setdiff1d(np.arange(len(tree)), right(tree, len(tree) - count)),
+    )
+    tokens, after_miss, after_hit = [], [], []
+    sizes = after_hit
+    for taken in decode(model, request(PROMPT, DraftSettings(stream_nodes=2))):
+        sizes.append(len(taken.tree))
+        tokens += taken.tokens
+        has = taken.result.has_streams
+        sizes = after_miss if has is not None and not has.item() else after_hit
+        if len(tokens) >= 40:
+            break
+    assert_lossless(model.model, PROMPT, tokens, sequel("grouped heads, tied"))
+    assert len(after_miss) >= 5
+    assert set(after_miss) == {1}
+    assert set(after_hit[1:]) == {9}
