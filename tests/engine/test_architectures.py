@@ -1,14 +1,16 @@
-"""Every tested architecture: transformers' logits, trees, pruning, streams, and mlx_lm's text."""
+"""Every tested architecture: each column of the table in ``specstream_mlx/models/README.md``."""
 
-import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair, rope
+from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair
+from kv_cases import CASES as KV_CASES
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -30,13 +32,15 @@ from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.borrowed import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.loading import read_config, read_model
-from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
+from specstream_mlx.hardware.weights import hold_weights
+from specstream_mlx.loading import SpeculativeModel, read_config, read_model
+from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 PLACEMENTS = ("none", "deferred", "beside")
+TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"
 
 
 def chain(tokens):
@@ -81,7 +85,7 @@ def test_a_tree_is_its_paths(case):
 @pytest.mark.parametrize("case", CASES)
 def test_text_is_that_of_mlx_lm(case, monkeypatch):
     """Far past the window, with long right paths among the drafts."""
-    found_pair, count = pair(case), 40
+    found_pair, count = pair(case), 28
     expected = found_pair.continuation(PROMPT, count + 6)
     assert len(set(expected)) >= 5
     caches = mlx_lm_caches(found_pair.model)
@@ -140,60 +144,78 @@ def test_converted_to_mlx_it_is_the_same_model(case, tmp_path):
     assert mx.array_equal(model(tokens), found.model.model(tokens))
 
 
-def test_a_config_that_leaves_defaults_out_keeps_its_fingerprint(tmp_path):
-    """Converting spells them out; Gemma 2's heads are not hidden_size / num_attention_heads."""
-    found = pair("Gemma 2")
-    source = tmp_path / "source"
-    shutil.copytree(found.model.path, source)
-    tiny_tokenizer().save_pretrained(source)
-    config = json.loads((source / "config.json").read_text())
-    assert config.pop("head_dim") == 256 != config["hidden_size"] // config["num_attention_heads"]
-    (source / "config.json").write_text(json.dumps(config))
-    convert_base(source, tmp_path / "mlx")
-    converted = fingerprint(read_config(tmp_path / "mlx"))
-    assert converted == fingerprint(config) == fingerprint(found.model.config)
-
-
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_the_fingerprint_is_that_of_the_explicit_fields(model_type):
-    sizes = {"hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 2, "vocab_size": 7}
-    for extra in ({}, rope(5e5), {"rope_theta": 5e5}, {"rope_theta": None}):
-        config = {"model_type": model_type, **sizes, **extra}
-        assert fingerprint({**config, **explicit_fields(config)}) == fingerprint(config), extra
-
-
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "phi"])
-def test_both_forms_of_rope_settings_say_the_same(model_type):
-    common = {"model_type": model_type, "max_position_embeddings": 512, "hidden_size": 64}
-    kind = "default" if model_type == "phi" else "linear"
-    settings = {} if model_type == "phi" else {"factor": 4}
-    new = {**common, **rope(5e5, kind, partial_rotary_factor=0.5, **settings)}
-    old = {**common, "rope_theta": 5e5, "partial_rotary_factor": 0.5}
-    if settings:
-        old["rope_scaling"] = {"type": kind, **settings}
-    found = explicit_fields(new)
-    assert found["rope_theta"] == 5e5
-    assert found["partial_rotary_factor"] == 0.5
-    if settings:
-        assert found["rope_scaling"]["factor"] == 4.0
-        assert found["rope_scaling"]["type"] == kind
-    for name in ("rope_theta", "partial_rotary_factor"):
-        assert explicit_fields(old)[name] == found[name]
-    assert explicit_fields(old).get("rope_scaling", {}).items() >= settings.items()
-
-
-@pytest.mark.parametrize("speculation", [True, False])
-def test_learned_positions_end_the_text(speculation, tmp_path):
+def test_learned_positions_end_the_text():
     """OPT's table has 512 rows; the text stops where the last one has been read."""
     found = pair("OPT")
     tokenizer = TokenizerWrapper(tiny_tokenizer())
     tokenizer.eos_token_ids = set()
     prompt = random_prompt(506, vocab_size=VOCAB_SIZE)
-    responses = list(
-        stream_generate(found.model, tokenizer, prompt, max_tokens=-1, speculation=speculation)
-    )
-    assert responses[-1].finish_reason == "length"
-    tokens = [response.token for response in responses]
-    assert len(tokens) == 512 - 506 + 1
     expected = found.continuation(prompt, 7)
-    assert tokens == expected
+    for speculation in (True, False):
+        options = {"max_tokens": -1, "speculation": speculation}
+        responses = list(stream_generate(found.model, tokenizer, prompt, **options))
+        assert responses[-1].finish_reason == "length"
+        assert [response.token for response in responses] == expected
+
+
+def assert_trees_write(model, expected, max_nodes, monkeypatch):
+    """Trees with right paths write the expected tokens, pruned or not."""
+    oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
+    assert tokens_of(model, PROMPT, 20, max_nodes=max_nodes)[:20] == expected[:20]
+    assert oracle.longest >= 2
+
+
+def shared_model(case):
+    """The case's model with random streams that its main stream sees."""
+    found = pair(case).model
+    config = replace(found.streams.config, mode="shared", stream_mlp="base", stream_adapter_rank=0)
+    streams = Streams(config)
+    streams.load_weights(list(tiny_streams(config, seed=6).items()))
+    return SpeculativeModel(found.model, found.config, found.path, streams=streams)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shared_trees_write_what_one_token_a_step_writes(case, monkeypatch):
+    model = shared_model(case)
+    expected = tokens_of(model, PROMPT, 24, speculation=False)
+    for max_nodes in (None, 8):
+        assert_trees_write(model, expected, max_nodes, monkeypatch)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
+    """Converted, held packed as on a Mac: one token a step is mlx_lm's text, and so are trees."""
+    found = pair(case).model
+    source = tmp_path / "source"
+    shutil.copytree(found.path, source)
+    tiny_tokenizer().save_pretrained(source)
+    convert_base(source, tmp_path / "mlx", bits=bits, group_size=32)
+    model, held = hold_weights(read_model(tmp_path / "mlx")[0], "packed")
+    assert held.stored_bytes < 0.6 * sum(f.stat().st_size for f in source.glob("*.safetensors"))
+    config = read_config(tmp_path / "mlx")
+    quantized = SpeculativeModel(model, config, tmp_path / "mlx", streams=found.streams)
+    expected = tokens_of(quantized, PROMPT, 24, speculation=False)
+    caches = mlx_lm_caches(quantized)
+    if caches is not None:
+        steps = generate_step(mx.array(PROMPT), model, max_tokens=24, prompt_cache=caches)
+        assert [token for token, _ in steps] == expected
+    assert_trees_write(quantized, expected, {4: None, 8: 8}[bits], monkeypatch)
+
+
+def table_rows():
+    """``model_type`` and cells of the table."""
+    for line in TABLE.read_text().splitlines():
+        if found := re.match(r"\| `(\w+)` \|", line):
+            yield found[1], [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_lists_what_is_tested():
+    rows = dict(table_rows())
+    assert set(rows) == set(ARCHITECTURES)
+    for model_type, (_, _, *cells, kv_cache) in rows.items():
+        assert cells == ["yes"] * 5
+        cases = {pair(case).model.config["model_type"] for case in KV_CASES}
+        assert (kv_cache == "yes") == (model_type in cases), model_type
+    for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE.read_text()):
+        assert f"def {name}(" in (Path(__file__).parents[1] / file).read_text()

@@ -8,16 +8,16 @@ from specstream_mlx.engine.candidates import best_tokens, drawn_tokens
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])
-@pytest.mark.parametrize("width", [1, 2, 4, 5])
-def test_the_best_tokens_are_those_of_a_full_sort(vocab, width):
+def test_the_best_tokens_are_those_of_a_full_sort(vocab):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, 3, (3, vocab)).astype(np.float32)
-    tokens, log_probs = best_tokens(mx.array(logits), width)
-    expected = np.argsort(-logits, axis=1)[:, :width]
-    assert np.array_equal(np.array(tokens), expected)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
-    assert np.abs(np.array(log_probs) - np.take_along_axis(exact, expected, 1)).max() < 1e-4
+    for width in (1, 2, 4, 5):
+        tokens, log_probs = best_tokens(mx.array(logits), width)
+        expected = np.argsort(-logits, axis=1)[:, :width]
+        assert np.array_equal(np.array(tokens), expected)
+        assert np.abs(np.array(log_probs) - np.take_along_axis(exact, expected, 1)).max() < 1e-4
 
 
 @pytest.mark.parametrize("vocab", [300, 4096, 5001])
@@ -44,7 +44,7 @@ def test_equal_logits_give_different_tokens(vocab):
     assert all(len(set(row)) == 4 for row in np.array(tokens).tolist())
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 5])
+@pytest.mark.parametrize("width", [2, 5])
 def test_no_token_beyond_the_vocabulary_is_drawn(width):
     """The last group is not full, and the only token that can follow is in it."""
     vocab = 4098

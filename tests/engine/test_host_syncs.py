@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.sample_utils import make_logits_processors
-from random_models import random_prompt, request, speculative_model
+from random_models import paired, random_prompt, request, speculative_model
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
@@ -59,9 +59,9 @@ class Waits:
         return watched
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "mode", "sampled"), paired(CASES, ["lossless", "shared"], [False, True], count=14)
+)
 def test_a_step_waits_once(name, mode, sampled, monkeypatch):
     options = {}
     if sampled:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, rows, simulate, tail
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from random_models import paired
 
 from specstream_mlx.drafting.drafter import make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
@@ -41,7 +42,6 @@ SAMPLINGS = {
         {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
     ),
 }
-FILTERS = ["top-k", "top-p", "min-p", "penalty, bias"]
 TREES = {
     "chain": DraftSettings(tree_width=1, tree_size=None),
     "binary": DraftSettings(tree_width=2, tree_size=None),
@@ -146,13 +146,7 @@ def sample_step(table, sampler, processors, settings, text, count, redraw=False)
     return continuations(tree, nodes, predictions, last)
 
 
-@pytest.mark.parametrize(
-    ("tree", "sampling"),
-    [
-        *((tree, sampling) for tree in TREES for sampling in ("temperature", "all")),
-        *(("best-first, pruned, threshold", sampling) for sampling in FILTERS),
-    ],
-)
+@pytest.mark.parametrize(("tree", "sampling"), paired(TREES, SAMPLINGS))
 def test_sample(tree, sampling):
     sampler, processors = SAMPLINGS[sampling]
     lengths = []
@@ -202,7 +196,7 @@ def test_one_coin_for_all_nodes_is_noticed():
         assert value < CERTAIN if tied else value > ALPHA
 
 
-@pytest.mark.parametrize("tree", ["chain", "best-first", "pruned"])
+@pytest.mark.parametrize("tree", ["best-first", "pruned"])
 def test_a_redrawn_correction_is_noticed(tree):
     """Negative control: after a refusal the correction must not be drawn again."""
     sampler, processors = SAMPLINGS["temperature"]
@@ -284,22 +278,14 @@ def _drafter_not_updated(target, drafter, drafts):
 PLANTED = {"residual": _residual_not_updated, "drafter": _drafter_not_updated}
 
 
-@pytest.mark.parametrize(
-    ("width", "sampling"),
-    [
-        *((width, sampling) for width in (1, 2, 4) for sampling in ("temperature", "all")),
-        *((2, sampling) for sampling in FILTERS),
-    ],
-)
-def test_rejection(width, sampling):
+@pytest.mark.parametrize(("sampling", "width"), paired(SAMPLINGS, (1, 2, 4)))
+def test_rejection(sampling, width):
     mx.random.seed(3)
     counts = simulate(partial(rejection_step, sampling, width), DRAWS)
     assert p_value(counts, target(sampling)) > ALPHA
 
 
-@pytest.mark.parametrize(
-    ("wrong", "width"), [("residual", 1), ("residual", 2), ("drafter", 2), ("pruning", 2)]
-)
+@pytest.mark.parametrize(("wrong", "width"), [("residual", 1), ("drafter", 2), ("pruning", 2)])
 def test_a_wrong_rejection_is_noticed(wrong, width):
     mx.random.seed(3)
     counts = simulate(partial(rejection_step, "temperature", width, wrong=wrong), DRAWS)

@@ -1,19 +1,17 @@
-"""Models that cannot be driven are refused when loaded, before a weight is read where possible."""
+"""What a ``config.json`` says of a model: its explicit fields, and why it is refused."""
 
 import json
-from itertools import product
+import shutil
 
-import mlx.core as mx
 import pytest
-import torch
-import transformers
-from architecture_models import VOCAB_SIZE, fill, rope
+from architecture_models import VOCAB_SIZE, pair, rope
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_models import tiny_tokenizer
 
 from specstream_mlx import UserError
-from specstream_mlx.engine import step
-from specstream_mlx.engine.rows import TreeShape
-from specstream_mlx.loading import read_model
-from specstream_mlx.models.architectures import REFUSED
+from specstream_mlx.loading import read_config, read_model
+from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
+from specstream_mlx.models.fingerprint import fingerprint
 
 
 def write_config(directory, **fields):
@@ -155,10 +153,10 @@ def test_what_cannot_work_is_refused_by_its_config(case, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_every_refused_type_is_refused(model_type, tmp_path):
-    with pytest.raises(UserError, match=f"model_type is '{model_type}', which is refused: "):
-        read_model(write_config(tmp_path, model_type=model_type))
+def test_every_refused_type_is_refused(tmp_path):
+    for model_type in REFUSED:
+        with pytest.raises(UserError, match=f"model_type is '{model_type}', which is refused: "):
+            read_model(write_config(tmp_path, model_type=model_type))
 
 
 def test_a_recurrent_model_is_known_by_its_caches(tmp_path, monkeypatch):
@@ -171,43 +169,43 @@ def test_a_recurrent_model_is_known_by_its_caches(tmp_path, monkeypatch):
         read_model(directory)
 
 
-def saved(directory, family, seed=0, dtype=torch.float32, **fields):
-    """A random model of a family that has no entry in the table."""
-    torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-        **fields,
-    )
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    fill(model)
-    model.to(dtype)
-    model.save_pretrained(directory)
-    return directory
+def test_a_config_that_leaves_defaults_out_keeps_its_fingerprint(tmp_path):
+    """Converting spells them out; Gemma 2's heads are not hidden_size / num_attention_heads."""
+    found = pair("Gemma 2")
+    source = tmp_path / "source"
+    shutil.copytree(found.model.path, source)
+    tiny_tokenizer().save_pretrained(source)
+    config = json.loads((source / "config.json").read_text())
+    assert config.pop("head_dim") == 256 != config["hidden_size"] // config["num_attention_heads"]
+    (source / "config.json").write_text(json.dumps(config))
+    convert_base(source, tmp_path / "mlx")
+    converted = fingerprint(read_config(tmp_path / "mlx"))
+    assert converted == fingerprint(config) == fingerprint(found.model.config)
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [
-        *product(["Olmo2", "Granite", "Cohere2"], ["float32", "bfloat16", "float16"]),
-        ("Mixtral", "float32"),  # MLX's CPU backend gathers experts in no other dtype
-    ],
-)
-def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
-    """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""
-    directory = saved(tmp_path, family, dtype=getattr(torch, dtype))
-    model, _ = read_model(directory)
-    assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
+def test_the_fingerprint_is_that_of_the_explicit_fields():
+    sizes = {"hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 2, "vocab_size": 7}
+    for model_type in ARCHITECTURES:
+        for extra in ({}, rope(5e5), {"rope_theta": 5e5}, {"rope_theta": None}):
+            config = {"model_type": model_type, **sizes, **extra}
+            assert fingerprint({**config, **explicit_fields(config)}) == fingerprint(config), extra
 
-    def sees_everything_before(tree):
-        shape = TreeShape(tree)
-        shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
-        return shape
 
-    monkeypatch.setattr(step, "shape_of", sees_everything_before)
-    with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
-        read_model(directory)
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "phi"])
+def test_both_forms_of_rope_settings_say_the_same(model_type):
+    common = {"model_type": model_type, "max_position_embeddings": 512, "hidden_size": 64}
+    kind = "default" if model_type == "phi" else "linear"
+    settings = {} if model_type == "phi" else {"factor": 4}
+    new = {**common, **rope(5e5, kind, partial_rotary_factor=0.5, **settings)}
+    old = {**common, "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    if settings:
+        old["rope_scaling"] = {"type": kind, **settings}
+    found = explicit_fields(new)
+    assert found["rope_theta"] == 5e5
+    assert found["partial_rotary_factor"] == 0.5
+    if settings:
+        assert found["rope_scaling"]["factor"] == 4.0
+        assert found["rope_scaling"]["type"] == kind
+    for name in ("rope_theta", "partial_rotary_factor"):
+        assert explicit_fields(old)[name] == found[name]
+    assert explicit_fields(old).get("rope_scaling", {}).items() >= settings.items()

@@ -1,0 +1,56 @@
+"""Models of unknown architectures: what their trees say decides whether they are loaded."""
+
+import mlx.core as mx
+import pytest
+import torch
+import transformers
+from architecture_models import VOCAB_SIZE, fill
+
+from specstream_mlx import UserError
+from specstream_mlx.engine import step
+from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.loading import read_model
+
+
+def saved(directory, family, seed=0, dtype=torch.float32, **fields):
+    """A random model of a family that has no entry in the table."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB_SIZE,
+        **fields,
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    fill(model)
+    model.to(dtype)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("Olmo2", "float32"),
+        ("Granite", "bfloat16"),
+        ("Cohere2", "float16"),
+        ("Mixtral", "float32"),  # MLX's CPU backend gathers experts in no other dtype
+    ],
+)
+def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
+    """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""
+    directory = saved(tmp_path, family, dtype=getattr(torch, dtype))
+    model, _ = read_model(directory)
+    assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
+
+    def sees_everything_before(tree):
+        shape = TreeShape(tree)
+        shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
+        return shape
+
+    monkeypatch.setattr(step, "shape_of", sees_everything_before)
+    with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
+        read_model(directory)

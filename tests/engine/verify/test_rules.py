@@ -1,0 +1,55 @@
+"""Which verify rules go with which samplers and trees."""
+
+import pytest
+from mlx_lm.sample_utils import make_sampler
+from random_models import request, speculative_model
+
+from specstream_mlx import Sampling, UserError
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.engine.verify.rules import check_rule, rule_name
+from specstream_mlx.loop import decode
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler", "sentence"),
+    [
+        ("greedy", Sampling(temp=0.5), "verify is 'greedy', but a temperature"),
+        ("rejection", None, "needs the target's probabilities"),
+        ("rejection", make_sampler(temp=0.5), "needs the target's probabilities"),
+        ("typical", Sampling(), "needs the target's probabilities"),
+        ("best", None, "verify is 'best', expected one of"),
+    ],
+)
+def test_rules_that_do_not_go_with_a_sampler(name, sampler, sentence):
+    with pytest.raises(UserError, match=sentence):
+        rule_name(name, sampler)
+
+
+KEPT = "lets the drawn tokens decide what is kept"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"tree_size": 8}, KEPT),
+        ({"draft_threshold": 0.1, "tree_size": None}, KEPT),
+        ({"max_nodes": 4, "tree_size": None}, KEPT),
+        ({"prune_threshold": 0.1, "tree_size": None}, KEPT),
+        ({"tree_size": None, "lookup": True}, "lookup is on, whose drafts are not drawn"),
+        ({"static_tree": StaticTree(((0.5, 0.2),)), "tree_size": 4}, "the tree is static"),
+    ],
+)
+def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check_rule("rejection", DraftSettings(**fields))
+
+
+def test_a_generation_is_refused_with_them():
+    asked = request([1], DraftSettings(tree_size=8), sampler=Sampling(temp=1), verify="rejection")
+    with pytest.raises(UserError, match=KEPT):
+        decode(speculative_model(), asked)
+
+
+def test_the_rule_follows_from_the_sampler():
+    assert (rule_name(None, None), rule_name(None, Sampling(temp=1))) == ("greedy", "sample")
