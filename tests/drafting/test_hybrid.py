@@ -3,34 +3,31 @@
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from architecture_models import pair
 from kv_cases import CROSSING, arguments, plain, prompt_of
 from random_models import (
+    PROMPT,
     Oracle,
     assert_lossless,
     assert_same_rows,
     assert_same_tokens,
-    empty_tree,
     plain_caches,
     plain_tokens,
-    random_prompt,
-    request,
+    sequel,
     speculative_model,
     tokens_of,
 )
 from trees import arrays, assert_well_formed, grow, random_candidates
 
 from specstream_mlx import loop
-from specstream_mlx.drafting.drafter import describe, make_drafter
+from specstream_mlx.drafting.drafter import make_drafter
 from specstream_mlx.drafting.hybrid import pooled
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.drafting.streams import best_first_tree
-from specstream_mlx.loop import decode
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 
@@ -206,78 +203,36 @@ def test_lookup_keeps_the_threshold_of_likely_drafts():
 
 # The output ---------------------------------------------------------------------------
 
-SETTINGS = {
-    "hybrid": {"lookup": True},
-    "long runs": {"lookup": True, "lookup_size": 12, "tree_size": 30},
-    "streams once": {"lookup": True, "num_streams": 1, "tree_width": 2},
-    "likely": {"lookup": True, "draft_threshold": 0.2},
-    "pruned": {"lookup": True, "tree_size": 14, "max_nodes": 6, "prune_threshold": 0.001},
-    "lookup alone": {"lookup": True, "num_streams": 0, "tree_size": None},
-}
+
+def known(text):
+    """Makes drafters whose lookup has read ``text`` before the prompt."""
+    return lambda settings, streams, prompt: make_drafter(settings, streams, [*text, *prompt])
 
 
-def know(monkeypatch, text):
-    """Let every lookup have read ``text`` before its prompt."""
-    monkeypatch.setattr(
-        loop,
-        "make_drafter",
-        lambda settings, streams, prompt: make_drafter(settings, streams, [*text, *prompt]),
-    )
-
-
-@pytest.mark.parametrize("deferred", [True, False])
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_lossless(settings, deferred, monkeypatch):
-    """Right runs longer than the streams, among other drafts: tokens and KV rows."""
-    model, prompt, count = speculative_model(seed=1), random_prompt(9), 50
-    expected = plain_tokens(model.model, prompt, count + 20)
-    know(monkeypatch, [*prompt, *expected])
+@pytest.mark.parametrize("lookup_alone", [False, True])
+def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
+    """Tokens and KV rows are plain decoding's."""
+    model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
+    if lookup_alone:
+        model = replace(model, streams=None)
+    monkeypatch.setattr(loop, "make_drafter", known([*PROMPT, *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(model, prompt, count, deferred=deferred, **SETTINGS[settings])
-    assert_lossless(model.model, prompt, found, expected)
-    assert oracle.longest > (1 if settings == "pruned" else 4)
-    assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*prompt, *found][:-1]))
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_shared(settings, monkeypatch):
-    model, prompt = speculative_model(mode="shared", seed=1), random_prompt(9)
-    expected, logits, _ = empty_tree(model, 50)
-    know(monkeypatch, [*prompt, *expected])
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(model, prompt, 40, **SETTINGS[settings])
-    assert_same_tokens(found, expected, logits.__getitem__)
-    assert oracle.longest > (1 if settings == "pruned" else 4)
-    monkeypatch.undo()
-    _, _, caches = empty_tree(model, len(found))
-    assert_same_rows(oracle.decoders[0].caches, caches)
-
-
-@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
-@pytest.mark.parametrize("knows", [False, True])
-def test_lookup_on_a_bare_model(base, knows, monkeypatch):
-    model, prompt, count = speculative_model(base, seed=1), random_prompt(9), 40
-    bare = replace(model, streams=None)
-    expected = plain_tokens(model.model, prompt, count + 20)
-    if knows:
-        know(monkeypatch, [*prompt, *expected])
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(bare, prompt, count, lookup=True)
-    assert_lossless(model.model, prompt, found, expected)
-    if knows:
-        assert oracle.longest > 4
-        assert len(oracle.paths) < 0.5 * count
+    found = tokens_of(model, PROMPT, count, lookup=True)
+    assert_lossless(model.model, PROMPT, found, expected)
+    assert oracle.longest > 4
+    assert len(oracle.paths) < 0.5 * count
+    assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
 
 
 def test_a_text_that_repeats_itself_is_foreseen(monkeypatch):
     """No help: an ordinary random model soon runs in a circle, and lookup sees that."""
-    model, prompt = speculative_model(seed=1), random_prompt(9)
+    model = speculative_model(seed=1)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight *= 0
-    expected = plain_tokens(model.model, prompt, 120)
+    expected = plain_tokens(model.model, PROMPT, 120)
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(replace(model, streams=None), prompt, 100, lookup=True)
-    assert_lossless(model.model, prompt, found, expected)
+    found = tokens_of(replace(model, streams=None), PROMPT, 100, lookup=True)
+    assert_lossless(model.model, PROMPT, found, expected)
     assert len(oracle.paths) < 40
 
 
@@ -285,7 +240,7 @@ def test_runs_end_where_the_cache_is_quantized(monkeypatch):
     """A run would reach past the row from which mlx_lm reads quantized rows."""
     case = "Llama 3.1"
     expected, log_probs, _ = plain(case, 8, CROSSING)
-    know(monkeypatch, [*prompt_of(case), *expected])
+    monkeypatch.setattr(loop, "make_drafter", known([*prompt_of(case), *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
     kv_cache = arguments(case, 8, CROSSING)
     found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, lookup=True)
@@ -293,34 +248,3 @@ def test_runs_end_where_the_cache_is_quantized(monkeypatch):
     ends = np.cumsum([len(prompt_of(case)) - 1, *map(len, oracle.paths)])
     assert CROSSING in ends
     assert oracle.longest > 4
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_budget_depth_and_width_may_change_every_step(mode, monkeypatch):
-    """As an adaptive choice would change them: every step by other settings."""
-    model, prompt, count = speculative_model(mode=mode, seed=1), random_prompt(9), 40
-    expected, logits, _ = empty_tree(model, count + 20)
-    know(monkeypatch, [*prompt, *expected])
-    rng = np.random.default_rng(0)
-
-    def settings():
-        return DraftSettings(
-            num_streams=int(rng.integers(0, 4)),
-            tree_width=int(rng.integers(1, 5)),
-            tree_size=int(rng.integers(1, 20)),
-            lookup_size=int(rng.integers(1, 12)),
-            lookup=True,
-            lookup_ngram=int(rng.integers(1, 5)),
-        )
-
-    drafting, found = SimpleNamespace(), []
-    drafting.settings, drafting.observe = settings, lambda step: None
-    for step in decode(model, request(prompt, drafting, max_tokens=count)):
-        found += step.tokens
-    assert_same_tokens(found, expected, logits.__getitem__)
-
-
-def test_no_speculation_looks_nothing_up():
-    settings = DraftSettings(lookup=True, speculation=False)
-    assert not settings.drafts_with(None)
-    assert describe(settings, streams=True) == "no drafts"

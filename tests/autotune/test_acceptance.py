@@ -1,0 +1,68 @@
+"""How often each rank of each stream is right: counted, and measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_models import plain_tokens, random_prompt, request, speculative_model
+
+from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.config import UserError
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.loop import decode
+
+
+def test_counts_are_conditional_on_the_depths_before():
+    counts = AcceptanceCounts(3, 2)
+    candidates = np.array([[1, 2], [3, 4], [5, 6]])
+    counts.add(candidates, [1, 4, 5])
+    counts.add(candidates, [2, 9, 5])
+    counts.add(candidates, [8, 3, 5])
+    counts.add(candidates, [1])
+    counts.add(candidates, [])
+    assert counts.reached.tolist() == [4, 2, 1]
+    assert counts.hits.tolist() == [[2, 1], [0, 1], [1, 0]]
+    assert counts.rates() == ((0.5, 0.25), (0, 0.5), (1, 0))
+    assert AcceptanceCounts(1, 1).rates() == ((0,),)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_measured_table_counts_what_was_written(mode):
+    """All of the vocabulary as candidates: each depth is reached, and one rank is right."""
+    model, prompts = speculative_model(mode=mode, seed=1), [random_prompt(9), random_prompt(4)]
+    settings = DraftSettings(tree_width=97, tree_size=4)
+    counts = measure_acceptance(model, prompts, settings, max_tokens=20)
+    expected = AcceptanceCounts(3, 97)
+    for prompt in prompts:
+        text, drafts = [], []
+        for step in decode(model, request(prompt, settings)):
+            text += step.tokens
+            drafts.append((len(text), np.array(step.result.candidates)))
+            if len(text) >= 20:
+                break
+        for start, candidates in drafts:
+            for depth, token in enumerate(text[start : start + 3]):
+                expected.reached[depth] += 1
+                expected.hits[depth] += candidates[depth] == token
+    assert (counts.hits == expected.hits).all()
+    assert (counts.reached == expected.reached).all()
+    assert counts.reached.min() >= 15
+    assert np.sum(counts.rates(), axis=1) == pytest.approx([1, 1, 1])
+    tree = counts.static_tree(6)
+    assert tree.tree_size == 6
+
+
+def test_measuring_ends_with_the_text():
+    model, prompt = speculative_model(seed=1), random_prompt(9)
+    end = plain_tokens(model.model, prompt, 6)[5]
+    counts = measure_acceptance(model, [prompt], DraftSettings(), 60, end_tokens={end})
+    assert 0 < counts.reached[0] <= 5
+
+
+@pytest.mark.parametrize("settings", [{"num_streams": 0}, {"speculation": False}])
+def test_without_streams_there_is_nothing_to_measure(settings):
+    model = speculative_model()
+    with pytest.raises(UserError, match="without streams"):
+        measure_acceptance(model, [[1]], DraftSettings(**settings))
+    with pytest.raises(UserError, match="without streams"):
+        measure_acceptance(replace(model, streams=None), [[1]], DraftSettings())
