@@ -117,9 +117,15 @@ def test_prefill_takes_no_more_than_that_of_mlx_lm(mode):
         del caches
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_steps_take_no_more_than_their_rows(mode, settings):
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        *((settings, "lossless") for settings in SETTINGS),
+        ("no drafts", "shared"),
+        ("pruned", "shared"),
+    ],
+)
+def test_steps_take_no_more_than_their_rows(settings, mode):
     """Two hundred tokens behind 8k: no step copies a layer's keys, and nothing is left behind."""
     model, cache = long_model(mode), PromptCache()
     prompt = random_prompt(LENGTH)

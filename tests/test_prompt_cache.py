@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from random_models import (
-    BASES,
     assert_same_rows,
     plain_caches,
     plain_tokens,
@@ -42,10 +41,17 @@ def tokens_of(model, prompt, count, settings=SETTINGS["tree"], cache=None, **opt
     return tokens
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+@pytest.mark.parametrize(
+    ("base", "mode", "settings"),
+    [
+        ("grouped heads, tied", "lossless", "tree"),
+        ("sliding windows", "lossless", "no drafts"),
+        ("grouped heads, tied", "shared", "no drafts"),
+        ("sliding windows", "shared", "tree"),
+    ],
+)
 def test_three_turns_are_those_from_scratch(base, mode, settings):
+    settings = SETTINGS[settings]
     model, cache, prompt = speculative_model(base, mode=mode), PromptCache(), FIRST
     held = 0
     for turn in range(3):
@@ -68,9 +74,8 @@ def test_generated_rows_of_shared_mode_are_other_rows():
     assert tokens_of(model, second, 40, cache=wrong)[:40] != expected[:40]
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_the_common_beginning_alone_is_used(mode):
-    model, cache = speculative_model(mode=mode), PromptCache()
+def test_the_common_beginning_alone_is_used():
+    model, cache = speculative_model(mode="shared"), PromptCache()
     tokens_of(model, FIRST, 20, cache=cache)
     for prompt, reused in (
         ([*FIRST[:7], *MORE], 7),
@@ -84,7 +89,7 @@ def test_the_common_beginning_alone_is_used(mode):
         assert found == tokens_of(model, prompt, 12)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_an_abandoned_generation_leaves_it_consistent(settings, steps):
     """Its rows are those of a plain forward; left open, it may not go on beside a later one."""
@@ -119,7 +124,7 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ["llama3 rope", "sliding windows"])
 def test_filled_and_gone_on_from(base):
     model, cache = speculative_model(base), PromptCache()
     fill(cache, model, FIRST, prefill_step_size=5)

@@ -142,8 +142,7 @@ def test_full_fine_tuning_is_refused(base, tmp_path):
         load(base, adapter_path=directory)
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize(("bits", "dtype"), [(None, mx.float32), (8, mx.float16)])
 def test_our_lora_layer_computes_what_mlx_lm_s_does(bits, dtype):
     mx.random.seed(0)
     linear = nn.Linear(64, 96, bias=bits is None)

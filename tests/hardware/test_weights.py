@@ -6,14 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from random_models import assert_lossless, plain_tokens, random_prompt, relative_error, tokens_of
+from random_models import paired, plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from typer.testing import CliRunner
 
 from specstream_mlx import UserError, load
 from specstream_mlx.cli import app
-from specstream_mlx.hardware import device
-from specstream_mlx.hardware import weights as weight_policy
+from specstream_mlx.hardware import device, weights
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
 from specstream_mlx.loading import read_model
 
@@ -37,7 +36,7 @@ def bases(tmp_path_factory):
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return weight_policy.cache_file()
+    return weights.cache_file()
 
 
 def read(base):
@@ -45,7 +44,7 @@ def read(base):
 
 
 def largest(base):
-    return weight_policy._largest_product(read(base))
+    return weights._largest_product(read(base))
 
 
 def total(model):
@@ -56,14 +55,9 @@ def test_a_probe_is_run_once_and_kept(bases, own_cache, monkeypatch):
     first = cached_probe(largest(bases["8 bits"]))
     assert first.shape == (96, 64)
     assert all(time > 0 for time in (*first.packed_ms, *first.expanded_ms))
-    monkeypatch.setattr(weight_policy, "run_probe", lambda layer: pytest.fail("measured again"))
+    monkeypatch.setattr(weights, "run_probe", lambda layer: pytest.fail("measured again"))
     assert cached_probe(largest(bases["8 bits"])) == first
-
-
-def test_measuring_again_replaces_what_is_kept(bases, own_cache, monkeypatch):
-    cached_probe(largest(bases["8 bits"]))
-    monkeypatch.setattr(weight_policy, "run_probe", lambda layer: FASTER["packed"])
-    assert cached_probe(largest(bases["8 bits"])) != FASTER["packed"]
+    monkeypatch.setattr(weights, "run_probe", lambda layer: FASTER["packed"])
     assert cached_probe(largest(bases["8 bits"]), measure_again=True) == FASTER["packed"]
     assert cached_probe(largest(bases["8 bits"])) == FASTER["packed"]
 
@@ -75,7 +69,7 @@ def test_other_products_are_probed_by_themselves(bases, own_cache):
     assert [path.name for path in own_cache.parent.iterdir()] == [own_cache.name]
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", "{", '{"KEY": {"shape": 3}}', '{"KEY": 1}'])
+@pytest.mark.parametrize("damage", ["[1]", "{", '{"KEY": {"shape": 3}}', '{"KEY": 1}'])
 def test_a_damaged_cache_is_measured_again(bases, own_cache, damage):
     found = cached_probe(largest(bases["8 bits"]))
     (key,) = json.loads(own_cache.read_text())
@@ -95,26 +89,25 @@ def test_packed_where_expanding_saves_little():
     assert {name: probe.faster for name, probe in FASTER.items()} == {n: n for n in FASTER}
 
 
-@pytest.mark.parametrize("form", ["packed", "expanded"])
-@pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
+@pytest.mark.parametrize(("form", "bits"), [("packed", "8 bits"), ("expanded", "4 bits")])
 def test_the_faster_form_is_taken_and_weighed(bases, monkeypatch, form, bits):
-    monkeypatch.setattr(weight_policy, "cached_probe", lambda *_: FASTER[form])
+    monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER[form])
     stored = total(read(bases[bits]))
     model, held = hold_weights(read(bases[bits]))
     assert (held.form, held.stored_bytes, held.held_bytes) == (form, stored, total(model))
-    assert (weight_policy._largest_product(model) is None) == (form == "expanded")
+    assert (weights._largest_product(model) is None) == (form == "expanded")
     assert "1 row 1.00 ms packed, 1.00 ms expanded, for 9 rows" in held.reason
 
 
 @pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
 def test_the_forecast_of_the_expanded_size_is_right(bases, bits):
     model, held = hold_weights(read(bases[bits]), "expanded")
-    assert weight_policy._expanded_bytes(read(bases[bits])) == held.held_bytes == total(model)
+    assert weights._expanded_bytes(read(bases[bits])) == held.held_bytes == total(model)
     assert held.reason == "as asked"
 
 
 def test_what_would_not_fit_stays_packed(bases, monkeypatch):
-    monkeypatch.setattr(weight_policy, "cached_probe", lambda *_: FASTER["expanded"])
+    monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER["expanded"])
     monkeypatch.setattr(device, "memory_bytes", lambda: 100_000)
     _, held = hold_weights(read(bases["8 bits"]))
     assert held.form == "packed"
@@ -130,8 +123,9 @@ def test_unquantized_weights_have_one_form(bases):
         hold_weights(read(bases["8 bits"]), "dense")
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
+@pytest.mark.parametrize(
+    ("dtype", "bits"), paired([mx.float32, mx.float16, mx.bfloat16], ["8 bits", "4 bits"])
+)
 def test_both_forms_have_the_same_logits(bases, bits, dtype):
     """Whatever the dtype of the scales: expanding must not round to it where computing does not."""
     logits = []
@@ -143,23 +137,17 @@ def test_both_forms_have_the_same_logits(bases, bits, dtype):
     assert relative_error(*logits) < 1e-4
 
 
-@pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
-def test_packed_weights_are_lossless(bases, tmp_path, bits):
-    adapter = stream_adapter_directory(tmp_path / "streams", bases[bits])
-    model, _ = load(bases[bits], adapter_path=adapter, weights="packed")
+@pytest.mark.parametrize(("mode", "lora_rank"), [("lossless", 0), ("shared", 4)])
+def test_packed_weights_take_adapters(bases, tmp_path, mode, lora_rank):
+    """Their trees are tested with every architecture."""
+    base = bases["4 bits"]
+    adapter = stream_adapter_directory(tmp_path / "a", base, mode=mode, lora_rank=lora_rank)
+    model, _ = load(base, adapter_path=adapter, weights="packed")
     assert model.held.form == "packed"
-    expected = plain_tokens(model.model, PROMPT, 24)
-    for tree in ({"tree_width": 1}, {"tree_width": 3, "tree_size": 8, "deferred": False}):
-        found = tokens_of(model, PROMPT, 24, **tree)[:24]
-        assert_lossless(model.model, PROMPT, found, expected)
-
-
-@pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
-def test_packed_weights_take_shared_adapters(bases, tmp_path, bits):
-    adapter = stream_adapter_directory(tmp_path / "a", bases[bits], mode="shared", lora_rank=4)
-    model, _ = load(bases[bits], adapter_path=adapter, weights="packed")
-    expected = tokens_of(model, PROMPT, 24, speculation=False)
-    assert tokens_of(model, PROMPT, 24, tree_width=3, tree_size=8)[:24] == expected
+    expected = tokens_of(model, PROMPT, 16, speculation=False)
+    assert tokens_of(model, PROMPT, 16, tree_width=3, tree_size=8)[:16] == expected
+    if mode == "lossless":
+        assert expected == plain_tokens(model.model, PROMPT, 16)
 
 
 def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
@@ -171,14 +159,7 @@ def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
         assert result.exit_code == 0, result.stderr
         texts.append(json.loads(result.stdout)["text"])
     assert texts[0] == texts[1]
-    monkeypatch.setattr(weight_policy, "cached_probe", lambda *_: FASTER["expanded"])
+    monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER["expanded"])
     result = runner.invoke(app, ["doctor", "--json", "--model", str(bases["8 bits"])])
     held = json.loads(result.stdout)["weights"]
     assert held["form"] == "expanded" and held["held_bytes"] > held["stored_bytes"] > 0
-
-
-def test_packed_is_refused_for_a_model_that_is_not_quantized(bases):
-    arguments = ["--model", str(bases["plain"]), "-p", "the", "--weights", "packed"]
-    result = CliRunner().invoke(app, ["generate", *arguments])
-    assert result.exit_code == 2
-    assert "not quantized" in str(result.stderr) + str(result.exception)

@@ -25,16 +25,11 @@ def write_config(directory, **fields):
 
 REFUSALS = {
     "unknown": ({"model_type": "nonsense"}, "model_type is 'nonsense', expected one that mlx-lm"),
-    "no type": ({"model_type": None}, "model_type is None"),
-    "a path": ({"model_type": "../llama"}, "model_type is '../llama'"),
     "type that is a list": ({"model_type": []}, r"model_type is \[\], expected one"),
-    "type that is an object": ({"model_type": {}}, r"model_type is \{\}, expected one"),
     "module of mlx-lm's that is no model": (
         {"model_type": "base"},
         "model_type is 'base', expected one that mlx-lm has a model for",
     ),
-    "mlx-lm's caches": ({"model_type": "cache"}, "model_type is 'cache', expected one"),
-    "mlx-lm's ropes": ({"model_type": "rope_utils"}, "model_type is 'rope_utils', expected one"),
     "Gemma 3 with pictures": (
         {"model_type": "gemma3", "hidden_size": None, "text_config": {"hidden_size": 64}},
         "'gemma3', which is refused: its checkpoints .* text-only .* 'gemma3_text', are supported",
@@ -65,10 +60,6 @@ REFUSALS = {
         {"model_type": "llama", **rope(1e4, "linear", factor="2")},
         "factor is '2', expected a number above 0",
     ),
-    "rope type": (
-        {"model_type": "llama", "rope_scaling": {"type": ["linear"]}},
-        r"rope_type is \['linear'\], expected a text",
-    ),
     "a share of odd size of a head": (
         {
             "model_type": "llama",
@@ -85,20 +76,12 @@ REFUSALS = {
         },
         "rope's mscale is 'x', expected a number of at least 0",
     ),
-    "one layer type's rope": (
-        {"model_type": "gemma3_text", "rope_parameters": {"full_attention": "x"}},
-        "full_attention of rope_parameters is 'x', expected an object",
-    ),
     "one layer type's rope beside a right one": (
         {
             "model_type": "gemma3_text",
             "rope_parameters": {"full_attention": "x", "sliding_attention": {"rope_theta": 1e4}},
         },
         "full_attention of rope_parameters is 'x', expected an object",
-    ),
-    "rope of the sliding layers": (
-        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": "x"}},
-        "sliding_attention of rope_parameters is 'x', expected an object",
     ),
     "Gemma 3's period": (
         {"model_type": "gemma3_text", "sliding_window_pattern": "x"},
@@ -111,10 +94,6 @@ REFUSALS = {
     "size of a head": (
         {"model_type": "llama", "head_dim": "x", **rope(1e4, "proportional")},
         "head_dim is 'x', expected an integer of at least 1",
-    ),
-    "context": (
-        {"model_type": "llama", "max_position_embeddings": "x"},
-        "max_position_embeddings is 'x', expected an integer of at least 1",
     ),
     "window": ({"model_type": "mistral", "sliding_window": "no"}, "sliding_window is 'no'"),
     "layer types": (

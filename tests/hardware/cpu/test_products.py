@@ -12,9 +12,8 @@ from random_models import plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import load
-from specstream_mlx.hardware import device
-from specstream_mlx.hardware import weights as weight_policy
-from specstream_mlx.hardware.cpu import products as row_blocks
+from specstream_mlx.hardware import device, weights
+from specstream_mlx.hardware.cpu import products
 from specstream_mlx.hardware.cpu.products import (
     BlockedLinear,
     blocks_pay,
@@ -36,7 +35,7 @@ def layer():
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return row_blocks.cache_file()
+    return products.cache_file()
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (16,), (1, 5), (1, 19), (1, 33), (3, 7)])
@@ -47,6 +46,8 @@ def test_a_product_in_blocks_has_the_same_values(layer, shape):
     found = layer(x)
     assert found.shape == expected.shape
     assert relative_error(found, expected) < 1e-6
+    layer.set_dtype(mx.float16)
+    assert layer(x.astype(mx.float16)).dtype == mx.float16
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,6 @@ def test_a_few_rows_are_left_and_more_are_filled_up(rows, multiplied):
     seen = []
     in_blocks(lambda x: seen.append(x.shape) or x, mx.ones((1, rows, 8)))
     assert seen[0][-2:] == (multiplied, 8)
-
-
-def test_half_precision_stays(layer):
-    layer.set_dtype(mx.float16)
-    use_blocks(layer)
-    assert layer(mx.ones((1, 5, 24), mx.float16)).dtype == mx.float16
 
 
 def test_linear_layers_and_heads_change_and_no_tensor():
@@ -81,21 +76,21 @@ def test_linear_layers_and_heads_change_and_no_tensor():
 
 
 def test_blocks_are_measured_once_and_kept(layer, own_cache, monkeypatch):
-    monkeypatch.setattr(row_blocks, "probe", lambda weight: SOME_SLOWER)
+    monkeypatch.setattr(products, "probe", lambda weight: SOME_SLOWER)
     assert blocks_pay(layer)
-    monkeypatch.setattr(row_blocks, "probe", lambda weight: BLOCK_SLOWER)
+    monkeypatch.setattr(products, "probe", lambda weight: BLOCK_SLOWER)
     assert blocks_pay(layer)
     assert not blocks_pay(layer, measure_again=True)
     assert not blocks_pay(layer)
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "3", '["a", "b"]', "[1.0]", "null"])
+@pytest.mark.parametrize("damage", ["[]", '["a", "b"]', "[1.0]", "null"])
 def test_a_damaged_measurement_is_made_again(layer, own_cache, monkeypatch, damage):
-    monkeypatch.setattr(row_blocks, "probe", lambda weight: SOME_SLOWER)
+    monkeypatch.setattr(products, "probe", lambda weight: SOME_SLOWER)
     blocks_pay(layer)
     ((key, _),) = json.loads(own_cache.read_text()).items()
-    own_cache.write_text(f'{{"{key}": {damage or "[]"}}}')
-    monkeypatch.setattr(row_blocks, "probe", lambda weight: BLOCK_SLOWER)
+    own_cache.write_text(f'{{"{key}": {damage}}}')
+    monkeypatch.setattr(products, "probe", lambda weight: BLOCK_SLOWER)
     assert not blocks_pay(layer)
 
 
@@ -103,7 +98,7 @@ def test_a_real_measurement_takes_time(layer):
     mx.random.seed(3)
     expected = mx.random.uniform().item()
     mx.random.seed(3)
-    some, block = row_blocks.probe(layer.weight)
+    some, block = products.probe(layer.weight)
     assert some > 0 and block > 0
     assert mx.random.uniform().item() == expected, "a seed must mean the same before and after"
 
@@ -111,19 +106,18 @@ def test_a_real_measurement_takes_time(layer):
 @pytest.mark.parametrize("backend", ["metal", "cuda"])
 def test_a_gpu_is_left_alone(layer, monkeypatch, backend):
     monkeypatch.setattr(device, "backend", lambda: backend)
-    monkeypatch.setattr(row_blocks, "probe", lambda weight: pytest.fail("measured"))
+    monkeypatch.setattr(products, "probe", lambda weight: pytest.fail("measured"))
     assert not blocks_pay(layer)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize(("mode", "bits"), [("lossless", None), ("shared", 8)])
 def test_the_text_is_the_same(tmp_path, monkeypatch, mode, bits):
     base = tiny_llama_directory(tmp_path / "base", bits=bits)
     rank = 4 if mode == "shared" else 0
     adapter = stream_adapter_directory(tmp_path / "streams", base, mode=mode, lora_rank=rank)
     texts = []
     for pays in (True, False):
-        monkeypatch.setattr(weight_policy, "blocks_pay", lambda *_, pays=pays: pays)
+        monkeypatch.setattr(weights, "blocks_pay", lambda *_, pays=pays: pays)
         model, _ = load(base, adapter_path=adapter, weights="expanded")
         assert model.held.row_blocks is pays
         texts.append(tokens_of(model, PROMPT, 24, tree_width=3, tree_size=8)[:24])
