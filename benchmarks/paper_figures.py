@@ -34,7 +34,7 @@ from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx import DraftSettings, Sampling, UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
-from specstream_mlx.engine.verify.rules import VerifyName
+from specstream_mlx.engine.verify.by_name import VerifyName
 
 from .figure_plot import check_matplotlib, draw
 from .figure_points import Point, PointFile

@@ -27,7 +27,7 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.autotune.drift import without_drift
-from specstream_mlx.engine.verify.rules import VerifyName
+from specstream_mlx.engine.verify.by_name import VerifyName
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
 from specstream_mlx.loop import Drafting, Step

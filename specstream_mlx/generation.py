@@ -15,7 +15,7 @@ from .config import UserError
 from .drafting.settings import DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
-from .engine.verify.rules import VerifyName
+from .engine.verify.by_name import VerifyName
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Drafting, Request, Step, decode

@@ -16,7 +16,7 @@ from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import Sampling, normalized
 from .engine.step import Decoder, StepResult
-from .engine.verify.rules import VerifyName, check_rule, make_rule, rule_name
+from .engine.verify.by_name import VerifyName, check_rule, make_rule, rule_name
 from .hardware import device
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache
@@ -150,7 +150,7 @@ class Request:
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
 
-    From the second ``Step`` on, the next call already runs on the device when one is handed out.
+    From the second ``Step`` on, a step is handed out when the call behind it already runs.
 
     Args:
         model: base and adapter.
@@ -175,7 +175,8 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     _prefill(decoder, unread, request.prefill_step_size, request.quantization)
     prompt_cache.extend(generation, unread)
     profile.border("prefill")
-    reusable, newest = model.mode == "lossless", prompt[-1]  # else streams are beside the rows
+    # In shared mode generated rows have seen their streams, so no later prompt can use them.
+    reusable, newest = model.mode == "lossless", prompt[-1]
     adapter, streams = model.adapter, model.streams
     for step in _Loop(model, decoder, request).steps():
         if reusable:
@@ -337,7 +338,11 @@ class _Loop:
         return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
 
     def _grow(self, result: StepResult) -> DraftTree:
-        """Draft the next tree; each settings' drafter is kept, and may have text to catch up on."""
+        """Draft the next tree.
+
+        Settings may change from step to step and back, so the drafter of each is kept, and first
+        reads what was written while another one drafted.
+        """
         if self._settings not in self._drafters:
             drafter = self._make_drafter(self._settings, self._streams is not None, self._text)
             self._drafters[self._settings] = drafter, len(self._text)

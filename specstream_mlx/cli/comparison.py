@@ -1,4 +1,4 @@
-"""``generate --compare``: the same request through plain mlx_lm, in turn with ours."""
+"""``generate --compare``: the same run through plain mlx_lm, in turn with ours."""
 
 import statistics
 from collections import deque
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..engine.kv import window_left_out
-from .request import Request
+from .run import Run
 
 PAIRS = 5
 
@@ -55,33 +55,33 @@ class Comparison:
     window_left_out: int | None
 
 
-def compare(request: Request, tokens: list[int]) -> Comparison:
+def compare(run: Run, tokens: list[int]) -> Comparison:
     """Run both sides in turn.
 
     Args:
-        request: what to generate from.
+        run: what to generate from.
         tokens: our output; producing it has warmed our side up.
     """
     plain_tokens, plain_text = [], ""
-    for response in request.plain_responses():
+    for response in run.plain_responses():
         plain_tokens.append(response.token)
         plain_text += response.text
-    for word in request.stop:
+    for word in run.stop:
         plain_text = plain_text.split(word)[0]
     reference, expected = "plain mlx_lm", plain_tokens
-    drawn = request.common["sampler"] is not None
-    if request.model.mode == "shared" and not drawn:
+    drawn = run.common["sampler"] is not None
+    if run.model.mode == "shared" and not drawn:
         # The main stream sees its streams, so mlx_lm computes another function.
         one_token_a_step = replace(
-            request, settings=replace(request.settings, speculation=False), tuned=None
+            run, settings=replace(run.settings, speculation=False), tuned=None
         )
         reference = "the same model decoding one token a step"
         expected = [response.token for response in one_token_a_step.responses()]
     several = min(len(tokens), len(plain_tokens)) > 1
-    ours, plain = _rates(request) if several else ([], [])
+    ours, plain = _rates(run) if several else ([], [])
     same = None if drawn else tokens == expected
-    window = window_left_out(request.model.model, request.model.config)
-    past_window = window is not None and len(request.prompt) + len(tokens) > window
+    window = window_left_out(run.model.model, run.model.config)
+    past_window = window is not None and len(run.prompt) + len(tokens) > window
     return Comparison(
         plain_text=plain_text,
         plain_tps=_median(plain),
@@ -90,21 +90,21 @@ def compare(request: Request, tokens: list[int]) -> Comparison:
         pairs=len(ours),
         reference=reference,
         identical=same,
-        first_difference=_difference(request, tokens, expected) if same is False else None,
+        first_difference=_difference(run, tokens, expected) if same is False else None,
         window_left_out=(
             window if past_window and same is False and expected is plain_tokens else None
         ),
     )
 
 
-def _rates(request: Request) -> tuple[list[float], list[float]]:
+def _rates(run: Run) -> tuple[list[float], list[float]]:
     """Our rates and mlx_lm's, pair by pair; the sides take turns at going first.
 
     A pair with a side that ended at its first token, as one that draws may, has no rates.
     """
     console = Console(stderr=True)
     sides: list[Callable[[], Iterator[PlainResponse]]]
-    sides = [request.responses, request.plain_responses]
+    sides = [run.responses, run.plain_responses]
     rates: list[list[float]] = [[], []]
     for pair in track(
         range(PAIRS), "Comparing", console=console, transient=True, disable=not console.is_terminal
@@ -127,10 +127,10 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _difference(request: Request, tokens: list[int], expected: list[int]) -> Difference:
+def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:
     pairs = enumerate(zip(tokens, expected, strict=False))
     ended = min(len(tokens), len(expected)) - 1  # where one output ends and the other goes on
     place = next((i for i, (ours, other) in pairs if ours != other), ended)
-    response = next(islice(request.responses(), place, None))
+    response = next(islice(run.responses(), place, None))
     best = mx.sort(response.logprobs.astype(mx.float32))[-2:]
     return Difference(place + 1, (best[1] - best[0]).item())

@@ -31,7 +31,7 @@ from .tune import MEASURING
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
     from .comparison import Comparison
-    from .request import Request
+    from .run import Run
 
 
 @grouped(panels=True)
@@ -95,9 +95,9 @@ def generate(
     import mlx.core as mx
 
     from ..engine.profile import NO_PROFILE, Profile
-    from ..engine.verify.rules import rule_name
+    from ..engine.verify.by_name import rule_name
     from ..hardware import device
-    from .request import CommonArguments, Request
+    from .run import CommonArguments, Run
 
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
@@ -108,7 +108,7 @@ def generate(
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
     kv_cache = cached.open(loaded, str(source.model), kv_cache)
     sampler = sampling.sampler(tokenizer)
-    request = Request(
+    run = Run(
         model=loaded,
         tokenizer=tokenizer,
         prompt=cached.prompt(tokenizer, text, loaded, prompt.ignore_chat_template),
@@ -125,39 +125,39 @@ def generate(
         prompt_cache=cached.cache,
         profile=Profile() if output.profile else NO_PROFILE,
     )
-    request.check()
+    run.check()
     if drafts.tuned:
-        request = _tuned(request, kv_cache, adapts=sampling.seed is None)
+        run = _tuned(run, kv_cache, adapts=sampling.seed is None)
     if sampling.seed is not None:
         mx.random.seed(sampling.seed)
-    _note_missing_streams(request, source)
-    _answer(request, source, output)
+    _note_missing_streams(run, source)
+    _answer(run, source, output)
 
 
-def _answer(request: "Request", source: Source, output: OutputOptions) -> None:
-    """Run a request and print what ``output`` asks for; ``source`` names model and adapter."""
-    written = _write(request.responses(), output)
+def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
+    """Generate, and print what ``output`` asks for; ``source`` names model and adapter."""
+    written = _write(run.responses(), output)
     if not output.as_json:
-        reporting.statistics(written.last, request.drafts, request.verify)
+        reporting.statistics(written.last, run.drafts, run.verify)
         if output.profile:
-            reporting.profile(request.profile.report())
+            reporting.profile(run.profile.report())
     comparison = None
     if output.compare:
         from .comparison import compare
 
-        comparison = compare(request, written.tokens)
+        comparison = compare(run, written.tokens)
     if output.as_json:
-        _print(json.dumps(_report(source, request, written, comparison)) + "\n")
+        _print(json.dumps(_report(source, run, written, comparison)) + "\n")
     elif comparison is not None:
         reporting.comparison(comparison)
 
 
-def _tuned(request: "Request", kv_cache: KVCacheOptions, adapts: bool) -> "Request":
-    """The request with drafts as tuned.
+def _tuned(run: "Run", kv_cache: KVCacheOptions, adapts: bool) -> "Run":
+    """The same run, with drafts as tuned.
 
     Args:
-        request: what to tune for.
-        kv_cache: the same as the request has.
+        run: what to tune for.
+        kv_cache: the same as the run has.
         adapts: whether drafts go on adapting: that follows the clock, which no seed repeats.
     """
     from ..autotune.tuning import tune
@@ -165,25 +165,25 @@ def _tuned(request: "Request", kv_cache: KVCacheOptions, adapts: bool) -> "Reque
     note = partial(reporting.note, MEASURING)
     try:
         tuned = tune(
-            request.model,
-            request.tokenizer,
+            run.model,
+            run.tokenizer,
             quantization=kv_cache.quantization(),
             on_measuring=note,
         )
-    except UserError as error:  # of a calibration text, not of this request
+    except UserError as error:  # of a calibration text, not of this run
         reporting.note(f"Not tuned: {error}")
-        return request
-    return replace(request, settings=tuned.settings, tuned=tuned if adapts else None)
+        return run
+    return replace(run, settings=tuned.settings, tuned=tuned if adapts else None)
 
 
-def _note_missing_streams(request: "Request", source: Source) -> None:
+def _note_missing_streams(run: "Run", source: Source) -> None:
     """Say that there are no streams, where that makes a difference."""
-    if request.model.streams is not None:
+    if run.model.streams is not None:
         return
-    if not request.tuned and request.settings.drafts_with(None):
+    if not run.tuned and run.settings.drafts_with(None):
         return
-    drafts = "only lookup may draft" if request.tuned else "nothing is drafted"
-    if request.model.adapter:
+    drafts = "only lookup may draft" if run.tuned else "nothing is drafted"
+    if run.model.adapter:
         reporting.note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
     else:
         reporting.note(f"No streams are mounted, so {drafts}: see --adapter-path")
@@ -191,7 +191,7 @@ def _note_missing_streams(request: "Request", source: Source) -> None:
 
 @dataclass
 class _Written:
-    """What a request came to: its tokens, its text and the last response, which has the figures."""
+    """What a run came to: its tokens, its text and the last response, which has the figures."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -226,7 +226,7 @@ def _print(text: str) -> None:
 
 
 def _report(
-    source: Source, request: "Request", written: _Written, comparison: "Comparison | None"
+    source: Source, run: "Run", written: _Written, comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     last = written.last
@@ -241,11 +241,11 @@ def _report(
         "peak_memory": last.peak_memory,
         "model": source.model_name,
         "adapter": source.adapter_name,
-        "mode": request.model.mode,
-        "tree": request.drafts,
-        "verify": request.verify,
+        "mode": run.model.mode,
+        "tree": run.drafts,
+        "verify": run.verify,
     }
-    parts = request.profile.report()
+    parts = run.profile.report()
     if parts:
         values["profile"] = parts
     if comparison is not None:

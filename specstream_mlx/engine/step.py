@@ -1,7 +1,9 @@
 """One decoding step: verify the tree that was drafted, and guess the next one.
 
-The seven moves of Speculative Streaming (arXiv 2402.11131, section 3), top to bottom in
-``Decoder.step``, but for the last, which needs what the host has read: ``Decoder.commit``.
+The seven moves of Speculative Streaming (arXiv 2402.11131, section 3): embed the nodes, MHA layers,
+prune, seed the streams, MSA layers, verify and let the streams guess, commit. The first six stand
+top to bottom in ``Decoder.step``, which only enqueues; the host then reads which nodes were
+accepted, and ``Decoder.commit`` is the seventh.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree
 from ..models.streams import Streams
-from .borrowed import BorrowedModel, Observer, UnsupportedModelError
+from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
 from .kv import UncommittedRows, commit
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
@@ -36,7 +38,8 @@ class StepResult:
         predictions: (m,) the target's token after each kept node, as the verify rule has it.
         logits: (m, vocab) of the main stream, after the logits processors.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
-        in_play: (m,) which kept nodes are above the threshold; ``None`` like ``kept``.
+        in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
+            places that pruning has left, since shapes are fixed. ``None``: all of them.
         candidates: (gamma, k) the streams' tokens at the accepted node, best first, or in the order
             in which they were drawn.
         log_probs: (gamma, k) their log-probabilities in nats.
@@ -145,8 +148,9 @@ class Decoder:
         """Verify ``tree`` against the target and let the accepted node's streams guess.
 
         Args:
-            tree: its root is the newest committed token, which is not in the KV cache yet. Several
-                sequences go side by side with tokens (sequences, n), unpruned.
+            tree: its root is the newest committed token, which is not in the KV cache yet. Trees of
+                several sequences, all of one shape, are one tree with tokens (sequences, n); they
+                cannot be pruned.
             settings: what is kept of the tree, where the streams run and how much they guess.
             rule: of this generation.
 
@@ -154,16 +158,17 @@ class Decoder:
             Unevaluated arrays; read them, then call ``commit``.
         """
         profile, config = self.profile, self.streams and self.streams.config
+        # Streams run nowhere ("none"), in this pass ("beside"), or in a second one ("deferred").
         placement = settings.placement(config)
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         shape, offset = shape_of(tree), self.caches[0].offset
-        one = tree.tokens.ndim == 1
-        positions = (offset if one else offset[:, None]) + shape.depths
+        single = tree.tokens.ndim == 1  # sequence; else the offsets are several too
+        positions = (offset if single else offset[:, None]) + shape.depths
         nodes = TreeNodes(mx.array(tree.tokens), shape.parents, shape.ancestors, positions)
-        tokens = nodes.tokens[None] if one else nodes.tokens
+        tokens = nodes.tokens[None] if single else nodes.tokens
         rows = Rows(positions, nodes.ancestors)
-        if one and shape.is_chain:
+        if single and shape.is_chain:
             rows = Rows(offset, None)
         if placement == "none":
             logits = self._main_logits(tokens, rows)
@@ -178,7 +183,7 @@ class Decoder:
             nodes, main = self._pruned(nodes, shape, main, settings)
             rows = Rows(nodes.positions, nodes.ancestors)
 
-        # 4. Seed the streams; deferred ones wait until it is known which node they are of.
+        # 4. Seed the streams beside the nodes; deferred ones are seeded behind verification.
         beside = None
         hidden = entry = main
         if placement == "beside":
@@ -197,16 +202,16 @@ class Decoder:
 
         # 6. Head and verification; then the streams of the last accepted node.
         result = self._verified(rule, tree, nodes, self.model.head(main))
-        if not settings.speculates:
+        if not settings.speculates:  # shared streams run all the same: the main stream sees them
             return result
         if placement == "beside":
             hidden, result.has_streams = self._streams_of(result.last, streams, beside)
         else:
             rows = deferred_rows(nodes, result.last, config.num_streams)
             hidden = self.streams.seed(_at(entry, result.last)).flatten(1, 2)
-            hidden = self._through_msa_layers(hidden, rows, main_rows=0, behind=len(nodes))
+            hidden = self._through_msa_layers(hidden, rows, main_rows=0, skip=len(nodes))
         logits = self.model.head(hidden)
-        result.stream_logits = logits[0] if one else logits
+        result.stream_logits = logits[0] if single else logits
         result.candidates, result.log_probs = rule.draft(result.stream_logits, settings.tree_width)
         profile.border("head", result.candidates, result.log_probs)
         return result
@@ -225,7 +230,11 @@ class Decoder:
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        """Stand-ins for all layers' caches in a pass over ``rows``, for ``commit`` to commit."""
+        """Stand-ins for all layers' caches in a pass over ``rows``.
+
+        ``Decoder.commit`` commits what they hold. Where streams run, MSA layers get others, since
+        they have other rows.
+        """
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)
 
@@ -253,7 +262,7 @@ class Decoder:
         return tree.likeliest_last(few).tolist()
 
     def _through_msa_layers(
-        self, hidden: mx.array, rows: Rows, main_rows: int, behind: int = 0
+        self, hidden: mx.array, rows: Rows, main_rows: int, skip: int = 0
     ) -> mx.array:
         """Main rows first, then stream rows, through all MSA layers.
 
@@ -261,12 +270,13 @@ class Decoder:
             hidden: (sequences, rows, h).
             rows: their positions and visibility.
             main_rows: how many are main rows, which may be committed later.
-            behind: rows of an earlier pass of this step that lie between those committed and these.
+            skip: how many rows this step's first pass wrote behind the committed ones; these go
+                behind them.
         """
         config = self.streams.config
         for number in range(config.first_msa_layer, config.num_hidden_layers):
             rotate = self.streams.value_rotation(main_rows, hidden.shape[1] - main_rows)
-            cache = UncommittedRows(self.caches[number], rows, behind, rotate)
+            cache = UncommittedRows(self.caches[number], rows, skip, rotate)
             if main_rows:
                 self._uncommitted[number] = cache
             hidden = self.model.layer(number, hidden, cache, main_rows)

@@ -19,7 +19,7 @@ from specstream_mlx.autotune.adaptive import Arm
 from specstream_mlx.autotune.cost import StepCosts
 from specstream_mlx.cli import comparison
 from specstream_mlx.cli.draft_marks import DraftMarks
-from specstream_mlx.cli.request import Request
+from specstream_mlx.cli.run import Run
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -157,11 +157,11 @@ def test_pairs_with_a_side_of_a_single_token_have_no_rates(base, streams, monkey
         last = next(lengths)
         yield SimpleNamespace(generation_tps=10.0, generation_tokens=last)
 
-    monkeypatch.setattr(Request, "responses", responses)
-    monkeypatch.setattr(Request, "plain_responses", responses)
+    monkeypatch.setattr(Run, "responses", responses)
+    monkeypatch.setattr(Run, "plain_responses", responses)
     model = SimpleNamespace(model=load(base, adapter_path=streams)[0].model)
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Request))
-    ours, plain = comparison._rates(Request(**fields | {"model": model}))
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Run))
+    ours, plain = comparison._rates(Run(**fields | {"model": model}))
     assert len(ours) == len(plain) == 3
     assert set(ours) == set(plain) == {8.0}
 

@@ -29,7 +29,7 @@ from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
 from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.borrowed import BorrowedModel
+from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware.weights import hold_weights

@@ -28,7 +28,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.streams import full_tree
 from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine import step
-from specstream_mlx.engine.borrowed import BorrowedModel
+from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.rows import TreeShape
 from specstream_mlx.loop import decode
 

@@ -7,7 +7,7 @@ from random_models import request, speculative_model
 from specstream_mlx import Sampling, UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.engine.verify.rules import check_rule, rule_name
+from specstream_mlx.engine.verify.by_name import check_rule, rule_name
 from specstream_mlx.loop import decode
 
 

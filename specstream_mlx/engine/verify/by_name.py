@@ -1,4 +1,8 @@
-"""The verify rules by name: which one is meant, and whether it goes with sampler and trees."""
+"""The verify rules by name: which one is meant, and whether it goes with sampler and trees.
+
+A new rule is one file beside this one, with a class that derives from ``rule.VerifyRule``, and its
+name here (and in the options of the command line).
+"""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""One request of ``generate``, answered by this project or by plain mlx_lm."""
+"""One run of ``generate``: by this project, or by plain mlx_lm for ``--compare``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import Sampling
-from ..engine.verify.rules import VerifyName
+from ..engine.verify.by_name import VerifyName
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
@@ -34,7 +34,7 @@ class CommonArguments(TypedDict):
 
 
 @dataclass(frozen=True)
-class Request:
+class Run:
     """A prompt and how to go on from it; see ``generation.stream_generate``.
 
     Attributes:
@@ -66,7 +66,7 @@ class Request:
         return f"{drafts}, as tuned" if self.tuned else drafts
 
     def check(self) -> None:
-        """Whether the request can be answered; nothing is run for it.
+        """Check that the model can do what is asked; nothing is generated.
 
         Raises:
             UserError: it cannot.
