@@ -1,0 +1,250 @@
+"""Does drafting ever lose? Speed on texts that people typed, which nobody tuned anything to.
+
+    python -m benchmarks.typed_text                          # 8 typed texts a task, 20 of prose
+    python -m benchmarks.typed_text --texts dev              # those that may be looked at
+    python -m benchmarks.typed_text --texts held-out         # the demonstration's own test items
+    python -m benchmarks.typed_text --random-streams         # streams that nobody has trained
+    python -m benchmarks.typed_text --bits 4                 # the base in 4 bits, packed
+
+``typed/dev`` and ``typed/test`` hold the same kinds of texts, written by hand without sight of the
+demonstration model's training text: inputs for its eight tasks, and beginnings of prose. Drafts are
+those of ``generate`` without options. In lossless mode they are compared with mlx_lm on the same
+text, in shared mode with the same adapter one token a step; every text is checked to be the same.
+Ways take turns, and only tokens behind the first one are timed. Before that the machine's step
+costs are measured, if they are not known.
+
+With MLX's reference BLAS:
+
+    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.typed_text', None, '__main__')"
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from rich.console import Console
+from rich.progress import Progress
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import UserError, bundled
+from specstream_mlx.autotune.pace import pace_of
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.prompts import chat_prompt
+
+from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, ONE_TOKEN, Base, Compared, Mounted, expected_runs, interleaved
+from .speedup import check_texts, randomize
+from .texts import MODES, adapter_of, chosen_tasks, held_out_texts, names_in
+
+TYPED = Path(__file__).parent / "typed"
+PROSE = "prose"
+"""The kind of text that belongs to no task."""
+
+OURS, PLAIN = "ours", "one token a step"
+FAR = 30
+"""Tokens from which on a single text's ratio is reported: those of shorter ones are noise."""
+
+_PROSE_ADAPTER = "friendly"
+_WARM_UPS = 100
+
+COLUMNS = {
+    "mode": "{mode}",
+    "text": "{kind}",
+    "texts": "{items}",
+    "speedup": "{speedup:.2f}x",
+    "least of one text": "{least_shown}",
+    "tokens a call": "{call_reduction:.2f}",
+    "nodes a call": "{nodes:.1f}",
+    "tokens": "{tokens}",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Texts of one kind, and the adapter that continues them.
+
+    Attributes:
+        mode: of the streams.
+        name: a task, or ``PROSE``.
+        adapter: directory.
+        texts: token ids.
+    """
+
+    mode: str
+    name: str
+    adapter: Path
+    texts: Sequence[Sequence[int]]
+
+
+def typed_inputs(texts: str, name: str, count: int) -> list[str]:
+    """The first inputs of ``dev`` or ``test`` for a task, or of prose."""
+    if name == PROSE:
+        return (TYPED / texts / "prose.txt").read_text().splitlines()[:count]
+    lines = (TYPED / texts / f"{name}.jsonl").read_text().splitlines()[:count]
+    return [json.loads(line)["input"] for line in lines]
+
+
+def prompts_of(tokenizer: TokenizerWrapper, texts: str, name: str, count: int) -> list[list[int]]:
+    """The prompts of a task with its instruction, or those of prose as they are."""
+    if name == PROSE:
+        return [chat_prompt(tokenizer, text, None) for text in typed_inputs(texts, name, count)]
+    if texts == "held-out":
+        return [text.prompt for text in held_out_texts(tokenizer, name, count)]
+    template = tasks.prompt_template(name)
+    return [chat_prompt(tokenizer, text, template) for text in typed_inputs(texts, name, count)]
+
+
+def measure_costs(mounted: Mounted, kind: Kind) -> None:
+    """Decode until the costs of steps are known, as they are after some minutes of use."""
+    ours = mounted.ours(None)
+    for number in range(_WARM_UPS):
+        if pace_of(mounted.model).costs.complete:
+            return
+        ours(kind.texts[number % len(kind.texts)])
+    raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")
+
+
+def measure(mounted: Mounted, kind: Kind, rounds: int, progress: Progress) -> dict[str, Any]:
+    """The row of one kind of text."""
+    measure_costs(mounted, kind)
+    lossless = kind.mode == "lossless"
+    ways = {
+        (MLX_LM if lossless else PLAIN): mounted.mlx_lm() if lossless else mounted.ours(ONE_TOKEN)
+    }
+    (baseline,) = ways
+    bar = progress.add_task(f"{kind.name}, {kind.mode}", total=rounds * len(kind.texts))
+    found = interleaved(
+        kind.texts, ways | {OURS: mounted.ours(None)}, rounds, advance=lambda: progress.advance(bar)
+    )
+    plain = found.first_runs(baseline)
+    expected = expected_runs(mounted, kind.texts, plain) if lossless else plain
+    ratios = _ratios(found, baseline)
+    long = [ratio for number, ratio in ratios.items() if len(plain[number].tokens) >= FAR]
+    figures = found.figures(OURS, baseline)
+    return {
+        "mode": kind.mode,
+        "kind": kind.name,
+        "task": kind.name,
+        "method": OURS,
+        "items": len(kind.texts),
+        "tokens": sum(len(run.tokens) for run in plain),
+        "speedup": geometric_mean(list(ratios.values())),
+        "ratios": {number: round(ratio, 3) for number, ratio in ratios.items()},
+        "least": min(long, default=None),
+        "least_shown": f"{min(long):.2f}x" if long else "none of 30 tokens",
+        "call_reduction": figures["call_reduction"],
+        "nodes": figures["nodes"],
+        "same_output_as_plain": found.same(OURS, expected),
+    }
+
+
+def _ratios(found: Compared[str], baseline: str) -> dict[int, float]:
+    """Our rate over the baseline's, text by text."""
+    return {
+        number: rate / found.rates[baseline, number]
+        for (way, number), rate in found.rates.items()
+        if way == OURS and (baseline, number) in found.rates
+    }
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence for each mode: the mean over kinds, the least kind, the least long text."""
+    found = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        own = [row for row in rows if row["mode"] == mode]
+        for name, some in (
+            ("tasks", [row for row in own if row["kind"] != PROSE]),
+            (PROSE, [row for row in own if row["kind"] == PROSE]),
+        ):
+            if not some:
+                continue
+            kind = min(some, key=lambda row: row["speedup"])
+            least = min((row["least"] for row in some if row["least"] is not None), default=None)
+            sentence = (
+                f"{mode.capitalize()}, {name}: {geometric_mean([r['speedup'] for r in some]):.2f}x "
+                f"in the geometric mean"
+            )
+            if len(some) > 1:
+                sentence += f", {kind['kind']} least with {kind['speedup']:.2f}x"
+            if least is not None:
+                sentence += f", no text of {FAR} tokens or more below {least:.2f}x"
+            found.append(sentence + ".")
+    return found
+
+
+def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+    """The lines of the report."""
+    about = (
+        f"{measured_on(facts)}; weights {facts['weights']}; {facts['streams']} streams; texts: "
+        f"{facts['texts']}, {facts['rounds']} times each, greedy, at most {facts['max_tokens']} "
+        "tokens; lossless against mlx_lm, shared against the same adapter one token a step."
+    )
+    right = sum(row["same_output_as_plain"] for row in rows)
+    lines = [about, "", f"{right} of {sum(row['items'] for row in rows)} texts are the same."]
+    lines += ["", *(f"- {sentence}" for sentence in summary(rows)), ""]
+    return lines + table(COLUMNS, rows)
+
+
+@one_line_errors
+def main(
+    texts: Annotated[
+        Literal["test", "dev", "held-out"], typer.Option(help="Which texts are decoded.")
+    ] = "test",
+    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 8,
+    prose: Annotated[int, typer.Option(help="Beginnings of prose.", min=0)] = 20,
+    rounds: Annotated[int, typer.Option(help="Runs of each text.", min=1)] = 5,
+    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
+    modes: Annotated[str, typer.Option(help="lossless, shared, or both.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 64,
+    bits: Annotated[
+        int | None, typer.Option(help="Quantize the base anew, packed, for both.", min=2, max=8)
+    ] = None,
+    random_streams: Annotated[
+        bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
+    ] = False,
+    label: Annotated[str, typer.Option("--name", help="Part of the result files' name.")] = "",
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Compare drafting with plain decoding on texts that people typed."""
+    chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
+    base = Base(bundled.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
+    facts = base.facts() | {
+        "texts": texts,
+        "rounds": rounds,
+        "max_tokens": max_tokens,
+        "streams": "random" if random_streams else "trained",
+    }
+    kinds = [
+        Kind(mode, name, adapter_of(name, mode), prompts_of(base.tokenizer, texts, name, items))
+        for mode in wanted
+        for name in chosen
+    ]
+    if prose and texts != "held-out":
+        prompts = prompts_of(base.tokenizer, texts, PROSE, prose)
+        kinds += [Kind(m, PROSE, adapter_of(_PROSE_ADAPTER, m), prompts) for m in wanted]
+    rows: list[dict[str, Any]] = []
+    file = "-".join(filter(None, ("typed-text", texts, label, machine_suffix(facts))))
+    text = ""
+    with Progress(console=Console(stderr=True)) as progress:
+        for kind in progress.track(kinds, description="typed text"):
+            mounted = base.mount(kind.adapter)
+            if random_streams:
+                randomize(mounted.model)
+            rows.append(measure(mounted, kind, rounds, progress))
+            text = write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts))
+    print(text)
+    check_texts(rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,1 +1,0 @@
-"""How much to draft on this machine: costs, acceptance, and the choice."""
