@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm import load as load_plain
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
@@ -26,12 +27,13 @@ from mlx_lm.utils import dequantize_model
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
-from specstream_mlx.autotune.drift import without_drift
+from specstream_mlx.autotune.pace import auto_drafting
+from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
 from specstream_mlx.engine.verify.by_name import VerifyName
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
-from specstream_mlx.loop import Drafting, Step
 
+from .drift import without_drift
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import held_out_texts
 
@@ -45,8 +47,8 @@ CHAIN = DraftSettings(tree_width=1, tree_size=None)
 TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
-Drafts = DraftSettings | Callable[[], Drafting]
-"""How to draft: always alike, or as something says that is made anew for each generation."""
+Drafts = DraftSettings | None
+"""How to draft: always alike, or (``None``) as is worth most, step by step."""
 
 
 # One run ------------------------------------------------------------------------------------
@@ -81,19 +83,32 @@ Way = Callable[[Sequence[int]], Run]
 
 @dataclass
 class _Noted:
-    """A drafting that notes what every step looked like, for counting behind the generation."""
+    """A drafting that notes its plans, for counting behind the generation.
 
-    drafting: DraftSettings | Drafting
-    steps: list[tuple[Any, DraftSettings, mx.array | None]] = field(default_factory=list)
+    Attributes:
+        drafting: what plans.
+        plans: of the steps that were taken.
+        missed: steps with streams whose accepted node had none.
+    """
 
-    def settings(self) -> DraftSettings:
-        fixed = isinstance(self.drafting, DraftSettings)
-        return self.drafting if fixed else self.drafting.settings()
+    drafting: Drafting
+    plans: list[Plan] = field(default_factory=list)
+    missed: int = 0
 
-    def observe(self, step: Step) -> None:
-        self.steps.append((step.tree, self.settings(), step.result.has_streams))
-        if not isinstance(self.drafting, DraftSettings):
-            self.drafting.observe(step)
+    def first(self, root: int) -> Plan:
+        return self.drafting.first(root)
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        self.plans.append(plan)
+        self.drafting.accept(plan, tokens, seconds)
+
+    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+        few = self.plans[-1].settings.stream_nodes is not None
+        self.missed += few and not len(candidates)
+        return self.drafting.plan(root, candidates, log_probs)
+
+    def finish(self) -> None:
+        self.drafting.finish()
 
 
 def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
@@ -159,18 +174,20 @@ class Mounted:
         """``specstream_mlx.stream_generate``, greedy without a sampler."""
 
         def run(prompt: Sequence[int]) -> Run:
-            fixed = isinstance(drafts, DraftSettings)
-            noted = _Noted(drafts if fixed else drafts())
-            drawn = fixed and sampler is not None  # the rule ``rejection`` takes settings alone
+            streams = self.model.streams and self.model.streams.config
+            if drafts is None:
+                noted = _Noted(auto_drafting(self.model, prompt))
+            else:
+                noted = _Noted(fixed_drafting(drafts, streams, prompt))
+            drawn = verify == "rejection"  # which takes settings alone
             found = _timed(
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
                     settings=drafts if drawn else noted, sampler=sampler, verify=verify,
                 )
             )  # fmt: skip
-            rows = [rows_of(self.model, tree, settings) for tree, settings, _ in noted.steps]
-            missed = sum(has is not None and not has.item() for _, _, has in noted.steps)
-            return Run(**found, rows=rows, missed=missed)
+            rows = [rows_of(self.model, plan.tree, plan.settings) for plan in noted.plans]
+            return Run(**found, rows=rows, missed=noted.missed)
 
         return run
 

@@ -5,9 +5,8 @@
     python -m benchmarks.speedup --model DIR --streams DIR          # a model of yours
     python -m benchmarks.speedup --suite hybrid         # streams, prompt lookup, both in one tree
     python -m benchmarks.speedup --suite placement      # where lossless streams run
-    python -m benchmarks.speedup --suite tuned          # the tuner against a sweep
-    python -m benchmarks.speedup --suite tuned --best-of benchmarks/results/tuned-shared-X.json
-    python -m benchmarks.speedup --suite tuned --no-sweep --bits 4 --name int4
+    python -m benchmarks.speedup --suite rule           # what generate does without options
+    python -m benchmarks.speedup --suite rule --bits 4 --name int4
 
 Every text is decoded by every way in turn (batch 1, greedy), in another random order each time, so
 a way and mlx_lm always run within seconds of each other; see ``runner``. Lines of the base are
@@ -22,7 +21,7 @@ parameters`` are what a method adds to the base; ``missed`` is the share of call
 node had no streams. With MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.speedup', None, '__main__')" \\
-        --suite tuned --no-sweep --name reference-blas
+        --suite rule --name reference-blas
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,6 @@ from specstream_mlx.hardware import device
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved
 from .suites import COLUMNS, SUITES, Suite
-from .sweep import Competition, decisions_of
 from .texts import adapter_of, chosen_tasks, held_out_texts, names_in, score
 
 
@@ -98,44 +96,32 @@ def measure(
     suite: Suite,
     items: int,
     rounds: int,
-    competition: Competition | None,
     random_streams: bool,
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
     mounted = base.mount(job.adapter)
     if random_streams:
-        _randomize(mounted.model)
-    drafts: Mapping[str, tuple[str, Drafts]]
-    if competition:
-        drafts = competition.ways(mounted, job.tasks[0])
-    else:
-        drafts = {name: (name, settings) for name, settings in suite.ways[job.mode].items()}
-    skipped = items if competition else 0  # these have decided
-    texts = [
-        text
-        for task in job.tasks
-        for text in held_out_texts(mounted.tokenizer, task, items, skipped)
-    ]
+        randomize(mounted.model)
+    drafts = suite.ways[job.mode]
+    texts = [text for task in job.tasks for text in held_out_texts(mounted.tokenizer, task, items)]
     prompts = [text.prompt for text in texts]
     bar = progress.add_task(f"{job.name}, {job.mode}", total=rounds * len(prompts))
     ways = {MLX_LM: mounted.mlx_lm()}
-    ways |= {name: mounted.ours(one) for name, (_, one) in drafts.items()}
+    ways |= {name: mounted.ours(one) for name, one in drafts.items()}
     found = interleaved(prompts, ways, rounds, advance=lambda: progress.advance(bar))
     expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM))
     rows = []
     for name in ways:
-        described, how = drafts.get(name, ("none", None))
         row = {
             "task": job.name,
             "mode": job.mode,
             "adapter": job.adapter_name,
             "method": name,
-            "drafts": described,
             **found.figures(name, MLX_LM),
             "same_output_as_plain": found.same(name, expected),
             "items": len(texts),
-            "extra_parameters": extra_parameters(mounted, how),
+            "extra_parameters": extra_parameters(mounted, name == MLX_LM, drafts.get(name)),
         }
         if len(job.tasks) == 1:
             outputs = [run.text for run in found.first_runs(name)]
@@ -145,12 +131,12 @@ def measure(
     return rows
 
 
-def extra_parameters(mounted: Mounted, drafts: Drafts | None) -> int:
-    """Parameters that a way to draft, or plain decoding, needs beside the base's."""
+def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
+    """Parameters that a way to draft, or mlx_lm's plain decoding, needs beside the base's."""
     adapter = mounted.model.adapter
     lora = sum(tensor.size for tensor in adapter.lora.values())
     streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
-    if drafts is None:
+    if plain:
         return lora
     fixed = isinstance(drafts, DraftSettings)
     without_streams = fixed and (not drafts.speculation or drafts.num_streams == 0)
@@ -159,7 +145,7 @@ def extra_parameters(mounted: Mounted, drafts: Drafts | None) -> int:
     return lora + streams
 
 
-def _randomize(model: SpeculativeModel) -> None:
+def randomize(model: SpeculativeModel) -> None:
     """Streams as if nobody had trained them."""
     mx.random.seed(0)
     values = tree_map(
@@ -215,7 +201,7 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
 @one_line_errors
 def main(
     name: Annotated[
-        Literal["speedup", "hybrid", "placement", "tuned"],
+        Literal["speedup", "hybrid", "placement", "rule"],
         typer.Option("--suite", help="What is compared."),
     ] = "speedup",
     items: Annotated[
@@ -244,13 +230,6 @@ def main(
     random_streams: Annotated[
         bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
     ] = False,
-    sweep: Annotated[
-        bool, typer.Option("--sweep/--no-sweep", help="tuned: try all that may be chosen.")
-    ] = True,
-    best_of: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="tuned: instead, what this file of a sweep has as best."),
-    ] = None,
     label: Annotated[
         str, typer.Option("--name", help="Of the result files: SUITE-NAME-MACHINE.")
     ] = "",
@@ -262,20 +241,15 @@ def main(
     max_tokens = max_tokens or suite.max_tokens
     chosen = chosen_tasks(only)
     check_both(model, streams)
-    if best_of and not suite.tuned:
-        raise UserError("--best-of goes with --suite tuned")
     wanted = names_in(modes, list(suite.ways), "mode")
     directory = model or bundled.base_path()
     as_fastest = weights == "auto" and bits is None
-    pairs = [(mode, task) for mode in wanted for task in chosen]
-    known = decisions_of(best_of, pairs) if best_of else {}
     base = Base(directory, max_tokens, weights, bits, fastest_baseline=as_fastest)
     if streams:
         mode = base.mount(streams).model.mode
         if mode not in wanted:
             raise UserError(f"{streams} has {mode} streams, expected {' or '.join(wanted)} ones")
         wanted = [mode]
-    competition = Competition(suite.ways, items, sweep, known) if suite.tuned else None
     facts = base.facts() | {
         "items": items,
         "rounds": rounds,
@@ -287,9 +261,8 @@ def main(
     text = ""
     with Progress(console=Console(stderr=True)) as progress:
         for job in progress.track(jobs_of(suite, chosen, wanted, streams), description=name):
-            rows += measure(base, job, suite, items, rounds, competition, random_streams, progress)
+            rows += measure(base, job, suite, items, rounds, random_streams, progress)
             values = {"facts": facts, "rows": rows}
-            values |= competition.values() if competition else {}
             text = write_report(output, file, values, markdown(suite, rows, facts))
     print(text)
     check_texts(rows)

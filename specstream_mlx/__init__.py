@@ -14,14 +14,11 @@ _HOMES = {
     "Sampling": "engine.sampling",
     "SpeculativeModel": "loading",
     "StreamConfig": "config",
-    "TuningResult": "autotune.tuning",
     "UserError": "config",
     "batch_generate": "batch",
     "generate": "generation",
     "load": "loading",
     "stream_generate": "generation",
-    "tune": "autotune.tuning",
-    "tuned_drafting": "autotune.tuning",
 }
 
 __all__ = list(_HOMES)

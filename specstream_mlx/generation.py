@@ -12,13 +12,14 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import UserError
-from .drafting.settings import DraftSettings, draft_settings
+from .drafting.drafter import Drafting
+from .drafting.settings import DRAWN_DRAFTS, DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Drafting, Request, Step, decode
+from .loop import Request, Step, decode
 from .models.architectures import text_limit
 from .prompt_cache import PromptCache
 from .prompts import encode_prompt
@@ -68,9 +69,9 @@ def stream_generate(
         prompt: text or token ids.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
-        settings: how to draft. Default: ``LIKELY_DRAFTS``, unless ``overrides`` shape the tree.
-            ``tuned_drafting(model, tokenizer)`` returns what is fastest on this machine; call it
-            once for each generation.
+        settings: how to draft in every step. ``None``, without ``overrides``: before every step it
+            is worked out what is worth most, by what steps cost on this machine and by how often
+            guesses have been right in this text.
         stop: strings that end the text; the text before the first of them is all that is yielded.
         prefill_step_size: prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
@@ -101,10 +102,12 @@ def stream_generate(
     if "" in stop:
         raise UserError("a stop string is empty, expected at least one character")
     ids = encode_prompt(tokenizer, prompt)
-    if settings is None:
-        settings = draft_settings(drawn=verify == "rejection", **overrides)
-    elif isinstance(settings, DraftSettings):
+    if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
+    elif settings is None and overrides:
+        settings = draft_settings(drawn=verify == "rejection", **overrides)
+    elif settings is None and verify == "rejection":
+        settings = DRAWN_DRAFTS
     elif overrides:
         raise UserError(
             f"settings is a drafting and {next(iter(overrides))} was given too, expected one"

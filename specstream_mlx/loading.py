@@ -34,7 +34,7 @@ class SpeculativeModel:
         adapter: the mounted adapter, or ``None``.
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
-        learned: what earlier generations showed about drafting, see ``tuning.tuned_drafting``.
+        paces: how fast generations have been lately, see ``autotune.pace.pace_of``.
     """
 
     model: nn.Module
@@ -43,7 +43,7 @@ class SpeculativeModel:
     adapter: Adapter | None = None
     streams: Streams | None = None
     held: HeldWeights | None = None
-    learned: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
+    paces: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def mode(self) -> Mode:

@@ -1,15 +1,15 @@
 """One generation: the prompt, plain steps and tree steps, one ``Step`` per target call."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
+from .autotune.pace import auto_drafting
 from .config import UserError
-from .drafting.drafter import Drafter, make_drafter
+from .drafting.drafter import Drafting, Plan, fixed_drafting
 from .drafting.settings import DraftSettings
 from .drafting.tree import DraftTree, root_only
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
@@ -29,35 +29,30 @@ class Step:
 
     Attributes:
         tokens: the accepted drafts, then the correction or bonus token.
-        tree: what was drafted.
+        plan: what was drafted, and where the streams ran.
         tested_nodes: tree nodes that the target tested, root included; pruned ones are not.
-        seconds: from when the call was enqueued until its tokens were read.
+        seconds: from when the step before it was read until this one was; that of the first step,
+            from when it was enqueued.
         result: the device arrays of the call.
         rows: for each token, the row of ``result.logits`` that predicts it.
     """
 
     tokens: list[int]
-    tree: DraftTree
+    plan: Plan
     tested_nodes: int
     seconds: float
     result: StepResult
     rows: list[int]
 
+    @property
+    def tree(self) -> DraftTree:
+        """What was drafted."""
+        return self.plan.tree
+
     def log_probs(self) -> mx.array:
         """(tokens, vocab) log-probabilities of the target before each token."""
         logits = self.result.logits
         return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
-
-
-@runtime_checkable
-class Drafting(Protocol):
-    """An object that decides before every step how to draft, and learns from how it went."""
-
-    def settings(self) -> DraftSettings:
-        """How to draft in the next step."""
-
-    def observe(self, step: Step) -> None:
-        """Learn from a finished step, which comes in the order of the text."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,8 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        drafting: how to draft: fixed settings, or an object that chooses them step by step.
+        drafting: how to draft in every step; or an object, made for this text, that plans its
+            steps. ``None``: one that plans what is worth most, see ``autotune.choose``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: prompt tokens per pass.
@@ -79,14 +75,12 @@ class Request:
             ``sample``.
         prompt_cache: KV rows of earlier turns. The part of the prompt that they already hold is not
             read again; afterwards the cache holds this prompt too, and in lossless mode the text.
-        make_drafter: called with the settings, whether the model has streams, and the text so far;
-            returns a drafter. ``None``: ``drafter.make_drafter``.
         profile: adds up the seconds of each part of the generation. To do so it waits at the end of
             every part, which makes the generation slower and changes nothing else.
     """
 
     prompt: Sequence[int]
-    drafting: DraftSettings | Drafting
+    drafting: DraftSettings | Drafting | None = None
     max_tokens: int | None = None
     end_tokens: Collection[int] = ()
     prefill_step_size: int = 2048
@@ -95,15 +89,7 @@ class Request:
     logits_processors: Sequence[LogitsProcessor] | None = None
     verify: VerifyName | None = None
     prompt_cache: PromptCache | None = None
-    make_drafter: Callable[[DraftSettings, bool, Sequence[int]], Drafter] | None = None
     profile: Profile = NO_PROFILE
-
-    @property
-    def settings(self) -> DraftSettings:
-        """How to draft in the next step."""
-        if isinstance(self.drafting, DraftSettings):
-            return self.drafting
-        return self.drafting.settings()
 
     @property
     def rule(self) -> VerifyName:
@@ -133,18 +119,17 @@ class Request:
         if isinstance(self.sampler, Sampling):
             self.sampler.check(vocab_size)
         self.quantization.check(model.model, model.config)
-        if not isinstance(self.drafting, DraftSettings | Drafting):
-            raise UserError(
-                f"settings is {self.drafting!r}, expected DraftSettings or a drafting, such as "
-                "tuned_drafting(model, tokenizer)"
-            )
-        if rule == "rejection" and not isinstance(self.drafting, DraftSettings):
-            raise UserError(
-                "verify is 'rejection' and the drafts change from step to step, expected a tree of "
-                "fixed shape"
-            )
-        check_rule(rule, self.settings)
-        self.settings.check(vocab_size, model.streams and model.streams.config)
+        if self.drafting is not None and not isinstance(self.drafting, DraftSettings | Drafting):
+            raise UserError(f"settings is {self.drafting!r}, expected DraftSettings or None")
+        if not isinstance(self.drafting, DraftSettings):
+            if rule == "rejection":
+                raise UserError(
+                    "verify is 'rejection' and the drafts change from step to step, expected a "
+                    "tree of fixed shape"
+                )
+            return
+        check_rule(rule, self.drafting)
+        self.drafting.check(vocab_size, model.streams and model.streams.config)
 
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
@@ -178,14 +163,30 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     # In shared mode generated rows have seen their streams, so no later prompt can use them.
     reusable, newest = model.mode == "lossless", prompt[-1]
     adapter, streams = model.adapter, model.streams
-    for step in _Loop(model, decoder, request).steps():
-        if reusable:
-            prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
-            newest = step.tokens[-1]
-        yield step
-        prompt_cache.check_current(generation)  # before the next step writes
-        if model.adapter is not adapter or model.streams is not streams:
-            raise UserError("the adapter was swapped during a generation, expected after its end")
+    drafting = _drafting(model, request)
+    try:
+        for step in _Loop(decoder, request, drafting).steps():
+            if reusable:
+                prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
+                newest = step.tokens[-1]
+            yield step
+            prompt_cache.check_current(generation)  # before the next step writes
+            if model.adapter is not adapter or model.streams is not streams:
+                raise UserError(
+                    "the adapter was swapped during a generation, expected after its end"
+                )
+    finally:
+        drafting.finish()
+
+
+def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
+    """What plans the steps of one text."""
+    settings, streams = request.drafting, model.streams and model.streams.config
+    if settings is None:
+        return auto_drafting(model, request.prompt, request.quantization)
+    if isinstance(settings, DraftSettings):
+        return fixed_drafting(settings, streams, request.prompt)
+    return settings
 
 
 def fill(
@@ -229,53 +230,48 @@ class _Loop:
     """One generation after its prompt: runs of plain steps and runs of tree steps, taking turns.
 
     Args:
-        model: base and adapter.
         decoder: its caches hold the prompt but for the last token.
         request: see ``decode``.
+        drafting: plans the steps.
     """
 
-    def __init__(self, model: SpeculativeModel, decoder: Decoder, request: Request):
-        self._streams, self._vocab_size = model.streams, model.config["vocab_size"]
+    def __init__(self, decoder: Decoder, request: Request, drafting: Drafting):
         self._decoder, self._quantization = decoder, request.quantization
         self._rule = make_rule(
             request.rule, request.sampler, request.logits_processors, request.prompt
         )
-        self._drafting, self._settings = request.drafting, request.settings
-        self._make_drafter = request.make_drafter or make_drafter
-        self._drafters: dict[DraftSettings, tuple[Drafter, int]] = {}  # with tokens taken in
-        self._text, self._root = list(request.prompt), request.prompt[-1]
+        self._drafting = drafting
+        self._root = request.prompt[-1]
         self._left, self._end_tokens = request.max_tokens, request.end_tokens
         self._ended, self._count = False, 0
+        self._plan = self._drafting.first(self._root)
+        self._last_read: float | None = None
 
     def steps(self) -> Iterator[Step]:
         """Yield every step up to the end, switching between plain steps and tree steps."""
         while not self._ended:
-            yield from self.plain_steps() if self.is_plain() else self.tree_steps()
-
-    def is_plain(self) -> bool:
-        """Whether the next step drafts nothing and runs no streams, so that it writes one token."""
-        config = self._streams and self._streams.config
-        drafts = self._settings.drafts_with(self._streams)
-        return not drafts and self._settings.placement(config) == "none"
+            yield from self.plain_steps() if self._plan.pipelined else self.tree_steps()
 
     def plain_steps(self) -> Iterator[Step]:
-        """One token a step; the next call is enqueued before the last one is read."""
-        start = time.perf_counter()
+        """One token a step; the next call is enqueued before the last one is read.
+
+        When drafting begins, one call is under way. It is used, and none is enqueued behind it.
+        """
+        start, plan = time.perf_counter(), self._plan
         result = self._enqueue_plain(mx.array([self._root]))
         while True:
             self._rule.commit(result.predictions)
-            last = self._left == 1
             self._quantize()
-            following = None if last else self._enqueue_plain(result.predictions)
+            goes_on = self._plan.pipelined and self._left != 1
+            following = self._enqueue_plain(result.predictions) if goes_on else None
             token = result.predictions.item()
-            now = time.perf_counter()
-            step = Step([token], root_only(self._root), 1, now - start, result, [0])
-            start = now
+            plan = replace(plan, tree=root_only(self._root))
+            step = Step([token], plan, 1, self._seconds(start), result, [0])
             self._note(step)
             yield step
             if following is None:
                 return
-            if self._ended or not self.is_plain():
+            if self._ended:
                 self._decoder.uncommit(1)  # the call ahead
                 return
             result = following
@@ -298,74 +294,64 @@ class _Loop:
         The first step of a text is an exception and handed out at once: on a CPU, enqueueing waits
         for most of the work, and the first token should not have to wait for a second step.
         """
-        tree = root_only(self._root)
         pending = None
         while True:
             start = time.perf_counter()
-            result = self._enqueue_tree(tree)
+            plan = self._plan
+            result = self._enqueue_tree(plan)
             if pending is not None:
                 yield pending
-            step = self._read(tree, result, start)
+            step = self._read(plan, result, start)
             self._note(step)
-            if self._ended or self.is_plain():
+            if self._ended or self._plan.pipelined or self._count == 1:
                 yield step
-                return
-            tree = self._grow(result)
-            if self._count == 1:
-                yield step
+                if self._ended or self._plan.pipelined:
+                    return
+                pending = None
             else:
                 pending = step
 
-    def _enqueue_tree(self, tree: DraftTree) -> StepResult:
+    def _enqueue_tree(self, plan: Plan) -> StepResult:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(tree, self._settings, self._rule)
+            result = self._decoder.step(plan.tree, plan.settings, self._rule)
         mx.async_eval(*result.arrays())
         return result
 
-    def _read(self, tree: DraftTree, result: StepResult, start: float) -> Step:
+    def _read(self, plan: Plan, result: StepResult, start: float) -> Step:
         """Wait for the call and commit the accepted rows."""
         mx.eval(*result.arrays())
-        tested, path, kept_path = result.accepted(tree)
+        tested, path, kept_path = result.accepted(plan.tree)
         profile = self._decoder.profile
         profile.border("host")
         with mx.stream(device.generation_stream):
-            tokens = [*tree.tokens[path[1:]].tolist(), result.prediction()]
+            tokens = [*plan.tree.tokens[path[1:]].tolist(), result.prediction()]
             self._decoder.commit(path, kept_path)
             self._rule.commit(tokens)
             self._quantize()
             profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
-        return Step(tokens, tree, tested, time.perf_counter() - start, result, kept_path)
+        return Step(tokens, plan, tested, self._seconds(start), result, kept_path)
 
-    def _grow(self, result: StepResult) -> DraftTree:
-        """Draft the next tree.
-
-        Settings may change from step to step and back, so the drafter of each is kept, and first
-        reads what was written while another one drafted.
-        """
-        if self._settings not in self._drafters:
-            drafter = self._make_drafter(self._settings, self._streams is not None, self._text)
-            self._drafters[self._settings] = drafter, len(self._text)
-        drafter, seen = self._drafters[self._settings]
-        drafter.accept(self._text[seen:])
-        self._drafters[self._settings] = drafter, len(self._text)
-        tree = drafter.grow(self._root, *result.guesses())
-        return self._quantization.fitting(tree, self._decoder.caches[0])
+    def _seconds(self, start: float) -> float:
+        """Seconds since the last step was read; of the first step, since ``start``."""
+        now, last = time.perf_counter(), self._last_read
+        self._last_read = now
+        return now - (start if last is None else last)
 
     def _note(self, step: Step) -> None:
-        """Add a step's tokens to the text, see whether it ends, and ask how to draft next."""
+        """See whether the text ends, and if not, plan the next step."""
         self._root = step.tokens[-1]
-        self._text += step.tokens
         if self._left is not None:
             self._left -= len(step.tokens)
         over = self._left is not None and self._left <= 0
         self._ended = over or any(token in self._end_tokens for token in step.tokens)
-        if not isinstance(self._drafting, DraftSettings):
-            self._drafting.observe(step)
-            settings = self._drafting.settings()
-            if settings is not self._settings:
-                settings.check(self._vocab_size, self._streams and self._streams.config)
-                self._settings = settings
+        timed = self._count and self._decoder.profile is NO_PROFILE  # which takes its own time
+        seconds = step.seconds if timed else None
+        self._drafting.accept(step.plan, step.tokens, seconds)
+        if not self._ended:
+            plan = self._drafting.plan(self._root, *step.result.guesses())
+            tree = self._quantization.fitting(plan.tree, self._decoder.caches[0])
+            self._plan = plan if tree is plan.tree else replace(plan, tree=tree)
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()

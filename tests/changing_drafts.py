@@ -4,6 +4,7 @@ import random
 
 from random_models import request
 
+from specstream_mlx.drafting.drafter import fixed_drafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 
@@ -21,24 +22,39 @@ FEW = DraftSettings(tree_width=3, tree_size=6, stream_nodes=1)
 
 
 class AnyDrafting:
-    """Another of ``KINDS`` after every one to three steps."""
+    """Another of ``KINDS`` after every one to three steps.
 
-    def __init__(self, seed, kinds):
-        self._rng, self._kinds = random.Random(seed), kinds
-        self._left, self._now, self.seen = 0, kinds[0], []
+    Attributes:
+        seen: the kinds of the steps that were taken.
+    """
 
-    def settings(self):
-        return self._now
+    def __init__(self, model, prompt, seed, kinds):
+        config = model.streams and model.streams.config
+        self._rng, self._left, self.seen = random.Random(seed), 0, []
+        self._kinds = [fixed_drafting(kind, config, prompt) for kind in kinds]
+        self._settings, self._now = kinds, self._kinds[0]
 
-    def observe(self, step):
-        self.seen.append(self._kinds.index(self._now))
+    def first(self, root):
+        return self._now.first(root)
+
+    def accept(self, plan, tokens, seconds):
+        self.seen.append(next(i for i, kind in enumerate(self._settings) if kind is plan.settings))
+        assert seconds is None or seconds > 0
+        for kind in self._kinds:
+            kind.accept(plan, tokens, seconds)
+
+    def plan(self, root, candidates, log_probs):
         if not self._left:
             self._left, self._now = self._rng.randint(1, 3), self._rng.choice(self._kinds)
         self._left -= 1
+        return self._now.plan(root, candidates, log_probs)
+
+    def finish(self):
+        pass
 
 
 def switching(model, prompt, count, seed, kinds=KINDS, **options):
-    drafting, tokens = AnyDrafting(seed, kinds), []
+    drafting, tokens = AnyDrafting(model, prompt, seed, kinds), []
     for step in decode(model, request(prompt, drafting, **options)):
         tokens += step.tokens
         assert step.seconds > 0

@@ -11,7 +11,7 @@ def run(*args, stdin=None):
 
 def generate(base, *args, prompt="hello there", **kwargs):
     """``generate`` with the default drafts, not those that are fastest on this machine."""
-    flags = ("--model", base, "-p", prompt, "-m", 12, "--no-tune")
+    flags = ("--model", base, "-p", prompt, "-m", 12)
     return run("generate", *flags, *args, **kwargs)
 
 

@@ -19,6 +19,7 @@ from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
 from specstream_mlx import loop
 from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting import drafter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import make_caches
@@ -288,7 +289,7 @@ class Oracle:
 
         monkeypatch.setattr(loop, "Decoder", WatchedDecoder)
         if drafts:
-            monkeypatch.setattr(loop, "make_drafter", lambda *_: oracle)
+            monkeypatch.setattr(drafter, "make_drafter", lambda *_: oracle)
         return self
 
     def accept(self, tokens):

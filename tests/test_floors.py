@@ -12,10 +12,9 @@ FLOORS = [
     {"checked_files", "bundled", "hardware", "models", "drafting"},
     {"engine", "adapters"},
     {"loading", "prompts"},
-    {"prompt_cache", "inspection"},
+    {"autotune", "prompt_cache", "inspection"},
     {"prompt_cache_files", "loop"},
-    {"generation", "batch"},
-    {"autotune"},
+    {"acceptance", "generation", "batch"},
     {"cli"},
 ]
 """Files and packages of ``specstream_mlx``, lowest first; those of one floor know nothing of each

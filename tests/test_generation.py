@@ -184,7 +184,7 @@ def test_kept_responses_do_not_keep_the_logits_of_whole_trees(model, truth, orac
 
     def run():
         oracle.paths.clear()
-        responses = list(stream_generate(model, words, PROMPT, LENGTH))
+        responses = list(stream_generate(model, words, PROMPT, LENGTH, tree_size=8))
         oracle.decoders.clear()
         mx.synchronize()
         return responses

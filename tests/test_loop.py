@@ -3,13 +3,11 @@
 import itertools
 
 import pytest
-import random_models
-from changing_drafts import FEW, KINDS, switching
+from changing_drafts import FEW, KINDS, AnyDrafting, switching
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx import UserError, loop
-from specstream_mlx.drafting.lookup import ALTERNATIVES, NGramIndex
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 
@@ -28,6 +26,31 @@ def test_lossless_is_plain_decoding(seed, base):
     assert len(pairs) > 12, "plain steps were entered and left in many ways"
 
 
+def test_a_call_under_way_is_used_when_drafting_begins(monkeypatch):
+    """No call of plain steps is thrown away but at the end."""
+    model, prompt = speculative_model(), random_prompt(9)
+    calls = []
+
+    class Watched(loop.Decoder):
+        def next_token(self, token, rule):
+            calls.append("plain")
+            return super().next_token(token, rule)
+
+        def step(self, *args):
+            calls.append("tree")
+            return super().step(*args)
+
+        def uncommit(self, count):
+            calls.append("thrown away")
+            super().uncommit(count)
+
+    monkeypatch.setattr(loop, "Decoder", Watched)
+    drafting = AnyDrafting(model, prompt, 0, KINDS[:3])
+    steps = list(decode(model, request(prompt, drafting, max_tokens=60)))
+    assert calls == ["plain" if step.plan.settings is KINDS[0] else "tree" for step in steps]
+    assert len(set(calls)) == 2
+
+
 def test_lossless_with_processors():
     """A call ahead that is taken back leaves no history behind."""
     model, prompt = speculative_model(), random_prompt(9)
@@ -41,44 +64,6 @@ def test_shared_is_one_token_a_step():
     model, prompt = speculative_model(mode="shared"), random_prompt(9)
     expected = tokens_of(model, prompt, 60, speculation=False)
     assert switching(model, prompt, 60, 4)[0] == expected
-
-
-class Alternating:
-    """Two settings in turn."""
-
-    def __init__(self, *both):
-        self.both, self.steps = both, 0
-
-    def settings(self):
-        return self.both[self.steps % 2]
-
-    def observe(self, step):
-        self.steps += 1
-
-
-def test_lookup_of_changed_settings_looks_up_by_them(monkeypatch):
-    """A tree holds what followed the longest n-gram of its step's length."""
-    monkeypatch.setattr(random_models, "VOCAB_SIZE", 3)
-    lengths, text, different = (1, 4), random_prompt(60, vocab_size=3), 0
-    fields = {"num_streams": 0, "lookup": True, "lookup_size": 1, "tree_width": 1}
-    both = [DraftSettings(lookup_ngram=length, **fields) for length in lengths]
-    steps = decode(speculative_model(), request(list(text), Alternating(*both)))
-    for number, step in zip(range(20), steps, strict=False):
-        indices = [NGramIndex(length, ALTERNATIVES) for length in lengths]
-        for index in indices:
-            index.extend(text)
-        followers = [set(index.following()[1]) for index in indices]
-        if number:
-            assert set(step.tree.tokens[1:].tolist()) == followers[number % 2]
-            different += followers[0] != followers[1]
-        text += step.tokens
-    assert different >= 4
-
-
-def test_few_streams_are_refused_in_shared_mode():
-    model, prompt = speculative_model(mode="shared"), random_prompt(9)
-    with pytest.raises(UserError, match="stream_nodes"):
-        switching(model, prompt, 90, 4, kinds=[*KINDS[:2], DraftSettings(stream_nodes=1)])
 
 
 def test_an_adapter_that_is_swapped_ends_a_generation():

@@ -53,7 +53,7 @@ def by_mlx_lm(path, base, *args, monkeypatch):
 
 
 def gone_on(path, *args):
-    flags = ("--prompt-cache-file", path, "-p", QUESTION, "-m", 12, "--no-tune")
+    flags = ("--prompt-cache-file", path, "-p", QUESTION, "-m", 12)
     result = run("generate", *flags, *args)
     assert result.exit_code == 0, result.stderr
     return result.stdout.rstrip("\n")
@@ -143,7 +143,7 @@ def test_layers_with_a_window(rows, tmp_path):
 
 
 def refusal(path, *args):
-    result = run("generate", "--prompt-cache-file", path, "-p", QUESTION, "--no-tune", *args)
+    result = run("generate", "--prompt-cache-file", path, "-p", QUESTION, *args)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     return result.stderr

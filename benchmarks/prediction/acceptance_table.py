@@ -19,7 +19,7 @@ from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
-from specstream_mlx.autotune.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.cli.errors import one_line_errors
 
 from ..report import RESULTS, table, write_text

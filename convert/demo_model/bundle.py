@@ -24,7 +24,6 @@ from specstream_mlx.config import UserError
 from ..staging import staged_directory
 from ..to_mlx.adapter import convert_adapter
 from . import tasks
-from .calibration import write_calibration
 
 MOST_BYTES = 40_000_000
 NAME = "specstream-mlx demonstration model"
@@ -85,10 +84,8 @@ def collect(work: Path, scratch: Path) -> list[str]:
         raise UserError(f"{work} has no <task>/adapter, expected at least one finished task")
     copy_base(work / "base", scratch / "base")
     copy_adapter(work / "streams" / "adapter", work / "base", scratch / "streams")
-    write_calibration(scratch / "streams")
     for name in adapters:
         copy_adapter(work / name / "adapter", work / "base", scratch / "adapters" / name)
-        write_calibration(scratch / "adapters" / name, name)
     if (total := size_of(scratch)) > MOST_BYTES:
         raise UserError(
             f"base, streams and {len(adapters)} adapters have {total / 1e6:.1f} MB, "

@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from ..config import UserError
+from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
 from .errors import print_error
 from .generate import generate
 from .inspect import inspect
-from .tune import tune
 
 
 class _Commands(TyperGroup):
@@ -46,7 +46,8 @@ app.command(no_args_is_help=False)(generate)
 app.command()(cache_prompt)
 app.command()(convert)
 app.command()(inspect)
-app.command()(tune)
+app.command()(autotune)
+app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)
 app.command()(doctor)
 
 

@@ -1,11 +1,16 @@
-"""``specstream-mlx tune``: what rows cost here, what is accepted, and how to draft therefore."""
+"""``specstream-mlx autotune``: what steps cost here, and how much is drafted therefore."""
 
 import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from ..config import UserError
 from ..hardware import blas
 from . import reporting
 from .groups import grouped
@@ -15,145 +20,298 @@ from .parsing import at_least
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..autotune.adaptive import Arm
-    from ..autotune.tuning import TuningResult
+    from ..autotune.choose import AutoDrafting, Pace
+    from ..drafting.settings import DraftSettings
+    from ..engine.kv_quantization import KVQuantization
+    from ..loading import SpeculativeModel
+    from ..loop import Step
 
-MEASURING = "Measuring how to draft on this machine, once; see specstream-mlx tune"
+_PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short email that moves Thursday's meeting to Friday afternoon.",
+    "List five things to check before a long trip by car, one a line.",
+    "Summarize in one sentence: The library opens an hour later in winter. Books can still be "
+    "returned at night through the slot beside the door, and all fines are waived in December.",
+)
+_ROUNDS = 3
+_MOST_TEXTS = 200  # while the curve is measured
+
+_HEADINGS = {"plain": "plain step", "none": "no streams", "beside": "beside all"}
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What some texts came to.
+
+    Attributes:
+        tokens: behind the first step of each text.
+        calls: that wrote them.
+        nodes: that these verified, the roots included.
+        expected: tokens per second by the curve.
+        factors: of the streams' probabilities at the ends of the texts, see ``StreamAverages``.
+        measured: tokens per second by the clock, and plain decoding's; ``None``: not asked for.
+    """
+
+    tokens: int
+    calls: int
+    nodes: int
+    expected: float
+    factors: list[list[float]]
+    measured: tuple[float, float] | None
 
 
 @grouped(panels=False)
-def tune(
+def autotune(
     *,
     model: ModelOptions,
     prompts: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help='Texts to measure acceptance on: one a line, or objects {"prompt": ..}. Default: '
-            "the adapter's calibration.jsonl, or general ones.",
+            help="Texts to draft for: one prompt a line. Default: four everyday requests.",
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None,
+        int,
         Option(
             "--max-tokens",
             "-m",
             parser=at_least(2),
             metavar="N",
-            help="Tokens to generate from each text, at most. Default: 64.",
+            help="Tokens to generate from each text, at most.",
         ),
-    ] = None,
+    ] = 64,
     kv_cache: KVCacheOptions,
     again: Annotated[
-        bool, Option("--again", help="Measure even if this was measured before.")
+        bool, Option("--again", help="Measure the costs again, whatever is known.")
+    ] = False,
+    check: Annotated[
+        bool, Option("--check", help="Also time the texts, in turn with one token a step.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Measure what a step costs here and what is accepted, and choose how to draft.
+    """Show what steps cost on this machine, and what drafting is expected to bring.
 
-    [bold]generate[/bold] does so by itself when it first meets a model, an adapter or a machine;
-    the result is kept in the user's cache. --prompts and --max-tokens measure again, and what they
-    find is what generate uses from then on.
+    Nobody has to run this: [bold]generate[/bold] times some of its own steps when it first meets a
+    model or a machine, and decides before every step how much to draft, by these times and by how
+    often guesses have been right in its text.
 
-    [bold]Example:[/bold] specstream-mlx tune --adapter sql
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx autotune --adapter sql[/cyan]
+
+    [cyan]  specstream-mlx autotune --adapter summarize --prompts chats.txt --check[/cyan]
     """
     source = model.source()
+    texts = list(_PROMPTS) if prompts is None else _read(prompts)
 
-    from ..autotune.calibration import read_prompts
-    from ..autotune.tuning import tune as run
-    from ..drafting.drafter import describe
+    from ..autotune.pace import pace_of
     from ..hardware import device
+    from ..prompts import chat_prompt, check_prompt
 
-    texts = prompts and read_prompts(prompts)
     if device.slow_blas():
         reporting.note(blas.OPENBLAS_HINT)
     loaded, tokenizer = source.load()
-    result = run(
-        loaded,
-        tokenizer,
-        texts,
-        max_tokens=max_tokens,
-        again=again,
-        on_measuring=lambda: reporting.note("Measuring; nothing else should keep the machine busy"),
-        quantization=kv_cache.quantization(),
-    )
+    quantization = kv_cache.quantization()
+    quantization.check(loaded.model, loaded.config)
+    ids = [chat_prompt(tokenizer, text, loaded.prompt_template) for text in texts]
+    for text in ids:
+        check_prompt(text, loaded.config)
+    run = _Texts(loaded, ids, max_tokens, tokenizer.eos_token_ids, quantization)
+    pace = pace_of(loaded, quantization)
+    if again:
+        pace.costs.forget()
+    run.complete(pace)
+    figures = run.figures(pace, check)
     if as_json:
         values = {"model": source.model_name, "adapter": source.adapter_name, "mode": loaded.mode}
-        values |= {"chosen": describe(result.settings, loaded.streams is not None)}
-        values |= {"reason": result.reason()} | result.to_json()
-        print(json.dumps(values, indent=2))
+        print(json.dumps(values | _values(pace, figures), indent=2))
         return
-    _show(result, loaded.streams is not None)
+    _show(pace, figures, loaded)
 
 
-def _show(result: "TuningResult", streams: bool) -> None:
+def _read(path: Path) -> list[str]:
+    """The prompts in a file, one a line.
+
+    Raises:
+        UserError: it cannot be read, or is empty.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: see byte {error.start}") from None
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise UserError(f"{path} is empty, expected a prompt on each line")
+    return found
+
+
+class _Texts:
+    """Some prompts, and how they are gone on from."""
+
+    def __init__(
+        self,
+        model: "SpeculativeModel",
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        end_tokens: Sequence[int],
+        quantization: "KVQuantization",
+    ):
+        self._model, self._prompts = model, prompts
+        self._common: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "end_tokens": end_tokens,
+            "quantization": quantization,
+        }
+
+    def complete(self, pace: "Pace") -> None:
+        """Decode until the cost curve is there.
+
+        Raises:
+            UserError: the texts are too short to time steps in.
+        """
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        total = pace.costs.missing
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("Timing steps", total=total)
+            for number in range(_MOST_TEXTS):
+                if pace.costs.complete:
+                    return
+                prompt = self._prompts[number % len(self._prompts)]
+                for _ in self._steps(prompt, self._drafting(prompt)):
+                    progress.update(bar, completed=total - pace.costs.missing)
+        raise UserError("the texts end too soon to time steps in, expected longer ones: --prompts")
+
+    def figures(self, pace: "Pace", check: bool) -> _Figures:
+        """Decode every text; with ``check`` some more times, in turn with one token a step."""
+        tokens = calls = nodes = 0
+        seconds, factors = 0.0, []
+        for prompt in self._prompts:
+            drafting = self._drafting(prompt)
+            steps = list(self._steps(prompt, drafting))[1:]
+            tokens += sum(len(step.tokens) for step in steps)
+            calls += len(steps)
+            nodes += sum(len(step.tree) for step in steps)
+            seconds += sum(
+                pace.costs.curve.seconds(drafting.place_of(step.plan), len(step.tree))
+                for step in steps
+            )
+            if self._model.streams is not None:
+                factors.append(
+                    [drafting.averages.factor(place, rank) for place in (0, 1) for rank in (0, 1)]
+                )
+        if not tokens:
+            raise UserError("no text got a second token, expected one that can be timed")
+        means = [statistics.mean(found) for found in zip(*factors, strict=True)]
+        measured = self._measured() if check else None
+        pairs = [means[:2], means[2:]] if means else []
+        return _Figures(tokens, calls, nodes, tokens / seconds, pairs, measured)
+
+    def _measured(self) -> tuple[float, float]:
+        """Tokens per second of ours and of one token a step, behind the first step."""
+        from ..drafting.settings import DraftSettings
+
+        plain = DraftSettings(speculation=False)
+        rates: list[list[float]] = [[], []]
+        for number in range(_ROUNDS):
+            for side in ((0, 1), (1, 0))[number % 2]:
+                tokens, seconds = 0, 0.0
+                for prompt in self._prompts:
+                    steps = self._steps(prompt, plain if side else self._drafting(prompt))
+                    next(steps)
+                    start = time.perf_counter()
+                    tokens += sum(len(step.tokens) for step in steps)
+                    seconds += time.perf_counter() - start
+                rates[side].append(tokens / seconds)
+        return statistics.median(rates[0]), statistics.median(rates[1])
+
+    def _drafting(self, prompt: Sequence[int]) -> "AutoDrafting":
+        from ..autotune.pace import auto_drafting
+
+        return auto_drafting(self._model, prompt, self._common["quantization"])
+
+    def _steps(
+        self, prompt: Sequence[int], drafting: "AutoDrafting | DraftSettings"
+    ) -> "Iterator[Step]":
+        from ..hardware import device
+        from ..loop import Request, decode
+
+        with device.wired_limit(self._model.model, [device.generation_stream]):
+            yield from decode(self._model, Request(prompt, drafting, **self._common))
+
+
+def _values(pace: "Pace", figures: _Figures) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    curve = pace.costs.curve
+    values = {
+        "plain_seconds": curve.plain,
+        "seconds": {place: dict(points) for place, points in curve.points.items()},
+        "spread": curve.spread,
+        "rounds": curve.rounds,
+        "measured": curve.measured,
+        "busy": curve.busy,
+        "hits_over_expected": figures.factors,
+        "rate": pace.rate,
+        "value_of_streams": pace.value,
+        "rest": pace.span,
+        "tokens_per_step": figures.tokens / figures.calls,
+        "nodes_per_step": figures.nodes / figures.calls,
+        "expected_tps": figures.expected,
+        "plain_tps": 1 / curve.plain,
+    }
+    if figures.measured is not None:
+        values |= {"measured_tps": figures.measured[0], "measured_plain_tps": figures.measured[1]}
+    return values
+
+
+def _show(pace: "Pace", figures: _Figures, model: "SpeculativeModel") -> None:
     from rich.console import Console
 
-    from ..drafting.drafter import describe
-
-    console = Console(highlight=False)
-    _show_costs(console, result)
-    if result.acceptance is not None:
-        _show_acceptance(console, result.acceptance)
-    _show_ranking(console, result, streams)
-    console.print(f"\nMeasured in {result.seconds:.1f} s on {result.texts} texts, ", end="")
-    console.print(f"{result.tokens} tokens.")
-    console.print(f"Chosen: {describe(result.settings, streams)}")
-    console.print(result.reason())
-
-
-def _show_costs(console: "Console", result: "TuningResult") -> None:
-    from rich.table import Table
-
-    costs = result.costs.table
-    table = Table(title="Milliseconds of a step, by where the streams run", title_justify="left")
-    table.add_column("tree nodes", justify="right")
-    for place in costs:
-        heading = {"none": "nowhere", "beside": "beside all"}.get(place, place)
-        table.add_column(heading, justify="right")
-    for nodes in sorted({nodes for points in costs.values() for nodes, _ in points}):
-        found = [dict(points).get(nodes) for points in costs.values()]
-        table.add_row(str(nodes), *("" if s is None else f"{1e3 * s:.1f}" for s in found))
-    console.print(table)
-    console.print(f"A step without drafts takes {1e3 * result.costs.plain:.1f} ms.\n")
-
-
-def _show_acceptance(console: "Console", rates: tuple[tuple[float, ...], ...]) -> None:
-    from rich.table import Table
-
-    table = Table(
-        title="Right candidates by depth and rank, where the tokens before were candidates too",
-        title_justify="left",
+    console, curve = Console(highlight=False), pace.costs.curve
+    _show_curve(console, pace)
+    if figures.factors:
+        _show_factors(console, figures.factors)
+    shown = f"Lately {pace.rate:.2f} tokens in the time of a plain step"
+    if model.streams is not None and model.mode == "lossless":
+        shown += f"; guesses worth {pace.value:.2f} tokens a step, rests of {pace.span} steps"
+    console.print(shown + ".")
+    console.print(
+        f"On these texts {figures.tokens / figures.calls:.2f} tokens a step of "
+        f"{figures.nodes / figures.calls:.1f} nodes: expected {figures.expected:.1f} tokens/s, "
+        f"{figures.expected * curve.plain:.2f} times one token a step."
     )
-    table.add_column("depth")
-    for rank in range(1, len(rates[0]) + 1):
-        table.add_column(str(rank), justify="right")
-    for depth, row in enumerate(rates, start=1):
-        table.add_row(str(depth), *(f"{rate:.3f}" for rate in row))
-    console.print(table)
+    if figures.measured is not None:
+        ours, plain = figures.measured
+        console.print(
+            f"Measured {ours:.1f} tokens/s against {plain:.1f}: {ours / plain:.2f} times "
+            f"({_ROUNDS} rounds in turn)."
+        )
 
 
-def _show_ranking(console: "Console", result: "TuningResult", streams: bool) -> None:
+def _show_curve(console: "Console", pace: "Pace") -> None:
     from rich.table import Table
 
-    table = Table(title="The best of all that was tried", title_justify="left")
-    table.add_column("drafts")
-    table.add_column("how", overflow="fold")
-    for name in ("tokens/s", "call reduction", "nodes"):
-        table.add_column(name, justify="right")
-    for arm in result.ranking:
-        name = f"[bold]{arm.kind}[/bold]" if arm == result.chosen else arm.kind
-        cells = (f"{arm.rate:.1f}", f"{arm.tokens:.2f}", f"{arm.nodes:.1f}")
-        table.add_row(name, _how(arm, streams), *cells)
+    curve = pace.costs.curve
+    table = Table(title="Milliseconds of a step, by where the streams run", title_justify="left")
+    table.add_column("nodes", justify="right")
+    for place in curve.points:
+        table.add_column(_HEADINGS.get(place, place), justify="right")
+    for nodes in sorted({nodes for points in curve.points.values() for nodes, _ in points}):
+        found = [dict(points).get(nodes) for points in curve.points.values()]
+        cells = ("" if s is None else f"{1e3 * s:.1f} ({s / curve.plain:.2f}x)" for s in found)
+        table.add_row(str(nodes), *cells)
     console.print(table)
+    console.print(f"{curve.state().capitalize()}, {curve.rounds} times each step.")
 
 
-def _how(arm: "Arm", streams: bool) -> str:
-    """The settings, and where the streams run in case one may choose."""
-    from ..drafting.drafter import describe
-
-    text = describe(arm.settings, streams)
-    every = not arm.settings.deferred and arm.settings.stream_nodes is None
-    if arm.kind in ("streams", "hybrid") and every:
-        text += ", streams beside the nodes"
-    return text
+def _show_factors(console: "Console", factors: list[list[float]]) -> None:
+    (first, other), (first_behind, other_behind) = factors
+    console.print(
+        f"Streams' guesses were right {first:.2f} times as often as they thought, second ones "
+        f"{other:.2f} times; behind a second guess {first_behind:.2f} and {other_behind:.2f}."
+    )

@@ -11,6 +11,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from rich.console import Console
 from rich.progress import track
 
+from ..drafting.settings import DraftSettings
 from ..engine.kv import window_left_out
 from .run import Run
 
@@ -72,9 +73,7 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
     drawn = run.common["sampler"] is not None
     if run.model.mode == "shared" and not drawn:
         # The main stream sees its streams, so mlx_lm computes another function.
-        one_token_a_step = replace(
-            run, settings=replace(run.settings, speculation=False), tuned=None
-        )
+        one_token_a_step = replace(run, settings=DraftSettings(speculation=False))
         reference = "the same model decoding one token a step"
         expected = [response.token for response in one_token_a_step.responses()]
     several = min(len(tokens), len(plain_tokens)) > 1

@@ -33,14 +33,14 @@ def examine(model: str | None = None) -> dict[str, Any]:
     Returns:
         ``device``, ``packages`` (name to version or ``None``), ``bundled_model``,
         ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
-        ``tuned`` (why ``generate`` drafts as it does there, a sentence; ``None`` where the tuner
-        has not run) and ``missing``, a list of sentences.
+        ``step_costs`` (when the costs of steps were measured there, and how quiet the machine was;
+        ``None`` without a model) and ``missing``, a list of sentences.
 
     Raises:
         UserError: ``model`` cannot be used.
     """
     from .. import bundled
-    from ..autotune.tuning import cached
+    from ..autotune.pace import pace_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights
@@ -54,21 +54,21 @@ def examine(model: str | None = None) -> dict[str, Any]:
     except UserError as error:
         bundled_model = None
         missing.append(str(error))
-    held = tuned = None
+    held = step_costs = None
     if examined := model or bundled_model:
         path = model_directory(examined)
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         if model is None:
             speculative.swap_adapter(bundled.streams_path())
-        tuned = cached(speculative)
+        step_costs = pace_of(speculative).costs.curve.state()
     return {
         "device": device.describe(),
         "packages": packages,
         "bundled_model": bundled_model,
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
-        "tuned": tuned and tuned.reason(),
+        "step_costs": step_costs,
         "missing": missing,
     }
 
@@ -107,6 +107,7 @@ def doctor(
         )
         if held["row_blocks"]:
             print(f"{'':16} rows filled up to {BLOCK}s, which this BLAS is faster at")
-    print(f"{'drafts':16} {facts['tuned'] or 'not measured yet: specstream-mlx tune'}")
+    if facts["step_costs"]:
+        print(f"{'costs of steps':16} {facts['step_costs']}: see specstream-mlx autotune")
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +25,6 @@ from .options import (
     SamplingOptions,
     Source,
 )
-from .tune import MEASURING
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
@@ -126,8 +124,6 @@ def generate(
         profile=Profile() if output.profile else NO_PROFILE,
     )
     run.check()
-    if drafts.tuned:
-        run = _tuned(run, kv_cache, adapts=sampling.seed is None)
     if sampling.seed is not None:
         mx.random.seed(sampling.seed)
     _note_missing_streams(run, source)
@@ -152,37 +148,13 @@ def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
         reporting.comparison(comparison)
 
 
-def _tuned(run: "Run", kv_cache: KVCacheOptions, adapts: bool) -> "Run":
-    """The same run, with drafts as tuned.
-
-    Args:
-        run: what to tune for.
-        kv_cache: the same as the run has.
-        adapts: whether drafts go on adapting: that follows the clock, which no seed repeats.
-    """
-    from ..autotune.tuning import tune
-
-    note = partial(reporting.note, MEASURING)
-    try:
-        tuned = tune(
-            run.model,
-            run.tokenizer,
-            quantization=kv_cache.quantization(),
-            on_measuring=note,
-        )
-    except UserError as error:  # of a calibration text, not of this run
-        reporting.note(f"Not tuned: {error}")
-        return run
-    return replace(run, settings=tuned.settings, tuned=tuned if adapts else None)
-
-
 def _note_missing_streams(run: "Run", source: Source) -> None:
     """Say that there are no streams, where that makes a difference."""
     if run.model.streams is not None:
         return
-    if not run.tuned and run.settings.drafts_with(None):
+    if run.settings is not None and run.settings.drafts_with(None):
         return
-    drafts = "only lookup may draft" if run.tuned else "nothing is drafted"
+    drafts = "only lookup may draft" if run.settings is None else "nothing is drafted"
     if run.model.adapter:
         reporting.note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
     else:

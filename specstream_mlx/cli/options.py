@@ -383,14 +383,6 @@ class DraftOptions:
         ),
     ] = None
     no_speculation: Annotated[bool, Option("--no-speculation", help="One token a step.")] = False
-    no_tune: Annotated[
-        bool,
-        Option(
-            "--no-tune",
-            help="Do not measure how to draft on this machine, nor use what was measured. Without "
-            "other options about drafts that happens once; see tune.",
-        ),
-    ] = False
     verify: Annotated[
         Literal["greedy", "sample", "rejection", "typical"] | None,
         Option(
@@ -405,21 +397,8 @@ class DraftOptions:
         if not self.lookup and (self.lookup_size is not None or self.lookup_ngram is not None):
             raise UserError("--lookup-size or --lookup-ngram was given, expected with --lookup")
 
-    @property
-    def tuned(self) -> bool:
-        """Whether the tuner decides how to draft, since no option does."""
-        return not (
-            self._given()
-            or self.tree_width
-            or self.tree
-            or self.lookup
-            or self.no_speculation
-            or self.no_tune
-            or self.verify == "rejection"
-        )
-
-    def settings(self) -> "DraftSettings":
-        """How to draft, by these options and the defaults.
+    def settings(self) -> "DraftSettings | None":
+        """How to draft, by these options; ``None`` where none of them says anything about it.
 
         Raises:
             UserError: the tree file cannot be read, or two options contradict each other.
@@ -432,6 +411,8 @@ class DraftOptions:
             shape["static_tree"] = StaticTree.load(self.tree)
         if self.tree_width is not None:
             shape |= {"tree_width": self.tree_width, "tree_size": self.tree_size}
+        if not (shape or self.lookup or self.no_speculation or self.verify == "rejection"):
+            return None
         return draft_settings(
             self.verify == "rejection",
             **shape,

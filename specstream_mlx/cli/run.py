@@ -9,7 +9,6 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..autotune.tuning import TuningResult
 from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
@@ -40,11 +39,10 @@ class Run:
     Attributes:
         prompt: token ids.
         common: what mlx_lm is given too.
-        settings: how to draft.
+        settings: how to draft; ``None``: as is worth most, step by step.
         verify: the verify rule.
         stop: strings that end the text.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
-        tuned: what the tuner found, if drafts are to go on adapting from there.
         profile: told where the parts of our steps end.
     """
 
@@ -52,18 +50,20 @@ class Run:
     tokenizer: TokenizerWrapper
     prompt: list[int]
     common: CommonArguments
-    settings: DraftSettings
+    settings: DraftSettings | None
     verify: VerifyName
     stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
-    tuned: TuningResult | None = None
     profile: Profile = NO_PROFILE
 
     @property
     def drafts(self) -> str:
         """How it drafts, in a few words."""
-        drafts = describe(self.settings, self.model.streams is not None)
-        return f"{drafts}, as tuned" if self.tuned else drafts
+        streams = self.model.streams is not None
+        if self.settings is None:
+            drafters = "streams and lookup" if streams else "lookup"
+            return f"what is worth most, step by step, of {drafters}"
+        return describe(self.settings, streams)
 
     def check(self) -> None:
         """Check that the model can do what is asked; nothing is generated.
@@ -79,7 +79,7 @@ class Run:
             self.model,
             self.tokenizer,
             self.prompt,
-            settings=self.tuned.drafting() if self.tuned else self.settings,
+            settings=self.settings,
             stop=self.stop,
             verify=self.verify,
             prompt_cache=self.prompt_cache,

@@ -2,7 +2,9 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,45 +20,70 @@ Children = Callable[[Path], Iterable[tuple[int, float]]]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 
+class Node(NamedTuple):
+    """A drafted node.
+
+    Attributes:
+        depth: from 1 on.
+        parent: the parent's place in the order of probability, -1 for the root.
+        token: token id.
+        score: log-probability of the path in nats.
+    """
+
+    depth: int
+    parent: int
+    token: int
+    score: float
+
+
+def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
+    """Yield nodes in order of the probability of their paths.
+
+    No child is more probable than its parent, so every beginning of this order is a tree. Of equal
+    nodes the one met first comes first.
+
+    Args:
+        children: returns the guesses behind a path; called for a node when the one after it is
+            asked for.
+        least: log-probability of a path below which its node is left out.
+    """
+    heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
+    met, place, parent, path, score = 0, -1, -1, (), 0.0
+    while True:
+        for token, log_prob in children(path):
+            below = score + log_prob
+            if below >= least and below > -math.inf:
+                heapq.heappush(heap, (-below, met, place, (*path, token)))
+                met += 1
+        if not heap:
+            return
+        negative, _, parent, path = heapq.heappop(heap)
+        score, place = -negative, place + 1
+        yield Node(len(path), parent, path[-1], score)
+
+
+def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
+    """The tree of a beginning of what ``likeliest`` yields, below ``root``."""
+    order = sorted(range(len(nodes)), key=lambda place: (nodes[place].depth, place))
+    index = {place: number for number, place in enumerate(order, start=1)} | {-1: 0}
+    tokens = [root, *(nodes[place].token for place in order)]
+    parents = [-1, *(index[nodes[place].parent] for place in order)]
+    depths = [0, *(nodes[place].depth for place in order)]
+    log_probs = np.array([0.0, *(nodes[place].score for place in order)])
+    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return DraftTree(*arrays, log_probs=log_probs)
+
+
 def best_first(
     root: int, children: Children, size: int | None, threshold: float | None = None
 ) -> DraftTree:
     """Draft the ``size`` nodes below the root whose paths are the most probable.
 
-    No child is more probable than its parent, so the nodes leave a heap in order of probability
-    and what is chosen is closed under parents. Of equal nodes the one met first comes first.
-
     Args:
         root: token id of the root.
-        children: returns the guesses behind a path; called once for each chosen node.
+        children: returns the guesses behind a path; called at most once for each chosen node.
         size: nodes besides the root, or fewer if the guesses run out; ``None``: all of them.
         threshold: leave nodes out whose path is less probable than this.
     """
     least = math.log(threshold) if threshold else -math.inf
-    chosen: list[tuple[int, int, int, float]] = []  # (depth, parent's entry here, token, score)
-    heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
-    met = 0
-
-    def meet(parent: int, path: Path, score: float) -> None:
-        nonlocal met
-        for token, log_prob in children(path):
-            below = score + log_prob
-            if below >= least and below > -math.inf:
-                heapq.heappush(heap, (-below, met, parent, (*path, token)))
-                met += 1
-
-    meet(-1, (), 0.0)
-    while heap and (size is None or len(chosen) < size):
-        negative, _, parent, path = heapq.heappop(heap)
-        chosen.append((len(path), parent, path[-1], -negative))
-        if size is None or len(chosen) < size:
-            meet(len(chosen) - 1, path, -negative)
-
-    order = sorted(range(len(chosen)), key=lambda entry: (chosen[entry][0], entry))
-    index = {entry: place + 1 for place, entry in enumerate(order)} | {-1: 0}
-    tokens = [root, *(chosen[entry][2] for entry in order)]
-    parents = [-1, *(index[chosen[entry][1]] for entry in order)]
-    depths = [0, *(chosen[entry][0] for entry in order)]
-    log_probs = np.array([0.0, *(chosen[entry][3] for entry in order)])
-    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    return DraftTree(*arrays, log_probs=log_probs)
+    return tree_of(root, list(islice(likeliest(children, least), size)))

@@ -4,10 +4,12 @@ A new drafter is one file beside this one and one line in ``make_drafter``.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from ..config import StreamConfig
 from .hybrid import HybridDrafter
 from .lookup import LookupDrafter
 from .settings import DraftSettings
@@ -33,6 +35,78 @@ class Drafter(Protocol):
 
     def describe(self) -> str:
         """Say in a few words what the trees are like."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next step does.
+
+    Attributes:
+        tree: what it verifies.
+        settings: what it keeps of the tree, and where its streams run.
+        pipelined: nothing is drafted and no streams run, so that the call behind it may be enqueued
+            before this one is read.
+    """
+
+    tree: DraftTree
+    settings: DraftSettings
+    pipelined: bool = False
+
+
+@runtime_checkable
+class Drafting(Protocol):
+    """Plans the steps of one text, one after the other."""
+
+    def first(self, root: int) -> Plan:
+        """Plan the first step, which has nothing to go by.
+
+        Args:
+            root: the prompt's last token.
+        """
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        """Learn from a step.
+
+        Args:
+            plan: what was done.
+            tokens: that it wrote, the newest last.
+            seconds: from when the step before it was read until it was; ``None``: unknown.
+        """
+
+    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+        """Plan the step after the one accepted last; see ``Drafter.grow`` for the arguments."""
+
+    def finish(self) -> None:
+        """Keep what is to outlive the text, which has ended or was broken off."""
+
+
+class FixedDrafting:
+    """Drafts by the same settings in every step.
+
+    Args:
+        drafter: of this text.
+        settings: of every step.
+        pipelined: see ``Plan``.
+    """
+
+    def __init__(self, drafter: Drafter, settings: DraftSettings, pipelined: bool):
+        self._drafter, self._settings, self._pipelined = drafter, settings, pipelined
+
+    def first(self, root: int) -> Plan:
+        """Plan a step without drafts; see ``Drafting``."""
+        return Plan(root_only(root), self._settings, self._pipelined)
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        """Let the drafter read the tokens."""
+        self._drafter.accept(tokens)
+
+    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+        """Let the drafter grow the tree."""
+        tree = self._drafter.grow(root, candidates, log_probs)
+        return Plan(tree, self._settings, self._pipelined)
+
+    def finish(self) -> None:
+        """Do nothing: nothing outlives a text."""
 
 
 class NoDrafter:
@@ -72,6 +146,23 @@ def make_drafter(settings: DraftSettings, streams: bool, text: Sequence[int] = (
             settings.draft_threshold,
         )
     return HybridDrafter(drafter, settings, text) if settings.lookup else drafter
+
+
+def fixed_drafting(
+    settings: DraftSettings,
+    streams: StreamConfig | None,
+    prompt: Sequence[int],
+) -> FixedDrafting:
+    """Plan a text by the same settings in every step.
+
+    Args:
+        settings: how to draft.
+        streams: the mounted ones.
+        prompt: token ids.
+    """
+    drafter = make_drafter(settings, streams is not None, prompt)
+    plain = not settings.drafts_with(streams) and settings.placement(streams) == "none"
+    return FixedDrafting(drafter, settings, pipelined=plain)
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:

@@ -19,8 +19,8 @@ COINCIDENCE = 0.05
 """How often lookup, when it is wrong, still names the token that the streams propose."""
 
 DOUBT = 0.05
-"""Share by which the streams' probabilities are lowered where lookup proposes something too.
-Streams are often surer than they are right, and without this no match could outweigh them."""
+"""Share by which uncorrected probabilities of streams are lowered where lookup proposes something
+too. Streams are often surer than they are right, and else no match could outweigh them."""
 
 
 class Levels(Protocol):
@@ -60,7 +60,7 @@ class HybridDrafter:
 
         def children(path: Path) -> Guesses:
             found = lookup.children(path)
-            return pooled(levels[len(path)], found) if len(path) < len(levels) else found
+            return pooled(levels[len(path)], found, DOUBT) if len(path) < len(levels) else found
 
         size = self._settings.most_nodes(len(levels))
         return best_first(root, children, size, self._settings.draft_threshold)
@@ -70,7 +70,7 @@ class HybridDrafter:
         return f"{self._streams.describe()}, with lookup {self._lookup.reach()}"
 
 
-def pooled(streams: Guesses, found: Guesses) -> Guesses:
+def pooled(streams: Guesses, found: Guesses, doubt: float = 0.0) -> Guesses:
     """Merge the guesses of one stream and of lookup for the token after one node.
 
     Streams and lookup know different things, one what the text means, the other what it repeats,
@@ -81,13 +81,14 @@ def pooled(streams: Guesses, found: Guesses) -> Guesses:
     Args:
         streams: their best candidates; what is missing to 1 belongs to all other tokens.
         found: lookup's continuations.
+        doubt: share by which the streams' probabilities are lowered before.
 
     Returns:
         All tokens of both; their probabilities sum to at most 1.
     """
     if not found:
         return streams
-    shares = {token: (1 - DOUBT) * math.exp(score) for token, score in streams}
+    shares = {token: (1 - doubt) * math.exp(score) for token, score in streams}
     left = 1 - sum(shares.values())
     wrong = 1 - sum(math.exp(score) for _, score in found)
     weights = {token: share * wrong for token, share in shares.items()}

@@ -12,9 +12,11 @@ from .tree import DraftTree
 ALTERNATIVES = 2
 """How many different continuations of an n-gram are kept; a third is hardly ever right."""
 
-_PRIORS = ((0.0, 0.0), (0.4, 0.07), (0.65, 0.03), (0.75, 0.01), (0.8, 0.005))
-"""Initial acceptance by length of the n-gram (0 to 4) and rank of the continuation, as measured in
-the demonstration tasks' training text."""
+_PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
+"""Initial acceptance of the newest continuation by length of the n-gram (0 to 4)."""
+
+_SECOND_PRIOR = 0.05
+"""Initial acceptance of the continuation before that, of n-grams of any length."""
 
 _PRIOR_WEIGHT = 4
 _LONGEST_MEMORY = 64
@@ -115,7 +117,7 @@ def _to(longest: int) -> range:
 
 def _prior(length: int, rank: int) -> float:
     """Expected acceptance before the text has shown any."""
-    return _PRIORS[min(length, len(_PRIORS) - 1)][rank]
+    return _SECOND_PRIOR if rank else _PRIORS[min(length, len(_PRIORS) - 1)]
 
 
 class LookupDrafter:

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from benchmarks import speedup
 from benchmarks.suites import SUITES, hybrid_over_better
-from benchmarks.sweep import decisions_of
 from specstream_mlx import bundled
 
 needs_bundled = pytest.mark.skipif(
@@ -51,7 +50,7 @@ def test_every_placement_has_its_rows(tmp_path):
 
 @needs_bundled
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["speedup", "hybrid"])
+@pytest.mark.parametrize("name", ["speedup", "hybrid", "rule"])
 def test_a_suite_writes_a_row_for_every_way(name, tmp_path):
     result = run("--suite", name, *SHORT, "--output", tmp_path)
     assert result.exit_code == 0, result.output
@@ -59,22 +58,6 @@ def test_a_suite_writes_a_row_for_every_way(name, tmp_path):
     for mode, ways in SUITES[name].ways.items():
         found = [row["method"] for row in rows if row["mode"] == mode]
         assert found == ["mlx_lm", *ways]
-
-
-@needs_bundled
-@pytest.mark.slow
-def test_what_a_sweep_decided_can_be_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.sweep.fastest_of_grid", lambda mounted, prompts: {})
-    short = ("--suite", "tuned", *SHORT, "--rounds", 1, "--modes", "shared")
-    result = run(*short, "--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    rows = rows_of(tmp_path)[0]["rows"]
-    assert [row["method"] for row in rows] == [
-        *("mlx_lm", "tuned", "best of the sweep", "best fixed tree")
-    ]
-    (file,) = tmp_path.glob("*.json")
-    (decision,) = decisions_of(file, [("shared", "sql")]).values()
-    assert decision.best == decision.best_fixed in SUITES["tuned"].ways["shared"]
 
 
 def test_a_hybrid_tree_is_compared_with_the_better_drafter_of_its_case():
@@ -111,7 +94,6 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
         (["--modes", "lossy"], "unknown mode 'lossy', expected one of lossless, shared"),
         (["--suite", "placement", "--modes", "shared"], "expected one of lossless"),
         (["--model", "somewhere"], "found one of --model and --streams, expected both or none"),
-        (["--best-of", "a.json"], "--best-of goes with --suite tuned"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(flags, sentence):

@@ -13,7 +13,7 @@ from specstream_mlx import DraftSettings, UserError
 from specstream_mlx.cli import app, parsing
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
-from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS
 from specstream_mlx.drafting.static_tree import StaticTree
 
 PARSERS = {
@@ -121,24 +121,23 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
 
 
 @pytest.mark.parametrize(
-    ("given", "settings", "tuned"),
+    ("given", "settings"),
     [
-        ({}, LIKELY_DRAFTS, True),
-        ({"no_tune": True}, LIKELY_DRAFTS, False),
-        ({"verify": "typical"}, LIKELY_DRAFTS, True),
-        ({"verify": "rejection"}, DRAWN_DRAFTS, False),
-        ({"tree_size": 5}, DraftSettings(tree_size=5), False),
-        ({"tree_width": 3}, DraftSettings(tree_width=3, tree_size=None), False),
-        ({"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5), False),
-        ({"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0), False),
-        ({"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2), False),
-        ({"no_speculation": True}, DraftSettings(speculation=False, draft_threshold=0.2), False),
+        ({}, None),
+        ({"verify": "typical"}, None),
+        ({"verify": "rejection"}, DRAWN_DRAFTS),
+        ({"tree_size": 5}, DraftSettings(tree_size=5)),
+        ({"tree_width": 3}, DraftSettings(tree_width=3, tree_size=None)),
+        ({"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5)),
+        ({"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0)),
+        ({"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2)),
+        ({"lookup": True}, DraftSettings(lookup=True, draft_threshold=0.2)),
+        ({"no_speculation": True}, DraftSettings(speculation=False, draft_threshold=0.2)),
     ],
 )
-def test_drafts(given, settings, tuned):
+def test_drafts(given, settings):
     options = DraftOptions(**given)
     assert options.settings() == settings
-    assert options.tuned is tuned
 
 
 def test_drafts_by_a_tree_file(tmp_path):
@@ -146,7 +145,6 @@ def test_drafts_by_a_tree_file(tmp_path):
     options = DraftOptions(tree=tmp_path / "tree.json", lookup=True, lookup_size=3)
     found = options.settings()
     assert (found.tree_size, found.lookup, found.lookup_size) == (5, True, 3)
-    assert not options.tuned
 
 
 def test_sampling():

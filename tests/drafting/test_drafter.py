@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trees import grow, random_candidates
 
-from specstream_mlx.drafting.hybrid import pooled
+from specstream_mlx.drafting.hybrid import DOUBT, pooled
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.drafting.static_tree import StaticTree
@@ -52,7 +52,7 @@ def joint(tree, node, name, seed, ngrams):
             scores = dict(zip(candidates[depth].tolist(), np.log(rates).tolist(), strict=False))
         if name == "lookup":
             found = ngrams.children(tokens[1 : depth + 1])
-            scores = dict(pooled(list(scores.items()), found) if scores else found)
+            scores = dict(pooled(list(scores.items()), found, DOUBT) if scores else found)
         total += scores[token]
     return total
 

@@ -22,9 +22,9 @@ from random_models import (
 )
 from trees import arrays, assert_well_formed, grow, random_candidates
 
-from specstream_mlx import loop
+from specstream_mlx.drafting import drafter
 from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.hybrid import pooled
+from specstream_mlx.drafting.hybrid import DOUBT, pooled
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.drafting.streams import best_first_tree
@@ -51,7 +51,7 @@ def every_path(candidates, log_probs, lookup, lookup_size):
             known = lookup.children(path) if depth < lookup_size else []
             if depth < len(candidates):
                 row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
-                known = pooled(list(row), known)
+                known = pooled(list(row), known, DOUBT)
             below |= {(*path, token): score + log_prob for token, log_prob in known}
         found |= below
         level = below
@@ -103,7 +103,7 @@ def test_the_surer_one_prevails_where_they_differ():
 
 
 def test_lookup_decides_among_the_candidates_of_the_streams():
-    together = probabilities(pooled(guesses({3: 0.5, 4: 0.3}), guesses({4: 0.6})))
+    together = probabilities(pooled(guesses({3: 0.5, 4: 0.3}), guesses({4: 0.6}), DOUBT))
     assert together[4] > 3 * together[3]
     # By hand, of 0.95 * 0.3 * 0.6 / 0.05 and 0.95 * 0.5 * 0.4 and 0.24 * 0.4 for all other tokens.
     assert together[4] == pytest.approx(3.42 / (3.42 + 0.19 + 0.096))
@@ -113,8 +113,8 @@ def test_lookup_decides_among_the_candidates_of_the_streams():
 def test_lookup_may_name_a_token_where_the_streams_leave_none():
     """As calibrated tables may: they sum to 1, and give no chance to some candidates."""
     streams = [(3, 0.0), (4, -math.inf)]
-    assert set(dict(pooled(streams, guesses({4: 0.5})))) == {3, 4}
-    assert set(dict(pooled(streams, guesses({5: 0.5})))) == {3, 5}
+    assert set(dict(pooled(streams, guesses({4: 0.5}), DOUBT))) == {3, 4}
+    assert set(dict(pooled(streams, guesses({5: 0.5}), DOUBT))) == {3, 5}
 
 
 @pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 3), (2, 2), (3, 1)])
@@ -215,7 +215,7 @@ def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
     model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
     if lookup_alone:
         model = replace(model, streams=None)
-    monkeypatch.setattr(loop, "make_drafter", known([*PROMPT, *expected]))
+    monkeypatch.setattr(drafter, "make_drafter", known([*PROMPT, *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
     found = tokens_of(model, PROMPT, count, lookup=True)
     assert_lossless(model.model, PROMPT, found, expected)
@@ -240,7 +240,7 @@ def test_runs_end_where_the_cache_is_quantized(monkeypatch):
     """A run would reach past the row from which mlx_lm reads quantized rows."""
     case = "Llama 3.1"
     expected, log_probs, _ = plain(case, 8, CROSSING)
-    monkeypatch.setattr(loop, "make_drafter", known([*prompt_of(case), *expected]))
+    monkeypatch.setattr(drafter, "make_drafter", known([*prompt_of(case), *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
     kv_cache = arguments(case, 8, CROSSING)
     found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, lookup=True)

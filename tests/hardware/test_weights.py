@@ -152,7 +152,7 @@ def test_packed_weights_take_adapters(bases, tmp_path, mode, lora_rank):
 
 def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
     runner = CliRunner()
-    arguments = ["--model", str(bases["8 bits"]), "-p", "the", "-m", "8", "--no-tune"]
+    arguments = ["--model", str(bases["8 bits"]), "-p", "the", "-m", "8"]
     texts = []
     for form in ("packed", "expanded"):
         result = runner.invoke(app, ["generate", *arguments, "--json", "--weights", form])

@@ -1,0 +1,94 @@
+"""How often the streams' candidates are right, by depth and rank, measured on prompts."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from .config import UserError
+from .drafting.settings import DraftSettings
+from .drafting.static_tree import StaticTree
+from .loading import SpeculativeModel
+from .loop import Request, decode
+
+
+class AcceptanceCounts:
+    """Counts of right candidates; the tables of ``StaticTree`` come from them.
+
+    A depth counts only where every token before it was among its own depth's candidates: deeper
+    nodes are reached in no other way.
+
+    Attributes:
+        hits: (depth, rank) how often this candidate was right.
+        reached: (depth,) how often the depth was reached.
+    """
+
+    def __init__(self, depth: int, width: int):
+        self.hits = np.zeros((depth, width), np.int64)
+        self.reached = np.zeros(depth, np.int64)
+
+    def add(self, candidates: np.ndarray, following: Sequence[int]) -> None:
+        """Count one step.
+
+        Args:
+            candidates: (depth, rank) tokens drafted behind a token.
+            following: what the target wrote behind it, possibly less than ``depth`` tokens.
+        """
+        for depth, token in enumerate(following[: len(candidates)]):
+            self.reached[depth] += 1
+            right = candidates[depth] == token
+            self.hits[depth] += right
+            if not right.any():
+                return
+
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """Conditional acceptance by depth and rank; 0 at depths that were never reached."""
+        rates = self.hits / np.maximum(self.reached, 1)[:, None]
+        return tuple(map(tuple, rates.tolist()))
+
+    def static_tree(self, size: int) -> StaticTree:
+        """The calibrated tree of ``size`` nodes below the root."""
+        return StaticTree(self.rates(), size)
+
+
+def measure_acceptance(
+    model: SpeculativeModel,
+    prompts: Sequence[Sequence[int]],
+    settings: DraftSettings,
+    max_tokens: int = 128,
+    end_tokens: Collection[int] = (),
+) -> AcceptanceCounts:
+    """Generate from every prompt and count the streams' right candidates.
+
+    They are counted behind the tokens where steps begin, which is where drafts are made, so
+    measure with settings like those that the table is for. ``tree_width`` gives the ranks.
+
+    Args:
+        model: base and adapter; the streams must draft.
+        prompts: token ids.
+        settings: how to draft.
+        max_tokens: tokens to generate from each prompt, at least.
+        end_tokens: a text ends with the first of these.
+
+    Raises:
+        UserError: no streams draft.
+    """
+    if model.streams is None or not settings.speculates:
+        raise UserError("acceptance was to be measured without streams, expected some that draft")
+    config = model.streams.config
+    settings.check(model.config["vocab_size"], config)
+    counts = AcceptanceCounts(config.num_streams, settings.tree_width)
+    for prompt in prompts:
+        text: list[int] = []
+        drafts: list[tuple[int, np.ndarray]] = []
+        for step in decode(model, Request(prompt, settings)):
+            text += step.tokens
+            ended = next((i for i, token in enumerate(text) if token in end_tokens), None)
+            if ended is not None:
+                text = text[: ended + 1]
+                break
+            drafts.append((len(text), step.result.guesses()[0]))
+            if len(text) >= max_tokens:
+                break
+        for start, candidates in drafts:
+            counts.add(candidates, text[start : start + config.num_streams])
+    return counts

@@ -1,0 +1,106 @@
+"""How often the streams have been right in this text, over how often they thought they would be."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..drafting.best_first import Guesses
+
+_START = 0.9
+_WEIGHT = 8.0
+_MEMORY = 16.0
+_MOST, _MOST_TOGETHER = 0.99, 0.995
+
+
+@dataclass
+class _Guessed:
+    """Guesses that the text has not passed yet.
+
+    Attributes:
+        tokens: by depth and rank.
+        probabilities: by depth and rank.
+        depth: that the next token is at, from 0 on.
+        trunk: whether all tokens so far were the first guesses of their depths.
+    """
+
+    tokens: list[list[int]]
+    probabilities: list[list[float]]
+    depth: int = 0
+    trunk: bool = True
+
+
+class StreamAverages:
+    """Corrects the streams' probabilities by what has come of them in one text.
+
+    Streams are sure of themselves on text like that they were trained on, and nearly as sure on any
+    other. So a probability is multiplied by hits over expected hits, of four kinds: the first guess
+    of a depth or another one, behind first guesses only (the trunk) or elsewhere.
+
+    A guess is judged once the text has passed it, drafted or not, if every token before it was
+    among the candidates of its depth: deeper nodes are drafted in no other case.
+
+    Attributes:
+        hits, expected: by [trunk, elsewhere] and [first guess, another].
+    """
+
+    def __init__(self) -> None:
+        self.hits = [[_START * _WEIGHT] * 2 for _ in range(2)]
+        self.expected = [[_WEIGHT] * 2 for _ in range(2)]
+        self._pending: list[_Guessed] = []
+
+    def levels(
+        self, candidates: np.ndarray, log_probs: np.ndarray
+    ) -> tuple[list[Guesses], list[Guesses]]:
+        """Guesses by depth with corrected log-probabilities: on the trunk, and elsewhere.
+
+        Args:
+            candidates: (gamma, k) token ids, best first; they are judged by the tokens to come.
+            log_probs: (gamma, k) their log-probabilities in nats, as the streams see them.
+        """
+        tokens, probabilities = candidates.tolist(), np.exp(log_probs).tolist()
+        if tokens:
+            self._pending.append(_Guessed(tokens, probabilities))
+        trunk, elsewhere = (
+            [self._corrected(place, *row) for row in zip(tokens, probabilities, strict=True)]
+            for place in range(2)
+        )
+        return trunk, elsewhere
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Judge the guesses by the tokens that were written, the newest last."""
+        for token in tokens:
+            self._pending = [guessed for guessed in self._pending if self._judge(guessed, token)]
+
+    def factor(self, place: int, rank: int) -> float:
+        """What the probability of a guess of this rank is multiplied by, at [trunk, elsewhere]."""
+        kind = min(rank, 1)
+        return self.hits[place][kind] / self.expected[place][kind]
+
+    def _corrected(self, place: int, tokens: list[int], probabilities: list[float]) -> Guesses:
+        found = [
+            min(_MOST, probability * self.factor(place, rank))
+            for rank, probability in enumerate(probabilities)
+        ]
+        scale = min(1.0, _MOST_TOGETHER / max(sum(found), 1e-9))
+        return [
+            (token, math.log(max(probability * scale, 1e-9)))
+            for token, probability in zip(tokens, found, strict=True)
+        ]
+
+    def _judge(self, guessed: _Guessed, token: int) -> bool:
+        """Count the guesses for this token; returns whether deeper ones may still be reached."""
+        tokens = guessed.tokens[guessed.depth]
+        hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
+        for rank, probability in enumerate(guessed.probabilities[guessed.depth]):
+            kind = min(rank, 1)
+            hits[kind] += tokens[rank] == token
+            expected[kind] += probability
+        for kind in range(2):
+            if expected[kind] > _MEMORY:
+                hits[kind] *= _MEMORY / expected[kind]
+                expected[kind] = _MEMORY
+        guessed.trunk = guessed.trunk and tokens[0] == token
+        guessed.depth += 1
+        return token in tokens and guessed.depth < len(guessed.tokens)

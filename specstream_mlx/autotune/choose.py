@@ -1,0 +1,282 @@
+"""The rule: before every step, the tree and the place of the streams that are worth the most.
+
+A step is worth the tokens that it is expected to write, less those that its time is worth, plus
+what streams beside it will be worth to the step after it::
+
+    1 + sum of P(node) - r * cost(nodes, place) + v * q
+
+r is the number of tokens per second lately, v what the streams' guesses have raised this value by,
+and q the chance that streams run beside the node accepted last. The tokens of a step over its time
+would be the wrong measure: a step is not to be efficient by itself, it is to beat what the same
+time brings elsewhere.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..config import StreamConfig
+from ..drafting.best_first import Children, Guesses, Node, Path, likeliest, tree_of
+from ..drafting.drafter import Plan
+from ..drafting.hybrid import pooled
+from ..drafting.lookup import Lookup
+from ..drafting.settings import DraftSettings
+from ..drafting.tree import DraftTree, root_only
+from .averages import StreamAverages
+from .cost import MOST_NODES, Place, StepCosts
+
+WIDTH = 4
+"""Candidates of each stream."""
+
+_LOOKUP_NGRAM, _LOOKUP_DEPTH = 4, 10
+_LEAST = math.log(0.005)  # log-probability of a node that is looked at
+_RATE_MEMORY = 128.0  # tokens
+_SHARED_RATE = 1.5
+_VALUE_MEMORY = 4
+_LONGEST_REST = 64
+_PLAIN_RUN = 2  # plain steps in a row, of which the last one is pipelined on both sides
+
+
+@dataclass
+class Pace:
+    """What outlives a text: the costs, and how things have gone lately with one adapter.
+
+    Attributes:
+        costs: of steps, shared by all adapters that cost the same.
+        tokens, time: of late; ``time`` in plain steps.
+        value: tokens that the streams' guesses have been worth to a step.
+        valued: how many steps ``value`` is the average of, at most ``_VALUE_MEMORY``.
+        span: steps for which lossless streams rest where they are not worth their time.
+    """
+
+    costs: StepCosts
+    tokens: float
+    time: float = _RATE_MEMORY
+    value: float = 0.0
+    valued: int = 0
+    span: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens in the time of a plain step; a plain step's own one at the least."""
+        return max(1.0, self.tokens / self.time)
+
+    def note(self, tokens: int, time: float) -> None:
+        """Take in a step of so many tokens and of the time of so many plain steps."""
+        kept = max(0.0, 1 - tokens / _RATE_MEMORY)
+        self.tokens = self.tokens * kept + tokens
+        self.time = self.time * kept + time
+
+    def value_of(self, gain: float) -> None:
+        """Take in by how much guesses raised the value of the best step."""
+        self.valued = min(self.valued + 1, _VALUE_MEMORY)
+        self.value += (gain - self.value) / self.valued
+
+
+def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
+    """The pace of an adapter that has not decoded yet."""
+    shared = streams is not None and streams.mode == "shared"
+    return Pace(costs, tokens=_RATE_MEMORY * (_SHARED_RATE if shared else 1.0))
+
+
+def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
+    """Where a model's streams may run; see the shared-mode contract."""
+    if streams is None:
+        return ("plain", "none")
+    return ("beside",) if streams.mode == "shared" else ("plain", "none", "beside 1")
+
+
+def _settings(width: int) -> dict[Place, DraftSettings]:
+    none = DraftSettings(num_streams=0, lookup=True)
+    return {
+        "plain": none,
+        "none": none,
+        "beside 1": DraftSettings(tree_width=width, lookup=True, stream_nodes=1),
+        "beside": DraftSettings(tree_width=width, lookup=True, deferred=False),
+    }
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A place, the nodes besides the root, and what such a step is worth in tokens."""
+
+    place: Place
+    nodes: int
+    value: float
+
+
+class AutoDrafting:
+    """Plans the steps of one text by the rule; a ``drafting.drafter.Drafting``.
+
+    Attributes:
+        pace: of this model and adapter; it is kept up to date.
+        averages: how often the streams have been right in this text.
+
+    Args:
+        pace: of this model and adapter; it is kept up to date.
+        prompt: token ids.
+        streams: the mounted ones, or ``None``.
+        vocab_size: of the model.
+    """
+
+    def __init__(
+        self, pace: Pace, prompt: Sequence[int], streams: StreamConfig | None, vocab_size: int
+    ):
+        self.pace, self._places = pace, places_of(streams)
+        self._vocab_size = vocab_size
+        self._settings = _settings(min(WIDTH, vocab_size))
+        self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
+        self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
+        self.averages = StreamAverages()
+        # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
+        self._rest: int | None = 0 if "beside 1" in self._places else None
+        self._plain_run = 0
+        self._measures = False  # whether the step that was planned is timed for the curve
+        self._turn = False  # whether the step to be planned may be
+        pace.costs.refresh()
+
+    def first(self, root: int) -> Plan:
+        """Plan a step without drafts, in which all streams run that may; see ``Drafting``."""
+        place = self._places[-1]
+        if place == "none":
+            place = "plain"
+        return self._plan(place, root_only(root))
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        """Learn from a step; see ``Drafting``."""
+        self._lookup.accept(tokens)
+        self.averages.accept(tokens)
+        place = self.place_of(plan)
+        self._plain_run = self._plain_run + 1 if place == "plain" else 0
+        if self._rest is not None:
+            rests = place in ("plain", "none")
+            self._rest = max(0, self._rest - 1) if rests else None
+        measured = self._measures and self._note(place, len(plan.tree), seconds)
+        self._turn = not measured
+        if not measured:
+            self.pace.note(len(tokens), self._cost[place][len(plan.tree)])
+
+    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+        """Plan the step that is worth most; see ``Drafting``."""
+        nodes = self._nodes(candidates, log_probs)
+        if len(candidates) and "beside 1" in self._places:
+            alone = self._best(list(self._likeliest(self._found)))
+            self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
+        choice = self._best(nodes)
+        self._measures = False
+        job = self.pace.costs.wanted()
+        if job is not None and self._turn:
+            self._measures = True
+            tree = tree_of(root, nodes[: job[1] - 1])
+            return self._plan(job[0], _filled(tree, job[1], self._vocab_size))
+        if self._rest is None and "beside 1" in self._places:
+            self._keep_span(choice.place)
+        return self._plan(choice.place, tree_of(root, nodes[: choice.nodes]))
+
+    def finish(self) -> None:
+        """Keep the timings of this text."""
+        self.pace.costs.save()
+
+    # What may be drafted ------------------------------------------------------------------------
+
+    def _nodes(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Node]:
+        """The most probable nodes that streams and lookup propose, in order of probability."""
+        trunk, elsewhere = self.averages.levels(candidates, log_probs)
+        firsts = tuple(row[0] for row in candidates.tolist())
+
+        def children(path: Path) -> Guesses:
+            depth, found = len(path), self._found(path)
+            if depth >= len(trunk):
+                return found
+            return pooled((trunk if path == firsts[:depth] else elsewhere)[depth], found)
+
+        return list(self._likeliest(children))
+
+    def _likeliest(self, children: Children) -> Any:
+        return islice(likeliest(children, _LEAST), MOST_NODES - 1)
+
+    def _found(self, path: Path) -> Guesses:
+        return self._lookup.children(path) if len(path) < _LOOKUP_DEPTH else []
+
+    # What is chosen -----------------------------------------------------------------------------
+
+    def _best(self, nodes: Sequence[Node]) -> _Choice:
+        """The best place and number of nodes, over all beginnings of ``nodes``."""
+        rate, places = self.pace.rate, self._open()
+        best = _Choice("plain", 0, 1 - rate) if "plain" in places else None
+        drawn = [place for place in places if place != "plain"]
+        tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
+        for count in range(len(nodes) + 1):
+            if count:
+                node = nodes[count - 1]
+                probability = math.exp(node.score)
+                tokens += probability
+                last[node.parent + 1] -= probability
+                last.append(probability)
+            for place in drawn:
+                if place == "none" and not count:
+                    continue
+                value = tokens - rate * self._cost[place][count + 1]
+                if place == "beside 1":
+                    value += self.pace.value * max(last)
+                if best is None or value > best.value:
+                    best = _Choice(place, count, value)
+        return best
+
+    def _open(self) -> tuple[Place, ...]:
+        """Places that may be chosen: streams that rest may not, and those that are due must."""
+        if self._rest is None:
+            return self._places
+        return ("plain", "none") if self._rest else ("beside 1",)
+
+    def _keep_span(self, place: Place) -> None:
+        """Let streams rest that were not chosen, each time longer, and less long if they were."""
+        pace = self.pace
+        if place == "beside 1":
+            pace.span = max(1, pace.span // 2)
+            return
+        self._rest = pace.span
+        pace.span = min(2 * pace.span, _LONGEST_REST)
+
+    def _plan(self, place: Place, tree: DraftTree) -> Plan:
+        return Plan(tree, self._settings[place], pipelined=place == "plain")
+
+    def place_of(self, plan: Plan) -> Place:
+        """Where the streams run in a step that was planned here."""
+        if plan.pipelined:
+            return "plain"
+        places = reversed(self._places)
+        return next(place for place in places if self._settings[place] is plan.settings)
+
+    # What it costs ------------------------------------------------------------------------------
+
+    def _note(self, place: Place, nodes: int, seconds: float | None) -> bool:
+        """Time a step for the curve; returns whether it was one."""
+        costs = self.pace.costs
+        if (place, nodes) != costs.wanted() or seconds is None:
+            return False
+        if place == "plain" and self._plain_run < _PLAIN_RUN:
+            return False
+        costs.note(seconds)
+        self._cost = {place: costs.curve.relative(place) for place in self._places}
+        return True
+
+
+def _filled(tree: DraftTree, nodes: int, vocab_size: int) -> DraftTree:
+    """The tree with so many nodes: any tokens below its last one, which has none below it yet."""
+    missing = nodes - len(tree)
+    if missing <= 0:
+        return tree
+    tokens = np.arange(missing, dtype=np.int32) % vocab_size
+    parents = np.full(missing, len(tree) - 1, np.int32)
+    depths = np.full(missing, tree.depths[-1] + 1, np.int32)
+    return DraftTree(
+        np.concatenate([tree.tokens, tokens]),
+        np.concatenate([tree.parents, parents]),
+        np.concatenate([tree.depths, depths]),
+        np.concatenate([tree.log_probs, np.full(missing, -100.0)]),
+    )

@@ -1,0 +1,248 @@
+"""The rule against all that could have been chosen, and the text that it must not change."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
+
+from specstream_mlx.autotune import choose
+from specstream_mlx.autotune.choose import AutoDrafting, Pace, new_pace, places_of
+from specstream_mlx.autotune.cost import MOST_NODES, CostCurve, StepCosts
+from specstream_mlx.autotune.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.tree import root_only
+from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.loop import decode
+
+NOTHING = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+SIZES = (1, 2, 4, 8, 16)
+
+
+def curve(**seconds):
+    """A measured curve: seconds of a step of one node, and of each more."""
+    return CostCurve(
+        {
+            place.replace("_", " "): tuple((n, first + more * (n - 1)) for n in SIZES)
+            for place, (first, more) in seconds.items()
+        },
+        spread=0.01,
+        rounds=6,
+    )
+
+
+LOSSLESS = curve(plain=(1, 0), none=(1.15, 0.05), beside_1=(1.6, 0.05))
+SHARED = curve(beside=(1, 0.06))
+
+
+def model_of(kind):
+    """A random model, or one without streams."""
+    model = speculative_model(mode="shared" if kind == "shared" else "lossless")
+    if kind == "none":
+        model.streams = None
+    return model
+
+
+def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), **pace):
+    """A drafting at a pace whose costs are known."""
+    costs = StepCosts(tmp_path / "costs.json", {}, places_of(streams))
+    if measured is not None:
+        costs.curve = measured
+    one = new_pace(costs, streams)
+    for name, value in pace.items():
+        setattr(one, name, value)
+    return AutoDrafting(one, prompt, streams, 97)
+
+
+def guesses(rng, gamma=3, width=4):
+    tokens = np.array([rng.sample(range(97), width) for _ in range(gamma)])
+    shares = np.sort(np.array([[rng.random() for _ in range(width + 1)] for _ in tokens]))[:, ::-1]
+    return tokens, np.log(shares[:, :width] / shares.sum(axis=1, keepdims=True))
+
+
+def best_by_force(drafting, nodes, costs, value):
+    """The best (value, place, nodes) of all, from the formula of the module."""
+    pace, found = drafting.pace, []
+    for count in range(len(nodes) + 1):
+        paths = [1.0, *(math.exp(node.score) for node in nodes[:count])]
+        ends = list(paths)
+        for number, node in enumerate(nodes[:count], start=1):
+            ends[node.parent + 1] -= paths[number]
+        for place, cost in costs.items():
+            if (place == "plain" and count) or (place == "none" and not count):
+                continue
+            worth = value * max(ends) if place == "beside 1" else 0.0
+            found.append((sum(paths) - pace.rate * cost[count + 1] + worth, place, count))
+    return max(found)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path):
+    """Not the first beginning that does not gain: costs may have steps."""
+    streams = speculative_model(mode=mode).streams.config
+    chosen = set()
+    for seed in range(40):
+        rng = random.Random(seed)
+        costs = {p: (rng.uniform(1, 2), rng.choice([0, 0.02, 0.3])) for p in places_of(streams)}
+        measured = curve(**{place.replace(" ", "_"): cost for place, cost in costs.items()})
+        value, tokens = rng.uniform(0, 1.5), 128 * rng.uniform(1, 3)
+        pace = {"tokens": tokens, "time": 128, "value": value, "valued": 4}
+        drafting = drafting_at(tmp_path, measured, streams, **pace)
+        drafting.accept(drafting.first(3), [3], None)
+        drafting.pace.tokens, drafting.pace.time = tokens, 128.0
+        nodes = drafting._nodes(*guesses(rng))
+        relative = {place: measured.relative(place) for place in measured.points}
+        found = drafting._best(nodes)
+        expected = best_by_force(drafting, nodes, relative, value)
+        assert found.value == pytest.approx(expected[0])
+        assert (found.place, found.nodes) == expected[1:]
+        chosen.add((found.place, found.nodes))
+    assert len(chosen) >= 4
+
+
+def test_certain_guesses_are_drafted_and_hopeless_ones_are_not(tmp_path):
+    streams = speculative_model(mode="shared").streams.config
+    tokens = np.array([[5, 6], [7, 8], [9, 10]])
+    for first, size in ((0.999, 4), (0.01, 1)):
+        drafting = drafting_at(tmp_path, SHARED, streams)
+        drafting.accept(drafting.first(3), [4], None)
+        plan = drafting.plan(4, tokens, np.log(np.array([[first, 1e-9]] * 3)))
+        assert len(plan.tree) == size
+        assert plan.tree.tokens.tolist() == [4, 5, 7, 9][:size]
+
+
+def run(drafting, steps, candidates, text):
+    """Take steps that each write some tokens of a text; returns their plans."""
+    plans = [drafting.first(3)]
+    for number in range(steps):
+        drafting.accept(plans[-1], text(number), 0.01)
+        ran = drafting.place_of(plans[-1]) in ("beside 1", "beside")
+        plans.append(drafting.plan(3, *(candidates if ran else NOTHING)))
+    return plans
+
+
+def test_streams_that_are_never_right_rest_for_ever_longer(tmp_path):
+    streams = speculative_model().streams.config
+    drafting = drafting_at(tmp_path, LOSSLESS, streams, prompt=(3,))
+    wrong = np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02))
+    plans = run(drafting, 140, wrong, lambda number: [number + 100])
+    places = [drafting.place_of(plan) for plan in plans]
+    spans = [len(list(group)) for place, group in itertools.groupby(places) if place == "plain"]
+    assert spans[:7] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(
+        plan.pipelined == (place == "plain") for plan, place in zip(plans, places, strict=True)
+    )
+    assert drafting.pace.span == 64
+
+
+def test_streams_that_are_right_run_in_every_step(tmp_path):
+    streams = speculative_model().streams.config
+    drafting = drafting_at(tmp_path, LOSSLESS, streams, span=8)
+    right = np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3))
+    places = [drafting.place_of(plan) for plan in run(drafting, 12, right, lambda number: [3] * 4)]
+    assert set(places) == {"beside 1"}
+    assert drafting.pace.span == 1
+
+
+def test_lookup_drafts_without_streams(tmp_path):
+    drafting = drafting_at(tmp_path, LOSSLESS, None, prompt=[1, 2, 3, 4, 5] * 3)
+    first = drafting.first(5)
+    assert first.pipelined
+    drafting.accept(first, [1, 2, 3, 4, 5], None)
+    plan = drafting.plan(5, *NOTHING)
+    assert plan.tree.tokens[:4].tolist() == [5, 1, 2, 3] and not plan.pipelined
+
+
+def test_the_rate_is_never_below_plain_decodings(tmp_path):
+    streams = speculative_model(mode="shared").streams.config
+    pace = new_pace(StepCosts(tmp_path / "a", {}, places_of(streams)), streams)
+    assert pace.rate == 1.5
+    for _ in range(500):
+        pace.note(1, 1.4)
+    assert pace.rate == 1.0
+    for _ in range(500):
+        pace.note(3, 1.5)
+    assert pace.rate == pytest.approx(2.0, rel=0.01)
+
+
+def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
+    streams = speculative_model(mode="shared").streams.config
+    drafting = drafting_at(tmp_path, None, streams)
+    costs, sizes = drafting.pace.costs, []
+    plan = drafting.first(3)
+    for _ in range(80):
+        wanted = costs.wanted()
+        drafting.accept(plan, [3], 0.001 * len(plan.tree))
+        sizes.append((wanted, len(plan.tree)))
+        plan = drafting.plan(3, *NOTHING)
+    assert costs.complete
+    timed = [size for wanted, size in sizes if wanted and size == wanted[1]]
+    assert sorted(set(timed)) == list(SIZES)
+    assert all(len(plan.tree) == 1 for plan in run(drafting, 5, NOTHING, lambda number: [number]))
+    assert costs.curve.seconds("beside", 8) == pytest.approx(0.008)
+
+
+@pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path, monkeypatch):
+    """While the curve is timed, by random curves, and with random worth of the streams."""
+    model, prompt = model_of(kind), random_prompt(9, seed=seed) * 2
+    expected = tokens_of(model, prompt, 70, speculation=False)[:70]
+    if kind != "shared":
+        assert expected == plain_tokens(model.model, prompt, 70)
+    rng = random.Random(seed)
+    drafting = auto_drafting(model, prompt)
+    if seed:
+        points = {
+            place: (rng.uniform(0.5, 1.5), rng.choice([0, 0, 0.05])) for place in drafting._places
+        }
+        pace = Pace(StepCosts(tmp_path / "a.json", {}, drafting._places), 128.0)
+        pace.costs.curve = curve(**{p.replace(" ", "_"): cost for p, cost in points.items()})
+        pace.value = rng.uniform(0, 3)
+        streams = model.streams and model.streams.config
+        drafting = AutoDrafting(pace, prompt, streams, model.config["vocab_size"])
+    steps = list(decode(model, request(prompt, drafting, max_tokens=70)))
+    assert [token for step in steps for token in step.tokens][:70] == expected
+    sizes = {len(step.tree) for step in steps}
+    places = {drafting.place_of(step.plan) for step in steps}
+    assert len(sizes) > 1 or seed
+    assert places <= set(drafting._places)
+
+
+def test_the_first_step_drafts_nothing_and_measuring_delays_no_token():
+    model, prompt = speculative_model(), random_prompt(9)
+    steps = decode(model, request(prompt, None))
+    assert len(next(steps).tree) == 1
+    assert all(1 <= len(step.tree) <= MOST_NODES for _, step in zip(range(40), steps, strict=False))
+
+
+def test_a_model_keeps_one_pace_for_each_adapter_and_kind_of_cache():
+    model = speculative_model()
+    pace = pace_of(model)
+    assert pace_of(model) is pace
+    assert pace_of(model, KVQuantization(8, 32, 0)) is not pace
+    streams, model.streams = model.streams, None
+    assert pace_of(model).costs is not pace.costs, "without streams other steps are possible"
+    model.streams = streams
+    assert pace_of(model) is pace
+
+
+def test_a_generation_that_is_broken_off_keeps_its_timings():
+    model, prompt = speculative_model(seed=5), random_prompt(9)
+    costs = pace_of(model).costs
+    steps = decode(model, request(prompt, None))
+    for _ in range(20):
+        next(steps)
+    steps.close()
+    timed = len(costs._timings)
+    assert timed >= 5
+    again = StepCosts(costs._path, costs._facts, places_of(model.streams.config))
+    assert len(again._timings) == timed
+
+
+def test_a_tree_is_filled_up_below_its_last_node():
+    tree = choose._filled(root_only(3), 6, vocab_size=4)
+    assert tree.parents.tolist() == [-1, 0, 0, 0, 0, 0]
+    assert tree.depths.tolist() == [0, 1, 1, 1, 1, 1]
+    assert choose._filled(tree, 6, 4) is tree
