@@ -11,7 +11,7 @@ from ..drafting.best_first import Guesses
 _START = 0.9
 _WEIGHT = 8.0
 _MEMORY = 16.0
-_MOST, _MOST_TOGETHER = 0.99, 0.995
+_MOST, _MOST_TOGETHER, _LEAST = 0.99, 0.995, 1e-9
 
 
 @dataclass
@@ -49,24 +49,41 @@ class StreamAverages:
         self.hits = [[_START * _WEIGHT] * 2 for _ in range(2)]
         self.expected = [[_WEIGHT] * 2 for _ in range(2)]
         self._pending: list[_Guessed] = []
+        self._newest = _Guessed([], [])
+        self._levels: dict[tuple[int, bool], Guesses] = {}
 
-    def levels(
-        self, candidates: np.ndarray, log_probs: np.ndarray
-    ) -> tuple[list[Guesses], list[Guesses]]:
-        """Guesses by depth with corrected log-probabilities: on the trunk, and elsewhere.
+    def take(self, candidates: np.ndarray, log_probs: np.ndarray) -> None:
+        """Take the guesses of a step, which the tokens to come will judge.
 
         Args:
-            candidates: (gamma, k) token ids, best first; they are judged by the tokens to come.
+            candidates: (gamma, k) token ids, best first; gamma is 0 where no streams ran.
             log_probs: (gamma, k) their log-probabilities in nats, as the streams see them.
         """
-        tokens, probabilities = candidates.tolist(), np.exp(log_probs).tolist()
-        if tokens:
-            self._pending.append(_Guessed(tokens, probabilities))
-        trunk, elsewhere = (
-            [self._corrected(place, *row) for row in zip(tokens, probabilities, strict=True)]
-            for place in range(2)
-        )
-        return trunk, elsewhere
+        self._newest = _Guessed(candidates.tolist(), np.exp(log_probs).tolist())
+        self._levels.clear()
+        if self._newest.tokens:
+            self._pending.append(self._newest)
+
+    @property
+    def depth(self) -> int:
+        """gamma of the guesses taken last."""
+        return len(self._newest.tokens)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The trunk: the first guess of each depth."""
+        return tuple(row[0] for row in self._newest.tokens)
+
+    def level(self, depth: int, trunk: bool) -> Guesses:
+        """The guesses taken last for one depth, from 0 on, with corrected log-probabilities.
+
+        Args:
+            depth: below ``depth``.
+            trunk: whether they are asked for behind first guesses only.
+        """
+        if (depth, trunk) not in self._levels:
+            self._levels[depth, trunk] = self._corrected(depth, 0 if trunk else 1)
+        return self._levels[depth, trunk]
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Judge the guesses by the tokens that were written, the newest last."""
@@ -78,14 +95,14 @@ class StreamAverages:
         kind = min(rank, 1)
         return self.hits[place][kind] / self.expected[place][kind]
 
-    def _corrected(self, place: int, tokens: list[int], probabilities: list[float]) -> Guesses:
-        found = [
-            min(_MOST, probability * self.factor(place, rank))
-            for rank, probability in enumerate(probabilities)
-        ]
-        scale = min(1.0, _MOST_TOGETHER / max(sum(found), 1e-9))
+    def _corrected(self, depth: int, place: int) -> Guesses:
+        first, other = self.factor(place, 0), self.factor(place, 1)
+        first_one, *others = self._newest.probabilities[depth]
+        found = [min(_MOST, first_one * first), *(min(_MOST, p * other) for p in others)]
+        scale = min(1.0, _MOST_TOGETHER / max(sum(found), _LEAST))
+        tokens = self._newest.tokens[depth]
         return [
-            (token, math.log(max(probability * scale, 1e-9)))
+            (token, math.log(max(probability * scale, _LEAST)))
             for token, probability in zip(tokens, found, strict=True)
         ]
 

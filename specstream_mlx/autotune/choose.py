@@ -33,7 +33,7 @@ WIDTH = 4
 """Candidates of each stream."""
 
 _LOOKUP_NGRAM, _LOOKUP_DEPTH = 4, 10
-_LEAST = math.log(0.005)  # log-probability of a node that is looked at
+_LEAST = math.log(0.02)  # log-probability of a path that is not looked at any more
 _RATE_MEMORY = 128.0  # tokens
 _SHARED_RATE = 1.5
 _VALUE_MEMORY = 4
@@ -185,14 +185,15 @@ class AutoDrafting:
 
     def _nodes(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Node]:
         """The most probable nodes that streams and lookup propose, in order of probability."""
-        trunk, elsewhere = self.averages.levels(candidates, log_probs)
-        firsts = tuple(row[0] for row in candidates.tolist())
+        averages = self.averages
+        averages.take(candidates, log_probs)
+        gamma, firsts = averages.depth, averages.firsts
 
         def children(path: Path) -> Guesses:
             depth, found = len(path), self._found(path)
-            if depth >= len(trunk):
+            if depth >= gamma:
                 return found
-            return pooled((trunk if path == firsts[:depth] else elsewhere)[depth], found)
+            return pooled(averages.level(depth, path == firsts[:depth]), found)
 
         return list(self._likeliest(children))
 

@@ -13,7 +13,8 @@ TRUNK, ELSEWHERE, FIRST, OTHER = 0, 1, 0, 1
 
 
 def guessed(averages):
-    return averages.levels(GUESSES, np.log(PROBABILITIES))
+    averages.take(GUESSES, np.log(PROBABILITIES))
+    return [[averages.level(depth, trunk) for depth in range(3)] for trunk in (True, False)]
 
 
 def test_a_text_begins_with_a_little_doubt():
@@ -50,7 +51,7 @@ def test_guesses_of_several_steps_are_judged_by_the_same_tokens():
     averages = StreamAverages()
     guessed(averages)
     averages.accept([1])
-    averages.levels(GUESSES[1:], np.log(PROBABILITIES[1:]))
+    averages.take(GUESSES[1:], np.log(PROBABILITIES[1:]))
     averages.accept([3])
     assert averages.hits[TRUNK][FIRST] == pytest.approx(7.2 + 3)
     assert averages.expected[TRUNK][FIRST] == pytest.approx(8 + 0.8 + 0.5 + 0.5)
@@ -59,12 +60,12 @@ def test_guesses_of_several_steps_are_judged_by_the_same_tokens():
 def test_what_was_long_ago_counts_less():
     averages = StreamAverages()
     for _ in range(200):
-        averages.levels(GUESSES[:1], np.log(PROBABILITIES[:1]))
+        averages.take(GUESSES[:1], np.log(PROBABILITIES[:1]))
         averages.accept([9])
     assert averages.expected[TRUNK][FIRST] == pytest.approx(16)
     assert averages.factor(TRUNK, 0) < 0.01
     for _ in range(60):
-        averages.levels(GUESSES[:1], np.log(PROBABILITIES[:1]))
+        averages.take(GUESSES[:1], np.log(PROBABILITIES[:1]))
         averages.accept([1])
     assert averages.factor(TRUNK, 0) == pytest.approx(1 / 0.8, rel=0.1)
     assert averages.factor(TRUNK, 2) == averages.factor(TRUNK, 1) < 0.2
@@ -81,5 +82,6 @@ def test_probabilities_stay_probabilities():
 
 def test_without_guesses_there_is_nothing():
     averages = StreamAverages()
-    assert averages.levels(np.empty((0, 0), np.int32), np.empty((0, 0))) == ([], [])
+    averages.take(np.empty((0, 0), np.int32), np.empty((0, 0)))
+    assert averages.depth == 0 and averages.firsts == ()
     averages.accept([1, 2])

@@ -1,0 +1,258 @@
+"""Which constants of the drafting rule matter? The rule simulated on recorded texts.
+
+    python -m benchmarks.studies.drafting_rule             # typed dev texts and held-out ones
+    python -m benchmarks.studies.drafting_rule --items 24 --output /tmp/rule
+
+Greedy text is the same whatever is drafted (DESIGN, section 4), and a stream's guesses depend on
+nothing but the text before them. So each text is decoded once, one token a step, with what the
+streams guess behind every token; on that the rule itself (``autotune.choose``) plans step by step,
+with its constants as they are and with one of them changed. Time is counted by the cost curve that
+was measured on this machine, so no figure depends on the clock. A pipelined plain step whose
+call ahead is under way when drafting begins is taken, as in the loop.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import SpeculativeModel, UserError
+from specstream_mlx.autotune import averages, choose
+from specstream_mlx.autotune.choose import WIDTH, AutoDrafting, new_pace
+from specstream_mlx.autotune.cost import StepCosts
+from specstream_mlx.autotune.pace import pace_of
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting import lookup
+from specstream_mlx.drafting.drafter import Plan
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree, root_only
+from specstream_mlx.loop import Request, decode
+
+from ..report import RESULTS, measured_on, table, write_report
+from ..runner import Base
+from ..texts import MODES, adapter_of
+from ..typed_text import PROSE, Kind, geometric_mean, measure_costs, prompts_of
+
+VARIANTS: dict[str, tuple[Any, str, Any]] = {
+    "memory of r: 32 tokens": (choose, "_RATE_MEMORY", 32.0),
+    "memory of r: 512 tokens": (choose, "_RATE_MEMORY", 512.0),
+    "r starts at 1 in shared mode": (choose, "_SHARED_RATE", 1.0),
+    "r starts at 2 in shared mode": (choose, "_SHARED_RATE", 2.0),
+    "v: 1 step": (choose, "_VALUE_MEMORY", 1),
+    "v: 16 steps": (choose, "_VALUE_MEMORY", 16),
+    "rests of 16 steps at most": (choose, "_LONGEST_REST", 16),
+    "rests of 512 steps at most": (choose, "_LONGEST_REST", 512),
+    "averages start at 0.75": (averages, "_START", 0.75),
+    "averages start at 1": (averages, "_START", 1.0),
+    "averages weigh 4 at first": (averages, "_WEIGHT", 4.0),
+    "averages remember 8 guesses": (averages, "_MEMORY", 8.0),
+    "averages remember 64 guesses": (averages, "_MEMORY", 64.0),
+    "lookup priors .4 .65 .75 .8": (lookup, "_PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
+    "lookup priors .2 .4 .55 .65": (lookup, "_PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
+    "lookup prior .5 throughout": (lookup, "_PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
+    "lookup priors weigh 2": (lookup, "_PRIOR_WEIGHT", 2),
+    "lookup priors weigh 12": (lookup, "_PRIOR_WEIGHT", 12),
+    "lookup remembers 16": (lookup, "_LONGEST_MEMORY", 16),
+    "lookup to depth 6": (choose, "_LOOKUP_DEPTH", 6),
+    "lookup of 3-grams": (choose, "_LOOKUP_NGRAM", 3),
+    "8 nodes at most": (choose, "MOST_NODES", 8),
+    "nodes above 0.005": (choose, "_LEAST", math.log(0.005)),
+}
+"""What is changed, one constant at a time."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A prompt, what the target wrote behind it, and what the streams guessed.
+
+    Attributes:
+        prompt: token ids.
+        tokens: (n,) what was generated.
+        guesses: for each of ``tokens``, (gamma, k) token ids guessed to follow it, best first, and
+            their log-probabilities in nats.
+    """
+
+    prompt: Sequence[int]
+    tokens: list[int]
+    guesses: list[tuple[np.ndarray, np.ndarray]]
+
+
+class _Recorder:
+    """Plans one token a step with all streams."""
+
+    def __init__(self) -> None:
+        self._settings = DraftSettings(tree_width=WIDTH)
+        self.guesses: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def first(self, root: int) -> Plan:
+        return Plan(root_only(root), self._settings)
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        pass
+
+    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+        self.guesses.append((candidates, log_probs))
+        return self.first(root)
+
+    def finish(self) -> None:
+        pass
+
+
+def record(
+    model: SpeculativeModel, prompt: Sequence[int], max_tokens: int, end_tokens: Sequence[int]
+) -> Recording:
+    """Generate greedily, one token a step."""
+    recorder, tokens = _Recorder(), []
+    request = Request(prompt, recorder, max_tokens=max_tokens, end_tokens=end_tokens)
+    for step in decode(model, request):
+        tokens += step.tokens
+    return Recording(prompt, tokens, recorder.guesses)
+
+
+def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig) -> list[float]:
+    """Tokens in the time of a plain step, text by text, with one pace for all of them."""
+    pace = new_pace(costs, streams)
+    return [
+        _simulate_one(text, AutoDrafting(pace, text.prompt, streams, 1 << 30)) for text in texts
+    ]
+
+
+def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
+    curve = drafting.pace.costs.curve
+    at, time, ahead = 0, 0.0, False  # the first step counts as the prompt's
+    plan = drafting.first(text.prompt[-1])
+    drafting.accept(plan, text.tokens[:1], None)
+    plan = drafting.plan(text.tokens[0], *text.guesses[0])
+    while at < len(text.tokens) - 1:
+        taken = plan
+        if ahead and not plan.pipelined:  # the call under way is used
+            taken = Plan(root_only(text.tokens[at]), plan.settings, pipelined=True)
+        ahead = plan.pipelined
+        place = drafting.place_of(taken)
+        time += curve.seconds(place, len(taken.tree)) / curve.plain
+        last = accepted_node(taken.tree, text.tokens[at + 1 :])
+        start, at = at + 1, min(at + 1 + int(taken.tree.depths[last]), len(text.tokens) - 1)
+        drafting.accept(taken, text.tokens[start : at + 1], None)
+        if at == len(text.tokens) - 1:
+            break
+        guessed = place == "beside" or (
+            place == "beside 1" and last == taken.tree.likeliest_last(1)[0]
+        )
+        nothing = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+        plan = drafting.plan(text.tokens[at], *(text.guesses[at] if guessed else nothing))
+    return (len(text.tokens) - 1) / time
+
+
+def accepted_node(tree: DraftTree, following: Sequence[int]) -> int:
+    """The deepest node whose path is how ``following`` begins."""
+    node = 0
+    children = {
+        (parent, token): child
+        for child, (parent, token) in enumerate(
+            zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+        )
+    }
+    for token in following[:-1]:  # the last token of a text is nobody's draft
+        below = children.get((node, token))
+        if below is None:
+            break
+        node = below
+    return node
+
+
+@contextmanager
+def changed(name: str | None) -> Iterator[None]:
+    """The rule with one of ``VARIANTS``."""
+    if name is None:
+        yield
+        return
+    module, constant, value = VARIANTS[name]
+    before = getattr(module, constant)
+    setattr(module, constant, value)
+    try:
+        yield
+    finally:
+        setattr(module, constant, before)
+
+
+def means(
+    recorded: Mapping[tuple[str, str, str], list[Recording]],
+    costs: Mapping[str, StepCosts],
+    streams: Mapping[str, StreamConfig],
+) -> dict[tuple[str, str], float]:
+    """Geometric means over kinds of texts, by mode and set of texts."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for (mode, texts, _), recordings in recorded.items():
+        rates = simulate(recordings, costs[mode], streams[mode])
+        found.setdefault((mode, texts), []).append(geometric_mean(rates))
+    return {key: geometric_mean(rates) for key, rates in found.items()}
+
+
+@one_line_errors
+def main(
+    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 12,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 64,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Simulate the drafting rule with each of its constants changed."""
+    from specstream_mlx import bundled
+
+    base = Base(bundled.base_path(), max_tokens, fastest_baseline=False)
+    recorded: dict[tuple[str, str, str], list[Recording]] = {}
+    costs: dict[str, StepCosts] = {}
+    streams: dict[str, StreamConfig] = {}
+    jobs = [
+        (mode, texts, name)
+        for mode in MODES
+        for texts in ("dev", "held-out")
+        for name in (*tasks.TASKS, *([PROSE] if texts == "dev" else []))
+    ]
+    for mode, texts, name in track(jobs, "Recording", console=Console(stderr=True)):
+        mounted = base.mount(adapter_of("friendly" if name == PROSE else name, mode))
+        prompts = prompts_of(base.tokenizer, texts, name, items)
+        model, ends = mounted.model, base.tokenizer.eos_token_ids
+        if mode not in costs:
+            measure_costs(mounted, Kind(mode, name, model.adapter.path, prompts))
+            costs[mode], streams[mode] = pace_of(model).costs, model.streams.config
+        found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
+        recorded[mode, "prose" if name == PROSE else texts, name] = [
+            text for text in found if len(text.tokens) > 7
+        ]
+    recorded = {key: texts for key, texts in recorded.items() if texts}
+    if not recorded:
+        raise UserError("no text got eight tokens, expected one that can be drafted for")
+    usual = means(recorded, costs, streams)
+    columns = {"constant": "{constant}"}
+    columns |= {f"{mode}, {texts}": f"{{{mode} {texts}}}" for mode, texts in usual}
+    rows = [{"constant": "as it is"} | {" ".join(key): f"{r:.3f}" for key, r in usual.items()}]
+    for name in track(VARIANTS, "Simulating", console=Console(stderr=True)):
+        with changed(name):
+            other = means(recorded, costs, streams)
+        shares = {" ".join(key): f"{100 * (other[key] / usual[key] - 1):+.1f}%" for key in usual}
+        rows.append({"constant": name} | shares)
+    facts = base.facts() | {
+        "items": items,
+        "curves": {mode: vars(one.curve) for mode, one in costs.items()},
+    }
+    spread = ", ".join(f"{mode} {one.curve.spread:.0%}" for mode, one in costs.items())
+    lines = [
+        f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread of "
+        f"the cost curves: {spread}. First line: tokens in the time of a plain step, the geometric "
+        "mean over texts and tasks; then what changes.",
+        "",
+        *table(columns, rows),
+    ]
+    print(write_report(output, "drafting-rule", {"facts": facts, "rows": rows}, lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
