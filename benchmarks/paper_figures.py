@@ -44,8 +44,8 @@ from .texts import MODES, adapter_of, chosen_tasks, held_out_texts, score
 
 TOP_K = (1, 2, 5, 10, 20, 50, 0)  # 0: all tokens
 VERIFIED: dict[str, tuple[VerifyName, DraftSettings]] = {
-    "sample, likely tree": ("sample", LIKELY_DRAFTS),
-    "sample, chain": ("sample", CHAIN),
+    "keyed, likely tree": ("keyed", LIKELY_DRAFTS),
+    "keyed, chain": ("keyed", CHAIN),
     "rejection, chain": ("rejection", CHAIN),
 }
 GAMMAS = WIDTHS = (1, 2, 3, 4)

@@ -17,6 +17,7 @@ _HOMES = {
     "UserError": "config",
     "batch_generate": "batch",
     "generate": "generation",
+    "keyed_sampler": "engine.sampling",
     "load": "loading",
     "stream_generate": "generation",
 }

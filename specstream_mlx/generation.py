@@ -17,6 +17,7 @@ from .drafting.settings import DRAWN_DRAFTS, DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
+from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Request, Step, decode
@@ -56,7 +57,7 @@ def stream_generate(
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
-    verify: VerifyName | None = None,
+    verify: VerifyName | type[VerifyRule] | None = None,
     prompt_cache: PromptCache | None = None,
     profile: Profile = NO_PROFILE,
     **overrides: Any,
@@ -77,12 +78,13 @@ def stream_generate(
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: elements of a head that share a scale in a quantized cache: 32, 64 or 128.
         quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
-        sampler: a function that draws one token for each row of (rows, vocab) log-probabilities,
-            the rows independently: ``Sampling``, or what mlx_lm's ``make_sampler`` returns.
-            ``None``: take the likeliest token.
+        sampler: what draws tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
+            ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
+            likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
         verify: how drafts are accepted. ``None``: ``greedy`` without a sampler or temperature, else
-            ``sample``. ``typical`` is lossy: its text is not distributed as the model's.
+            ``keyed``; either writes what plain decoding writes. ``rejection`` has its distribution,
+            and ``typical`` is lossy: its text is not distributed as the model's.
         prompt_cache: KV rows of earlier turns. The part of ``prompt`` that they already hold is not
             read again; afterwards the cache holds this prompt too, and in lossless mode the text.
         profile: a ``Profile``, which adds up the seconds of each part of the generation. To do so

@@ -14,9 +14,10 @@ from .drafting.settings import DraftSettings
 from .drafting.tree import DraftTree, root_only
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import Sampling, normalized
+from .engine.sampling import normalized, sampling_of
 from .engine.step import Decoder, StepResult
-from .engine.verify.by_name import VerifyName, check_rule, make_rule, rule_name
+from .engine.verify.by_name import VerifyName, find_rule
+from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache
@@ -67,12 +68,12 @@ class Request:
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: prompt tokens per pass.
         quantization: whether, when and how the KV cache is quantized.
-        sampler: a function that draws one token for each row of (rows, vocab) log-probabilities,
-            the rows independently: ``Sampling``, or what mlx_lm's ``make_sampler`` returns.
-            ``None``: take the likeliest token.
+        sampler: what draws tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
+            ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
+            likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        verify: the verify rule; ``None``: ``greedy`` where ``sampler`` takes the arg-max, else
-            ``sample``.
+        verify: the verify rule, by name or a class of one's own; ``None``: ``greedy`` where
+            ``sampler`` takes the arg-max, else ``keyed``.
         prompt_cache: KV rows of earlier turns. The part of the prompt that they already hold is not
             read again; afterwards the cache holds this prompt too, and in lossless mode the text.
         profile: adds up the seconds of each part of the generation. To do so it waits at the end of
@@ -87,18 +88,18 @@ class Request:
     quantization: KVQuantization = NEVER_QUANTIZED
     sampler: Sampler | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
-    verify: VerifyName | None = None
+    verify: VerifyName | type[VerifyRule] | None = None
     prompt_cache: PromptCache | None = None
     profile: Profile = NO_PROFILE
 
     @property
-    def rule(self) -> VerifyName:
-        """The name of the verify rule, chosen by the sampler where none was given.
+    def rule(self) -> type[VerifyRule]:
+        """The verify rule, chosen by the sampler where none was given.
 
         Raises:
             UserError: the rule does not fit the sampler.
         """
-        return rule_name(self.verify, self.sampler)
+        return find_rule(self.verify, self.sampler)
 
     def check(self, model: SpeculativeModel) -> None:
         """Check that a model can do what this request asks for.
@@ -116,19 +117,20 @@ class Request:
         if self.prefill_step_size < 1:
             raise UserError(f"prefill_step_size is {self.prefill_step_size}, expected at least 1")
         rule, vocab_size = self.rule, model.config["vocab_size"]
-        if isinstance(self.sampler, Sampling):
-            self.sampler.check(vocab_size)
+        sampling = sampling_of(self.sampler)
+        if sampling is not None:
+            sampling.check(vocab_size)
         self.quantization.check(model.model, model.config)
         if self.drafting is not None and not isinstance(self.drafting, DraftSettings | Drafting):
             raise UserError(f"settings is {self.drafting!r}, expected DraftSettings or None")
         if not isinstance(self.drafting, DraftSettings):
-            if rule == "rejection":
+            if rule.name == "rejection":
                 raise UserError(
                     "verify is 'rejection' and the drafts change from step to step, expected a "
                     "tree of fixed shape"
                 )
             return
-        check_rule(rule, self.drafting)
+        rule.check(self.drafting)
         self.drafting.check(vocab_size, model.streams and model.streams.config)
 
 
@@ -237,9 +239,7 @@ class _Loop:
 
     def __init__(self, decoder: Decoder, request: Request, drafting: Drafting):
         self._decoder, self._quantization = decoder, request.quantization
-        self._rule = make_rule(
-            request.rule, request.sampler, request.logits_processors, request.prompt
-        )
+        self._rule = request.rule(request.sampler, request.logits_processors, request.prompt)
         self._drafting = drafting
         self._root = request.prompt[-1]
         self._left, self._end_tokens = request.max_tokens, request.end_tokens

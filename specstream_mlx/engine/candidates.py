@@ -21,17 +21,20 @@ def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
     return tokens, chosen - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def drawn_tokens(log_probs: mx.array, width: int) -> tuple[mx.array, mx.array]:
+def drawn_candidates(
+    log_probs: mx.array, width: int, key: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
     """Tokens drawn without replacement, by the Gumbel top-k trick (Kool et al. 2019).
 
     Args:
         log_probs: (gamma, vocab).
         width: k. Where fewer tokens have a probability, any others follow these.
+        key: of the draws; ``None``: mlx's random state.
 
     Returns:
         (gamma, k) tokens int32 and their log-probabilities, in the order in which they were drawn.
     """
-    tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape), width)
+    tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape, key=key), width)
     return tokens, mx.take_along_axis(log_probs, tokens, axis=-1)
 
 

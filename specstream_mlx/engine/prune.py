@@ -57,3 +57,16 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
     rank = (better | tied_before).sum(axis=1)
     kept = mx.argsort(mx.where(rank < max_nodes, index, index + scores.size))[:max_nodes]
     return kept.astype(mx.int32), scores[kept] > -mx.inf
+
+
+def rows_of_all(rows: mx.array, kept: mx.array | None, count: int) -> mx.array:
+    """(count, vocab) rows of all nodes, from those (m, vocab) of the kept ones.
+
+    Which nodes were kept only the device knows, so what is done to each node on the host is done
+    to all, with rows that are none of theirs where they were not kept, and then left out.
+    """
+    if kept is None:
+        return rows
+    row = mx.zeros((count,), mx.int32)
+    row[kept] = mx.arange(kept.size, dtype=mx.int32)
+    return rows[row]

@@ -1,12 +1,11 @@
-"""The target's distribution at temperature > 0: mlx_lm's filters and processors over tree nodes."""
+"""Drawing tokens at temperature > 0: mlx_lm's filters, and draws that follow from a key."""
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import (
-    LogitsProcessor,
     Sampler,
     apply_min_p,
     apply_top_k,
@@ -17,17 +16,18 @@ from mlx_lm.sample_utils import (
 )
 
 from ..config import UserError
-from ..drafting.tree import DraftTree
+from .noise import Noise
+from .prune import rows_of_all
 
 
 @dataclass(frozen=True)
 class Sampling:
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
-    A sampler of mlx_lm's only draws, but ``rejection`` and ``typical`` need probabilities. The
-    arguments and the order of the filters are ``make_sampler``'s, and so are the draws from the
-    same random state, XTC apart: its coin is tossed here for each row, since the rows of one call
-    are different tokens of one text.
+    A sampler of mlx_lm's only draws, but verify rules need scores and probabilities. The arguments
+    and the order of the filters are ``make_sampler``'s. Called by itself it draws from mlx's random
+    state as ``make_sampler``'s does, XTC apart: its coin is tossed here for each row. Within a
+    generation of ours it is keyed, see ``keyed_sampler``.
 
     Attributes:
         temp: 0 takes the arg-max.
@@ -84,12 +84,29 @@ class Sampling:
             return greedy_sampler(log_probs)
         return categorical_sampling(self._filtered(log_probs), self.temp)
 
-    def log_probs(self, logits: mx.array) -> mx.array:
-        """(rows, vocab) float32 log-probabilities of what ``__call__`` draws; needs a ``temp``."""
-        scaled = self._filtered(normalized(logits)).astype(mx.float32) * (1.0 / self.temp)
-        return normalized(scaled)
+    def scores(self, log_probs: mx.array, gumbel: mx.array, coins: mx.array) -> mx.array:
+        """(rows, vocab) float32 scores whose arg-max is the token drawn (Gumbel-max).
 
-    def _filtered(self, log_probs: mx.array) -> mx.array:
+        Args:
+            log_probs: (rows, vocab).
+            gumbel: (rows, vocab) noise.
+            coins: (rows, 1) uniform numbers, for XTC.
+        """
+        return self._scaled(log_probs, coins) + gumbel
+
+    def log_probs(self, logits: mx.array, coins: mx.array | None = None) -> mx.array:
+        """(rows, vocab) float32 log-probabilities of the tokens drawn; needs a ``temp``.
+
+        Args:
+            logits: (rows, vocab).
+            coins: (rows, 1) uniform numbers, for XTC; ``None``: tossed from mlx's random state.
+        """
+        return normalized(self._scaled(normalized(logits), coins))
+
+    def _scaled(self, log_probs: mx.array, coins: mx.array | None) -> mx.array:
+        return self._filtered(log_probs, coins).astype(mx.float32) * (1.0 / self.temp)
+
+    def _filtered(self, log_probs: mx.array, coins: mx.array | None = None) -> mx.array:
         if 0 < self.top_p < 1:
             log_probs = apply_top_p(log_probs, self.top_p)
         if self.min_p:
@@ -97,11 +114,141 @@ class Sampling:
         if self.xtc_probability:
             special = list(self.xtc_special_tokens)
             excluded = apply_xtc(log_probs, 1.0, self.xtc_threshold, special)
-            coins = mx.random.uniform(shape=(*log_probs.shape[:-1], 1))
+            if coins is None:
+                coins = mx.random.uniform(shape=(*log_probs.shape[:-1], 1))
             log_probs = mx.where(coins > self.xtc_probability, log_probs, excluded)
         if self.top_k:
             log_probs = apply_top_k(log_probs, self.top_k)
         return log_probs
+
+
+@dataclass(eq=False)
+class KeyedSampler:
+    """A sampler whose draws follow from a seed and a position; see ``keyed_sampler``.
+
+    Attributes:
+        seed: an integer of at least 0 and below 2**64.
+        sampler: what is drawn from.
+        drawn: calls so far, which is the position of the next one.
+    """
+
+    seed: int
+    sampler: Sampler
+    drawn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._noise = Noise(self.seed)
+
+    def __call__(self, log_probs: mx.array) -> mx.array:
+        """The token (1,) at the next position, from (1, vocab) log-probabilities.
+
+        Raises:
+            UserError: there are several rows; they would draw with the same noise.
+        """
+        if log_probs.shape[0] != 1:
+            raise UserError(
+                f"a keyed_sampler was given {log_probs.shape[0]} rows, expected one: each text of "
+                "a batch needs a keyed_sampler of its own"
+            )
+        self._noise.forget(self.drawn)
+        self.drawn += 1
+        if takes_arg_max(self.sampler):
+            return greedy_sampler(log_probs)
+        return drawn_tokens(self.sampler, self._noise, log_probs, self.drawn - 1)
+
+    def scores(self, log_probs: mx.array, position: int) -> mx.array:
+        """(1, vocab) scores whose arg-max is drawn at a position; ``sampler`` is a ``Sampling``."""
+        gumbel = self._noise.gumbel(position, 1, log_probs.shape[-1])
+        return self.sampler.scores(log_probs, gumbel, self._noise.coins(position, 1))
+
+
+def keyed_sampler(
+    seed: int, temp: float = 1.0, *, sampler: Sampler | None = None, **filters: Any
+) -> KeyedSampler:
+    """Make a sampler that draws the same text again wherever the same model is decoded.
+
+    The token at position p is ``argmax_v(log q(v) + g[v])``, q what ``make_sampler`` of mlx_lm
+    draws from and g the Gumbel noise of (seed, p). So a text depends on prompt, model and seed, and
+    not on drafts, trees, caches, batches or on which program decodes it. The position is the number
+    of tokens that the generation has drawn before, prompt not included: a sampler is told no other.
+
+    As ``sampler=`` of ``stream_generate`` here, positions come from the generation, so the sampler
+    may be used again. ``mlx_lm.stream_generate`` only calls it, and it counts the calls: make a
+    fresh one for each generation, since an old one goes on counting. Give each text of a batch, and
+    each turn of a conversation, another seed: with one seed they draw with the same noise.
+
+    Args:
+        seed: an integer of at least 0 and below 2**64.
+        temp: temperature; 0 takes the arg-max.
+        sampler: instead of ``temp`` and filters, a function such as ``make_sampler(temp=0.8)``. It
+            is called with one row at a time, and mlx's random state seeded for the position.
+        **filters: further fields of ``Sampling``: ``top_p``, ``min_p``, ``min_tokens_to_keep``,
+            ``top_k``, ``xtc_probability``, ``xtc_threshold``, ``xtc_special_tokens``.
+
+    Raises:
+        UserError: a value out of range.
+    """
+    return KeyedSampler(seed, Sampling(temp, **filters) if sampler is None else sampler)
+
+
+def drawn_tokens(
+    sampler: Sampler,
+    noise: Noise,
+    log_probs: mx.array,
+    first: int,
+    depths: np.ndarray | None = None,
+    kept: mx.array | None = None,
+) -> mx.array:
+    """(m,) int32 tokens drawn after the nodes of a tree, each with the noise of its depth.
+
+    Args:
+        sampler: ``Sampling``, or a function that draws from mlx's random state. That is called with
+            one row at a time and the state seeded for the row's position; then the state is what
+            it was.
+        noise: of the generation.
+        log_probs: (m, vocab) of the kept nodes.
+        first: position of the token after the root.
+        depths: (n,) ascending depths of all nodes; ``None``: the root alone.
+        kept: (m,) indices of the kept nodes; ``None``: all.
+    """
+    depths = np.zeros(1, np.int32) if depths is None else depths
+    if not isinstance(sampler, Sampling):
+        return _drawn_by_function(sampler, noise, log_probs, first, depths, kept)
+    count = int(depths[-1]) + 1
+    gumbel, coins = noise.gumbel(first, count, log_probs.shape[-1]), noise.coins(first, count)
+    if len(depths) > 1:
+        places = mx.array(depths) if kept is None else mx.array(depths)[kept]
+        gumbel, coins = gumbel[places], coins[places]
+    return mx.argmax(sampler.scores(log_probs, gumbel, coins), axis=-1).astype(mx.int32)
+
+
+def _drawn_by_function(
+    sampler: Sampler,
+    noise: Noise,
+    log_probs: mx.array,
+    first: int,
+    depths: np.ndarray,
+    kept: mx.array | None,
+) -> mx.array:
+    log_probs = rows_of_all(log_probs, kept, len(depths))
+    high, low = mx.random.state[0].tolist()
+    tokens = []
+    try:
+        for row, depth in enumerate(depths.tolist()):
+            mx.random.seed(noise.number(first + depth))
+            tokens.append(sampler(log_probs[row : row + 1]))
+    finally:
+        mx.random.seed(high << 32 | low)
+    found = mx.concatenate(tokens).astype(mx.int32)
+    return found if kept is None else found[kept]
+
+
+def random_seed() -> int:
+    """A seed drawn from mlx's random state, so that ``mx.random.seed`` repeats it."""
+    seed = 0
+    for part in mx.random.randint(0, 1 << 16, (4,)).tolist():
+        seed = seed << 16 | part
+    return seed
 
 
 def normalized(logits: mx.array) -> mx.array:
@@ -111,78 +258,14 @@ def normalized(logits: mx.array) -> mx.array:
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
     """Whether a sampler is known to draw nothing; ``None`` is mlx_lm's default, the arg-max."""
+    if isinstance(sampler, KeyedSampler):
+        return takes_arg_max(sampler.sampler)
     if isinstance(sampler, Sampling):
         return sampler.temp == 0
     return sampler is None or sampler is greedy_sampler
 
 
-def draw(sampler: Sampler, log_probs: mx.array) -> mx.array:
-    """(rows,) int32 tokens, independent of each other, from (rows, vocab) log-probabilities.
-
-    One call of the sampler, but row by row where mlx_lm's has an XTC filter: that tosses one coin
-    for a whole call, which would tie the tokens of a path together.
-    """
-    if _has_xtc(sampler):
-        rows = [sampler(log_probs[row : row + 1]) for row in range(log_probs.shape[0])]
-        return mx.concatenate(rows).astype(mx.int32)
-    return sampler(log_probs).astype(mx.int32)
-
-
-def _has_xtc(sampler: Sampler) -> bool:
-    """Whether ``sampler`` comes from ``make_sampler`` with an ``xtc_probability``."""
-    if not inspect.isfunction(sampler):
-        return False
-    methods = inspect.getclosurevars(sampler).nonlocals.get("sampling_methods", ())
-    return any("apply_xtc" in method.__code__.co_names for method in methods)
-
-
-class NodeProcessors:
-    """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node.
-
-    Args:
-        processors: functions of (tokens, (1, vocab) logits). They must depend on nothing else: they
-            see branches of a tree, of which most are never taken.
-        prompt: the tokens committed so far.
-    """
-
-    def __init__(self, processors: Sequence[LogitsProcessor] | None, prompt: Sequence[int]):
-        self._processors = tuple(processors or ())
-        self._committed = mx.array(prompt) if self._processors else None
-
-    def commit(self, tokens: Sequence[int] | mx.array) -> None:
-        """Note the tokens that a step committed; the last of them is the next tree's root."""
-        if self._processors:
-            self._committed = mx.concatenate([self._committed, mx.array(tokens)])
-
-    def root(self, logits: mx.array) -> mx.array:
-        """The processed (1, vocab) logits after the committed tokens."""
-        for processor in self._processors:
-            logits = processor(self._committed, logits)
-        return logits
-
-    def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """The processed (m, vocab) logits of the kept nodes.
-
-        Args:
-            tree: its root is the last committed token.
-            kept: (m,) indices into the tree; ``None``: all nodes.
-            logits: (m, vocab) of the kept nodes.
-        """
-        if not self._processors:
-            return logits
-        if kept is not None:
-            # Which nodes were kept only the device knows, so all nodes are processed, those that
-            # were not kept with logits that are none of theirs, and then left out.
-            row = mx.zeros((len(tree),), mx.int32)
-            row[kept] = mx.arange(kept.size, dtype=mx.int32)
-            logits = logits[row]
-        processed = []
-        for node in range(len(tree)):
-            drafted = mx.array(tree.tokens[tree.path(node)[1:]])
-            tokens = mx.concatenate([self._committed, drafted]) if node else self._committed
-            values = logits[node : node + 1]
-            for processor in self._processors:
-                values = processor(tokens, values)
-            processed.append(values)
-        logits = mx.concatenate(processed)
-        return logits if kept is None else logits[kept]
+def sampling_of(sampler: Sampler | None) -> Sampling | None:
+    """The ``Sampling`` that a sampler is or draws from; ``None`` where it is none."""
+    inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
+    return inner if isinstance(inner, Sampling) else None

@@ -212,7 +212,10 @@ class Decoder:
             hidden = self._through_msa_layers(hidden, rows, main_rows=0, skip=len(nodes))
         logits = self.model.head(hidden)
         result.stream_logits = logits[0] if single else logits
-        result.candidates, result.log_probs = rule.draft(result.stream_logits, settings.tree_width)
+        depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
+        result.candidates, result.log_probs = rule.draft(
+            result.stream_logits, settings.tree_width, tree, depths[result.last]
+        )
         profile.border("head", result.candidates, result.log_probs)
         return result
 

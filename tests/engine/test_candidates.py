@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specstream_mlx.engine.candidates import best_tokens, drawn_tokens
+from specstream_mlx.engine.candidates import best_tokens, drawn_candidates
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])
@@ -50,7 +50,7 @@ def test_no_token_beyond_the_vocabulary_is_drawn(width):
     vocab = 4098
     log_probs = np.full((3, vocab), -np.inf, np.float32)
     log_probs[:, vocab - 2] = 0.0
-    tokens, drawn = drawn_tokens(mx.array(log_probs), width)
+    tokens, drawn = drawn_candidates(mx.array(log_probs), width)
     for row, values in zip(np.array(tokens).tolist(), np.array(drawn), strict=True):
         assert row[0] == vocab - 2 and len(set(row)) == width and max(row) < vocab
         assert values[0] == 0.0 and np.isinf(values[1:]).all()

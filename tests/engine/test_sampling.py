@@ -18,7 +18,7 @@ from random_models import (
 )
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import Sampling, UserError, load, stream_generate
+from specstream_mlx import Sampling, UserError, keyed_sampler, load, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 
@@ -50,9 +50,9 @@ def three_tokens(monkeypatch):
 
 
 RULES = {
-    "sample": ("sample", BEST_FIRST),
-    "sample, pruned": ("sample", PRUNED),
-    "sample, hybrid": ("sample", BEST_FIRST | {"lookup": True}),
+    "keyed": ("keyed", BEST_FIRST),
+    "keyed, pruned": ("keyed", PRUNED),
+    "keyed, hybrid": ("keyed", BEST_FIRST | {"lookup": True}),
     "rejection": ("rejection", BINARY),
 }
 
@@ -83,9 +83,8 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
     ("rule", "mode"),
     [
         ("rejection", "shared"),
-        pytest.param("sample, hybrid", "lossless", marks=pytest.mark.slow),
-        pytest.param("sample", "shared", marks=pytest.mark.slow),
-        pytest.param("sample, pruned", "lossless", marks=pytest.mark.slow),
+        ("keyed, pruned", "lossless"),
+        pytest.param("keyed", "shared", marks=pytest.mark.slow),
     ],
 )
 def test_first_three_tokens(rule, mode, draws=250):
@@ -126,13 +125,15 @@ def test_penalties_without_a_temperature_print_what_mlx_lm_prints():
     assert expected != plain_tokens(model.model, prompt, 20), "the penalties matter"
 
 
-@pytest.mark.parametrize("verify", ["sample", "rejection", "typical"])
-def test_a_seed_repeats_a_run(verify):
+@pytest.mark.parametrize("verify", ["keyed", "rejection", "typical"])
+@pytest.mark.parametrize("given", ["a seed", "mlx's random state"])
+def test_a_seed_repeats_a_run(verify, given):
     model, prompt = speculative_model(), random_prompt(5)
     texts = []
     for seed in (1, 1, 2):
         mx.random.seed(seed)
-        options = {"sampler": Sampling(temp=1.5), "verify": verify}
+        sampler = keyed_sampler(seed, 1.5) if given == "a seed" else Sampling(temp=1.5)
+        options = {"sampler": sampler, "verify": verify}
         texts.append(sampled(model, prompt, 20, BINARY, **options)[0])
     assert texts[0] == texts[1] != texts[2]
 
@@ -149,8 +150,13 @@ def test_samplers_of_mlx_lm(tmp_path):
     greedy = tokens()
     assert tokens(sampler=make_sampler(temp=0)) == greedy
     assert tokens(sampler=Sampling(), verify="greedy") == greedy
-    mx.random.seed(0)
-    assert tokens(sampler=make_sampler(temp=2.0, top_p=0.9)) != greedy
+    drawn = []
+    for sampler in (make_sampler(temp=2.0, top_p=0.9), keyed_sampler(0, 2.0)):
+        mx.random.seed(0)
+        drawn += [tokens(sampler=sampler), tokens(sampler=sampler)]
+    assert greedy not in drawn
+    assert drawn[0] != drawn[1], "another seed, drawn from mlx's random state"
+    assert drawn[2] == drawn[3], "positions are the generation's"
     assert len(tokens(sampler=lambda log_probs: mx.argmax(log_probs, axis=-1))) == len(greedy)
     with pytest.raises(UserError, match="top_k is 5000, expected less than the vocabulary's 320"):
         tokens(sampler=Sampling(temp=1.0, top_k=5000))
@@ -172,3 +178,5 @@ def test_samplers_of_mlx_lm(tmp_path):
 def test_settings_out_of_range(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         Sampling(**fields)
+    with pytest.raises(UserError, match=next(iter(fields))):
+        keyed_sampler(0, **fields)

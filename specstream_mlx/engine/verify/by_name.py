@@ -4,66 +4,50 @@ A new rule is one file beside this one, with a class that derives from ``rule.Ve
 name here (and in the options of the command line).
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
-from mlx_lm.sample_utils import LogitsProcessor, Sampler
+from mlx_lm.sample_utils import Sampler
 
 from ...config import UserError
-from ...drafting.settings import DraftSettings
-from ..sampling import Sampling, takes_arg_max
+from ..sampling import sampling_of, takes_arg_max
+from .keyed import KeyedRule
 from .rejection import RejectionRule
 from .rule import VerifyRule
 from .typical import TypicalRule
 
-VerifyName = Literal["greedy", "sample", "rejection", "typical"]
+VerifyName = Literal["greedy", "keyed", "rejection", "typical"]
 
 _RULES: dict[str, type[VerifyRule]] = {
-    "greedy": VerifyRule,
-    "sample": VerifyRule,
-    "rejection": RejectionRule,
-    "typical": TypicalRule,
+    rule.name: rule for rule in (VerifyRule, KeyedRule, RejectionRule, TypicalRule)
 }
 
 
-def rule_name(name: VerifyName | None, sampler: Sampler | None) -> VerifyName:
-    """The rule's name; if none is given, ``greedy`` without a temperature and else ``sample``.
+def find_rule(
+    verify: VerifyName | type[VerifyRule] | None, sampler: Sampler | None
+) -> type[VerifyRule]:
+    """The rule that is meant; if none is, ``greedy`` without a temperature and else ``keyed``.
+
+    Args:
+        verify: its name, or a class of one's own.
+        sampler: what it is to go with.
 
     Raises:
         UserError: there is no such rule, or it does not fit the sampler.
     """
     certain = takes_arg_max(sampler)
-    if name is None:
-        return "greedy" if certain else "sample"
-    if name not in _RULES:
-        raise UserError(f"verify is {name!r}, expected one of {tuple(_RULES)}")
-    if name == "greedy" and not certain:
+    if verify is None:
+        return VerifyRule if certain else KeyedRule
+    if isinstance(verify, str) and verify not in _RULES:
+        raise UserError(f"verify is {verify!r}, expected one of {tuple(_RULES)}")
+    rule = _RULES[verify] if isinstance(verify, str) else verify
+    if not certain and not rule.draws:
         raise UserError(
-            "verify is 'greedy', but a temperature or a sampler was given, "
+            f"verify is {rule.name!r}, but a temperature or a sampler was given, "
             "expected neither, or another rule"
         )
-    if _RULES[name].needs_probabilities and (certain or not isinstance(sampler, Sampling)):
+    if rule.needs_probabilities and (certain or sampling_of(sampler) is None):
         raise UserError(
-            f"verify is {name!r}, which needs the target's probabilities at a temperature, "
-            "expected a temp above 0 and, from Python, sampler=Sampling(temp=..)"
+            f"verify is {rule.name!r}, which needs the target's probabilities at a temperature, "
+            "expected a temp above 0 and, from Python, sampler=keyed_sampler(seed, temp=..)"
         )
-    return name
-
-
-def check_rule(name: VerifyName, settings: DraftSettings) -> None:
-    """Check that a rule's text has the distribution that it promises, with these settings.
-
-    Raises:
-        UserError: it would not have.
-    """
-    _RULES[name].check(settings)
-
-
-def make_rule(
-    name: VerifyName,
-    sampler: Sampler | None,
-    processors: Sequence[LogitsProcessor] | None,
-    prompt: Sequence[int],
-) -> VerifyRule:
-    """Make the rule object for one generation; ``name`` is from ``rule_name``."""
-    return _RULES[name](sampler, processors, prompt)
+    return VerifyRule if certain else rule  # without a temperature ``keyed`` draws the arg-max

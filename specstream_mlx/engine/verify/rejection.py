@@ -4,28 +4,30 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import LogitsProcessor
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ...config import UserError
 from ...drafting.settings import DraftSettings
 from ...drafting.tree import DraftTree
-from ..candidates import drawn_tokens
-from ..sampling import Sampling
-from .rule import VerifyRule
+from ..candidates import drawn_candidates
+from .keyed import KeyedRule
 
 
-class RejectionRule(VerifyRule):
+class RejectionRule(KeyedRule):
     """``rejection``: drafts are drawn, and accepted by the ratio of target to drafter.
+
+    Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts.
 
     Nothing may depend on the drawn tokens but their acceptance, see ``check``. All nodes of a
     depth have the same children, which is no harm: one path is taken, so each draw is tested once.
     """
 
+    name = "rejection"
     needs_probabilities = True
 
     def __init__(
         self,
-        sampler: Sampling,
+        sampler: Sampler,
         processors: Sequence[LogitsProcessor] | None = None,
         prompt: Sequence[int] = (),
     ):
@@ -59,19 +61,24 @@ class RejectionRule(VerifyRule):
                     "decide what is kept, expected a full tree, given by tree_width alone"
                 )
 
-    def _predictions(self, tree: DraftTree, logits: mx.array) -> mx.array:
+    def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         if len(tree) == 1:
-            return self._chosen(logits)
-        target = mx.exp(self._sampler.log_probs(logits))
+            return self._token(logits)
+        target = mx.exp(self._sampling.log_probs(logits, self._coins(tree, kept)))
         # The stream that a node's children were drawn from; for leaves any will do.
         stream = np.minimum(tree.depths, self._drafter.shape[0] - 1)
         drafter = self._drafter[mx.array(stream)]
-        return recursive_rejection(target, drafter, mx.array(drafts_after(tree)))
+        key = self._noise.key(self._position, "test")
+        return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
-    def draft(self, stream_logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
-        log_probs = self._sampler.log_probs(stream_logits)
+    def draft(
+        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        places, count = self._stream_places(stream_logits, tree, depth)
+        coins = self._noise.coins(self._position, count)[places]
+        log_probs = self._sampling.log_probs(stream_logits, coins)
         self._drafter = mx.exp(log_probs)
-        return drawn_tokens(log_probs, width)
+        return drawn_candidates(log_probs, width, self._noise.key(self._position, "draft"))
 
 
 def drafts_after(tree: DraftTree) -> np.ndarray:
@@ -84,7 +91,9 @@ def drafts_after(tree: DraftTree) -> np.ndarray:
     return drafts
 
 
-def recursive_rejection(target: mx.array, drafter: mx.array, drafts: mx.array) -> mx.array:
+def recursive_rejection(
+    target: mx.array, drafter: mx.array, drafts: mx.array, key: mx.array | None = None
+) -> mx.array:
     """One token per row, distributed as the target's, that is a draft as often as can be.
 
     Chen et al. 2023 (arXiv:2302.01318), Eq. 9, for one draft; for several, drawn without
@@ -96,10 +105,14 @@ def recursive_rejection(target: mx.array, drafter: mx.array, drafts: mx.array) -
         target: (rows, vocab) probabilities p.
         drafter: (rows, vocab) probabilities q that the drafts were drawn from.
         drafts: (rows, k) tokens in the order in which they were drawn, -1 for none.
+        key: of the tests and draws; ``None``: mlx's random state.
 
     Returns:
         (rows,) int32.
     """
+    keys = [None] * (drafts.shape[1] + 1)
+    if key is not None:
+        keys = mx.random.split(key, len(keys))
     chosen = mx.full(drafts.shape[:1], -1, mx.int32)
     vocabulary = mx.arange(target.shape[-1])[None]
     for rank in range(drafts.shape[1]):
@@ -108,13 +121,13 @@ def recursive_rejection(target: mx.array, drafter: mx.array, drafts: mx.array) -
         q = mx.take_along_axis(drafter, place, axis=-1)
         p = mx.take_along_axis(target, place, axis=-1)
         tested = (draft >= 0) & (q > 0) & (chosen[:, None] < 0)
-        accepted = tested & (mx.random.uniform(shape=q.shape) * q < p)
+        accepted = tested & (mx.random.uniform(shape=q.shape, key=keys[rank]) * q < p)
         chosen = mx.where(accepted[:, 0], draft[:, 0], chosen)
         refused = tested & ~accepted
         target = mx.where(refused, _normalized(mx.maximum(target - drafter, 0.0), target), target)
         others = mx.where(vocabulary == draft, 0.0, drafter)
         drafter = mx.where(refused, _normalized(others, others), drafter)
-    drawn = mx.random.categorical(mx.log(target)).astype(mx.int32)
+    drawn = mx.random.categorical(mx.log(target), key=keys[-1]).astype(mx.int32)
     return mx.where(chosen < 0, drawn, chosen)
 
 

@@ -1,12 +1,12 @@
-"""The verify rules that follow the target's own tokens, and what all rules have in common.
+"""``greedy``, and what all verify rules have in common.
 
-Every exact rule first gives each node one token, distributed as the target's next token there, and
-then follows the children that carry those tokens (``follow``). A path is then as likely as under
-plain decoding, whatever the tree, as long as a node's token is independent of which of its children
-are there.
+Every exact rule first gives each node one token, the target's own there, and then follows the
+children that carry those tokens (``follow``). ``greedy`` takes the arg-max and ``keyed`` the token
+that plain decoding draws there, so the text is plain decoding's whatever the tree.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
@@ -14,25 +14,27 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from ...drafting.settings import DraftSettings
 from ...drafting.tree import DraftTree
 from ..candidates import best_tokens
+from ..processors import NodeProcessors
 from ..rows import TreeNodes
-from ..sampling import NodeProcessors, draw, normalized, takes_arg_max
 
 
 class VerifyRule:
-    """``greedy`` and ``sample``: follow the target's own arg-maxes or draws.
+    """``greedy``: follow the target's own arg-maxes.
 
     A rule derives from this one and says otherwise how a node's token is found, which node is the
     last accepted one, or how streams draft.
 
     Args:
-        sampler: of log-probabilities (rows, vocab), the rows independent of each other; ``None``:
-            the arg-max.
+        sampler: what draws tokens; ``greedy`` has no use for it.
         processors: see ``NodeProcessors``.
         prompt: token ids.
     """
 
-    needs_probabilities = False
-    """Whether the sampler must be a ``Sampling`` with a temperature."""
+    name: ClassVar[str] = "greedy"
+    draws: ClassVar[bool] = False
+    """Whether the rule is for samplers that draw."""
+    needs_probabilities: ClassVar[bool] = False
+    """Whether the sampler's probabilities must be known, those of a ``Sampling``."""
 
     def __init__(
         self,
@@ -40,7 +42,6 @@ class VerifyRule:
         processors: Sequence[LogitsProcessor] | None = None,
         prompt: Sequence[int] = (),
     ):
-        self._sampler = None if takes_arg_max(sampler) else sampler
         self._processors = NodeProcessors(processors, prompt)
 
     @staticmethod
@@ -67,27 +68,41 @@ class VerifyRule:
             processed logits.
         """
         logits = self._processors(tree, nodes.kept, logits)
-        predictions = self._predictions(tree, logits)
-        return self._last(nodes, logits, predictions), predictions, logits
+        predictions = self.predictions(tree, nodes.kept, logits)
+        return self._last(tree, nodes, logits, predictions), predictions, logits
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The target's own token (1,) after the committed text, and its processed (1, vocab)."""
         logits = self._processors.root(logits)
-        return self._chosen(logits), logits
+        return self._token(logits), logits
 
-    def _predictions(self, tree: DraftTree, logits: mx.array) -> mx.array:
-        return self._chosen(logits)
+    def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        """(.., m) int32: the target's token after each kept node, from processed logits."""
+        return self._token(logits)
 
-    def _chosen(self, logits: mx.array) -> mx.array:
-        if self._sampler is None:
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        return draw(self._sampler, normalized(logits))
+    def _token(self, logits: mx.array) -> mx.array:
+        """The target's token after the root, from its processed logits."""
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
 
-    def _last(self, nodes: TreeNodes, logits: mx.array, predictions: mx.array) -> mx.array:
+    def _last(
+        self, tree: DraftTree, nodes: TreeNodes, logits: mx.array, predictions: mx.array
+    ) -> mx.array:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
-    def draft(self, stream_logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
-        """(gamma, k) candidates of each stream for the next tree and their log-probabilities."""
+    def draft(
+        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Let the streams guess for the next tree.
+
+        Args:
+            stream_logits: (.., gamma, vocab) beside the last accepted node.
+            width: k.
+            tree: the one that was verified.
+            depth: (..) of its last accepted node.
+
+        Returns:
+            (.., gamma, k) candidates of each stream and their log-probabilities.
+        """
         return best_tokens(stream_logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:

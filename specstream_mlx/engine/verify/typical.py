@@ -2,8 +2,11 @@
 
 import mlx.core as mx
 
+from ...drafting.tree import DraftTree
+from ..candidates import best_tokens
 from ..rows import TreeNodes
-from .rule import VerifyRule, accepted_lengths
+from .keyed import KeyedRule
+from .rule import accepted_lengths
 
 TYPICAL_PROBABILITY = 0.09
 """Medusa's epsilon: a draft that the target holds for likelier is always typical."""
@@ -11,14 +14,25 @@ TYPICAL_FACTOR = 0.3
 """Medusa's delta: how far below exp(-entropy) a draft may be."""
 
 
-class TypicalRule(VerifyRule):
-    """``typical``: Medusa's acceptance of what the target finds plausible enough. Lossy."""
+class TypicalRule(KeyedRule):
+    """``typical``: Medusa's acceptance of what the target finds plausible enough. Lossy.
 
+    Correction and bonus tokens are keyed. Drafts are the likeliest ones, since these are plausible.
+    """
+
+    name = "typical"
     needs_probabilities = True
 
-    def _last(self, nodes: TreeNodes, logits: mx.array, predictions: mx.array) -> mx.array:
-        log_probs = self._sampler.log_probs(logits)
+    def _last(
+        self, tree: DraftTree, nodes: TreeNodes, logits: mx.array, predictions: mx.array
+    ) -> mx.array:
+        log_probs = self._sampling.log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
+
+    def draft(
+        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        return best_tokens(stream_logits, width)
 
 
 def typical(

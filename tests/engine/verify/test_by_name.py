@@ -4,10 +4,13 @@ import pytest
 from mlx_lm.sample_utils import make_sampler
 from random_models import request, speculative_model
 
-from specstream_mlx import Sampling, UserError
+from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.engine.verify.by_name import check_rule, rule_name
+from specstream_mlx.engine.verify.by_name import find_rule
+from specstream_mlx.engine.verify.keyed import KeyedRule
+from specstream_mlx.engine.verify.rejection import RejectionRule
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loop import decode
 
 
@@ -17,13 +20,16 @@ from specstream_mlx.loop import decode
         ("greedy", Sampling(temp=0.5), "verify is 'greedy', but a temperature"),
         ("rejection", None, "needs the target's probabilities"),
         ("rejection", make_sampler(temp=0.5), "needs the target's probabilities"),
+        ("rejection", keyed_sampler(1, sampler=make_sampler(temp=0.5)), "needs the target's"),
+        ("greedy", keyed_sampler(1), "verify is 'greedy', but a temperature"),
+        ("sample", Sampling(temp=0.5), "verify is 'sample', expected one of .'greedy', 'keyed'"),
         ("typical", Sampling(), "needs the target's probabilities"),
         ("best", None, "verify is 'best', expected one of"),
     ],
 )
 def test_rules_that_do_not_go_with_a_sampler(name, sampler, sentence):
     with pytest.raises(UserError, match=sentence):
-        rule_name(name, sampler)
+        find_rule(name, sampler)
 
 
 KEPT = "lets the drawn tokens decide what is kept"
@@ -42,7 +48,7 @@ KEPT = "lets the drawn tokens decide what is kept"
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
     with pytest.raises(UserError, match=sentence):
-        check_rule("rejection", DraftSettings(**fields))
+        RejectionRule.check(DraftSettings(**fields))
 
 
 def test_a_generation_is_refused_with_them():
@@ -51,5 +57,18 @@ def test_a_generation_is_refused_with_them():
         decode(speculative_model(), asked)
 
 
-def test_the_rule_follows_from_the_sampler():
-    assert (rule_name(None, None), rule_name(None, Sampling(temp=1))) == ("greedy", "sample")
+@pytest.mark.parametrize(
+    ("verify", "sampler", "expected"),
+    [
+        (None, None, VerifyRule),
+        (None, Sampling(temp=1), KeyedRule),
+        (None, keyed_sampler(1), KeyedRule),
+        (None, lambda log_probs: log_probs.argmax(axis=-1), KeyedRule),
+        (None, keyed_sampler(1, 0.0), VerifyRule),
+        ("keyed", None, VerifyRule),
+        ("rejection", keyed_sampler(1), RejectionRule),
+        (RejectionRule, Sampling(temp=1), RejectionRule),
+    ],
+)
+def test_the_rule_follows_from_its_name_and_the_sampler(verify, sampler, expected):
+    assert find_rule(verify, sampler) is expected

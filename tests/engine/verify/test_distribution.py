@@ -1,6 +1,7 @@
 """At a temperature the first four tokens are distributed as plain decoding's (DESIGN section 4).
 
-The rules, the samplers, the pruning and the trees are the project's own; only the model is a table.
+Of the rule ``rejection``, whose draws and trees are the project's own; only the model is a table.
+The text of ``keyed`` is plain decoding's own, see test_keyed.
 """
 
 import math
@@ -13,15 +14,9 @@ from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, rows, si
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import paired
 
-from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.drafting.streams import full_tree
-from specstream_mlx.drafting.tree import root_only
-from specstream_mlx.engine.candidates import best_tokens, drawn_tokens
-from specstream_mlx.engine.prune import keep_best, path_scores
-from specstream_mlx.engine.rows import TreeNodes
-from specstream_mlx.engine.sampling import NodeProcessors, Sampling, draw, normalized
+from specstream_mlx.engine.candidates import drawn_candidates
+from specstream_mlx.engine.sampling import Sampling, normalized
 from specstream_mlx.engine.verify.rejection import drafts_after, recursive_rejection
 from specstream_mlx.engine.verify.rule import follow
 
@@ -40,20 +35,6 @@ SAMPLINGS = {
     "all": (
         Sampling(temp=1.4, top_p=0.95, min_p=0.05, top_k=3),
         {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    ),
-}
-TREES = {
-    "chain": DraftSettings(tree_width=1, tree_size=None),
-    "binary": DraftSettings(tree_width=2, tree_size=None),
-    "every token": DraftSettings(tree_width=4, tree_size=None),
-    "best-first": DraftSettings(tree_width=3, tree_size=5),
-    "likely drafts": DraftSettings(tree_width=4, tree_size=8, draft_threshold=0.15),
-    "static": DraftSettings(
-        static_tree=StaticTree(((0.5, 0.2, 0.1), (0.4, 0.2, 0.0))), tree_width=3, tree_size=5
-    ),
-    "pruned": DraftSettings(tree_width=3, tree_size=None, max_nodes=5),
-    "best-first, pruned, threshold": DraftSettings(
-        tree_width=3, tree_size=8, max_nodes=6, prune_threshold=0.15
     ),
 }
 
@@ -79,144 +60,19 @@ def target(sampling):
     return joint(plain(sampling), Table().vocab_size)
 
 
-def text_at(tree, node, text):
-    """The text up to a node."""
-    return (*text, *tree.tokens[tree.path(node)[1:]].tolist())
-
-
-def nodes_of(tree):
-    return TreeNodes(*map(mx.array, (tree.tokens, tree.parents, tree.ancestors, tree.depths)))
-
-
-def processed_logits(table, processors, tree, text, kept=None):
-    """(m, vocab) of the kept nodes, by the project's own processing of nodes."""
-    processing = NodeProcessors(make_logits_processors(**processors), PROMPT)
-    if text:
-        processing.commit(text)
-    numbers = range(len(tree)) if kept is None else np.array(kept).tolist()
-    logits = mx.array(np.stack([table.logits(text_at(tree, node, text)) for node in numbers]))
-    return processing(tree, kept, logits)
-
-
-def continuations(tree, nodes, predictions, last):
-    """(count, ..) the tokens of each text, from its (m,) predictions and its last node."""
-    kept = np.arange(len(tree)) if nodes.kept is None else np.array(nodes.kept)
-    paths = np.full((len(tree), tree.depths.max() + 1), -1)
-    for node in range(len(tree)):
-        tokens = tree.tokens[tree.path(node)[1:]]
-        paths[node, : len(tokens)] = tokens
-    last, predictions = np.array(last), np.array(predictions)
-    found = paths[kept[last]]
-    count = np.arange(len(last))
-    found[count, tree.depths[kept[last]]] = predictions[count, last]
-    return found
-
-
-def followed(nodes, predictions):
-    """The last node of each text, (count,), from (count, m) predictions."""
-    return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
-
-
-def pruned(table, tree, text, settings):
-    """The nodes that early-exit pruning keeps."""
-    nodes = nodes_of(tree)
-    if settings.max_nodes is None:
-        return nodes
-    logits = np.stack([table.early_exit_logits(text_at(tree, n, text)) for n in range(len(tree))])
-    scores = path_scores(
-        mx.array(logits), nodes.tokens, nodes.parents, nodes.ancestors, settings.prune_threshold
-    )
-    return nodes.keep(*keep_best(scores, min(settings.max_nodes, len(tree))))
-
-
-def sample_step(table, sampler, processors, settings, text, count, redraw=False):
-    """The rule ``sample`` for ``count`` texts; ``redraw`` plants a wrong one."""
-    if text:
-        best = best_tokens(mx.array(table.stream_logits(text)), settings.tree_width)
-        tree = make_drafter(settings, True).grow(text[-1], *map(np.array, best))
-    else:
-        tree = root_only(PROMPT[-1])
-    nodes = pruned(table, tree, text, settings)
-    logits = processed_logits(table, processors, tree, text, nodes.kept)
-    log_probs = rows(np.array(normalized(logits)), count)
-    predictions = draw(sampler, log_probs).reshape(count, len(nodes))
-    last = followed(nodes, predictions)
-    if redraw:
-        predictions = draw(sampler, log_probs).reshape(count, len(nodes))
-    return continuations(tree, nodes, predictions, last)
-
-
-@pytest.mark.parametrize(("tree", "sampling"), paired(TREES, SAMPLINGS))
-def test_sample(tree, sampling):
-    sampler, processors = SAMPLINGS[sampling]
-    lengths = []
-
-    def step(text, count):
-        found = sample_step(Table(), sampler, processors, TREES[tree], text, count)
-        lengths.append((found >= 0).sum(axis=1).max())
-        return found
-
-    mx.random.seed(1)
-    assert p_value(simulate(step, DRAWS), target(sampling)) > ALPHA
-    assert max(lengths) == 3, "whole paths were accepted"
-
-
-@pytest.mark.parametrize("sampler", ["ours", "mlx_lm's"])
-def test_sample_with_xtc(sampler):
-    """The coin of XTC is tossed for every token, so a text's first tokens mix over 2^4 filters."""
-    table = Table(spread=0.6)
-    options = {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2}
-    sampler = Sampling(**options) if sampler == "ours" else make_sampler(**options)
-    draws = DRAWS if isinstance(sampler, Sampling) else 600
-
-    def log_probs_after(text):
-        logits = mx.array(table.logits(text))[None]
-        either = [Sampling(temp=1.0), Sampling(temp=1.0, xtc_probability=1.0, xtc_threshold=0.2)]
-        mixed = sum(0.5 * mx.exp(one.log_probs(logits)) for one in either)
-        return np.log(np.array(mixed)[0].astype(np.float64))
-
-    mx.random.seed(2)
-    step = partial(sample_step, table, sampler, {}, TREES["best-first"])
-    counts = simulate(step, draws)
-    assert p_value(counts, joint(log_probs_after, table.vocab_size)) > ALPHA
-
-
-def test_one_coin_for_all_nodes_is_noticed():
-    """Negative control of XTC: mlx_lm's sampler in one call for all nodes of a text's tree."""
-    sampler = make_sampler(temp=1.0, xtc_probability=0.5, xtc_threshold=0.2)
-    log_probs = rows(np.log([[0.6, 0.3, 0.1]]).astype(np.float32), 2)
-    mx.random.seed(0)
-    together = np.array([np.array(sampler(log_probs)) for _ in range(500)])
-    apart = np.array([np.array(draw(sampler, log_probs)) for _ in range(500)])
-    for drawn, tied in ((together, True), (apart, False)):
-        likely = drawn == 0
-        seen = np.histogram2d(likely[:, 0], likely[:, 1], bins=2)[0]
-        expected = np.outer(seen.sum(axis=1), seen.sum(axis=0)) / seen.sum()
-        value = tail(((seen - expected) ** 2 / expected).sum(), 1)
-        assert value < CERTAIN if tied else value > ALPHA
-
-
-@pytest.mark.parametrize("tree", ["best-first", "pruned"])
-def test_a_redrawn_correction_is_noticed(tree):
-    """Negative control: after a refusal the correction must not be drawn again."""
-    sampler, processors = SAMPLINGS["temperature"]
-    step = partial(sample_step, Table(), sampler, processors, TREES[tree], redraw=True)
-    mx.random.seed(1)
-    assert p_value(simulate(step, DRAWS), target("temperature")) < CERTAIN
-
-
 def rejection_step(sampling, width, text, count, wrong=None):
     """The rule ``rejection`` for ``count`` texts that each draw a full tree of their own.
 
     ``wrong`` plants a rule: ``residual``: the target is not updated after a refusal; ``drafter``:
     q is not; ``pruning``: of two drafts the one with the better early-exit score is kept.
     """
-    table, (sampler, processors) = Table(), SAMPLINGS[sampling]
+    table, (sampler, _) = Table(), SAMPLINGS[sampling]
     if not text:
-        return sample_step(table, sampler, processors, TREES["chain"], text, count)
+        logits = rows(np.array([plain(sampling)(())], np.float32), count)
+        return np.array(mx.random.categorical(logits))[:, None]
     gamma = table.num_streams
     drafter = np.array(sampler.log_probs(mx.array(table.stream_logits(text))))
-    drawn = np.array(drawn_tokens(rows(drafter, count), width)[0]).reshape(count, gamma, width)
+    drawn = np.array(drawn_candidates(rows(drafter, count), width)[0]).reshape(count, gamma, width)
     if wrong == "pruning":
         best = table.early_exit_logits(text)[drawn].argmax(axis=-1)
         drawn, width = np.take_along_axis(drawn, best[..., None], -1), 1
@@ -297,7 +153,7 @@ def test_rejection_accepts_more_than_sampling_the_same_drafts():
     rng = np.random.default_rng(0)
     p, q = (np.exp(x) / np.exp(x).sum() for x in rng.normal(0, 1.5, (2, 6)))
     mx.random.seed(4)
-    drafts, _ = drawn_tokens(rows(np.log(q)[None], DRAWS), 1)
+    drafts, _ = drawn_candidates(rows(np.log(q)[None], DRAWS), 1)
     found = recursive_rejection(rows(p[None], DRAWS), rows(q[None], DRAWS), drafts)
     accepted = (found == drafts[:, 0]).sum().item() / DRAWS
     best = np.minimum(p, q).sum()
@@ -327,7 +183,7 @@ def test_drafts_are_drawn_without_replacement():
     """The first by q, the second by q without the first."""
     q = np.array([0.5, 0.3, 0.15, 0.05])
     mx.random.seed(7)
-    drawn = np.array(drawn_tokens(rows(np.log(q)[None].astype(np.float32), DRAWS), 2)[0])
+    drawn = np.array(drawn_candidates(rows(np.log(q)[None].astype(np.float32), DRAWS), 2)[0])
     seen, expected = np.zeros((4, 4)), q[:, None] * q[None] / (1 - q[:, None])
     np.add.at(seen, tuple(drawn.T), 1)
     assert (np.diag(seen) == 0).all()

@@ -1,0 +1,75 @@
+"""Randomness from a key: what the token at a position draws with follows from seed and position.
+
+No draw depends on how many draws came before it, so drafts, trees and batches change none.
+"""
+
+from typing import Literal
+
+import mlx.core as mx
+
+from ..config import UserError
+
+MOST_SEEDS = 2**64
+
+Use = Literal["token", "coin", "draft", "test"]
+"""What a position's randomness is for: the token itself, XTC's coin, and for the verify rule
+``rejection`` its drafts and its tests."""
+
+_USES: dict[Use, int] = {"token": 0, "coin": 1, "draft": 2, "test": 3}
+_MASK = MOST_SEEDS - 1
+_STEP = 0x9E3779B97F4A7C15
+_LOWEST = -8.0  # of Gumbel noise, P < 1e-1000; MLX's is -inf where its uniform number is 0
+
+
+class Noise:
+    """The randomness of one generation, by position; position 0 is the first token it draws.
+
+    Keys are mixed on the host, so nothing waits for the device. Gumbel noise is kept until
+    ``forget``, since the token of a position may be drafted and tested in several steps.
+
+    Args:
+        seed: an integer of at least 0 and below 2**64.
+
+    Raises:
+        UserError: it is not.
+    """
+
+    def __init__(self, seed: int):
+        if not isinstance(seed, int) or not 0 <= seed < MOST_SEEDS:
+            raise UserError(f"seed is {seed!r}, expected an integer of at least 0 and below 2**64")
+        self._stem = _mixed(seed + _STEP)
+        self._gumbel: dict[int, mx.array] = {}
+
+    def number(self, position: int, use: Use = "token") -> int:
+        """64 random bits, other ones for every position and use."""
+        return _mixed(self._stem + (len(_USES) * position + _USES[use] + 1) * _STEP)
+
+    def key(self, position: int, use: Use) -> mx.array:
+        """The key for MLX's random functions."""
+        return mx.random.key(self.number(position, use))
+
+    def gumbel(self, first: int, count: int, vocab_size: int) -> mx.array:
+        """(count, vocab) float32 Gumbel noise of the positions from ``first`` on."""
+        for position in range(first, first + count):
+            if position not in self._gumbel:
+                made = mx.random.gumbel((vocab_size,), key=self.key(position, "token"))
+                self._gumbel[position] = mx.maximum(made, _LOWEST)
+        return mx.stack([self._gumbel[position] for position in range(first, first + count)])
+
+    def coins(self, first: int, count: int) -> mx.array:
+        """(count, 1) float32 uniform numbers of the positions from ``first`` on."""
+        positions = range(first, first + count)
+        return mx.array([[self.number(position, "coin") / MOST_SEEDS] for position in positions])
+
+    def forget(self, position: int) -> None:
+        """Drop the noise of the positions before this one."""
+        for passed in [known for known in self._gumbel if known < position]:
+            del self._gumbel[passed]
+
+
+def _mixed(number: int) -> int:
+    """Mix the lowest 64 bits, as splitmix64 does (Steele, Lea and Flood 2014)."""
+    number &= _MASK
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
+    return number ^ (number >> 31)

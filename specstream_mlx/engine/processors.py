@@ -1,0 +1,56 @@
+"""mlx_lm's logits processors on the nodes of a tree."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.sample_utils import LogitsProcessor
+
+from ..drafting.tree import DraftTree
+from .prune import rows_of_all
+
+
+class NodeProcessors:
+    """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node.
+
+    Args:
+        processors: functions of (tokens, (1, vocab) logits). They must depend on nothing else: they
+            see branches of a tree, of which most are never taken.
+        prompt: the tokens committed so far.
+    """
+
+    def __init__(self, processors: Sequence[LogitsProcessor] | None, prompt: Sequence[int]):
+        self._processors = tuple(processors or ())
+        self._committed = mx.array(prompt) if self._processors else None
+
+    def commit(self, tokens: Sequence[int] | mx.array) -> None:
+        """Note the tokens that a step committed; the last of them is the next tree's root."""
+        if self._processors:
+            self._committed = mx.concatenate([self._committed, mx.array(tokens)])
+
+    def root(self, logits: mx.array) -> mx.array:
+        """The processed (1, vocab) logits after the committed tokens."""
+        for processor in self._processors:
+            logits = processor(self._committed, logits)
+        return logits
+
+    def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        """The processed (m, vocab) logits of the kept nodes.
+
+        Args:
+            tree: its root is the last committed token.
+            kept: (m,) indices into the tree; ``None``: all nodes.
+            logits: (m, vocab) of the kept nodes.
+        """
+        if not self._processors:
+            return logits
+        logits = rows_of_all(logits, kept, len(tree))
+        processed = []
+        for node in range(len(tree)):
+            drafted = mx.array(tree.tokens[tree.path(node)[1:]])
+            tokens = mx.concatenate([self._committed, drafted]) if node else self._committed
+            values = logits[node : node + 1]
+            for processor in self._processors:
+                values = processor(tokens, values)
+            processed.append(values)
+        logits = mx.concatenate(processed)
+        return logits if kept is None else logits[kept]

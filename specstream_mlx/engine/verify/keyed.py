@@ -1,0 +1,81 @@
+"""``keyed``: follow the tokens that plain decoding draws with the same seed."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
+
+from ...drafting.tree import DraftTree
+from ..candidates import best_tokens
+from ..noise import Noise
+from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
+from .rule import VerifyRule
+
+
+class KeyedRule(VerifyRule):
+    """``keyed``: the token after a node is drawn with the noise of its position in the text.
+
+    Streams draft what the same noise would draw from their own distributions, which changes no
+    text and meets the target's draw more often.
+
+    Args:
+        sampler: ``keyed_sampler(seed)``, or any other under a seed from mlx's random state.
+        processors, prompt: see ``VerifyRule``.
+    """
+
+    name = "keyed"
+    draws = True
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        processors: Sequence[LogitsProcessor] | None = None,
+        prompt: Sequence[int] = (),
+    ):
+        super().__init__(sampler, processors, prompt)
+        if not isinstance(sampler, KeyedSampler):
+            sampler = KeyedSampler(random_seed(), sampler)
+        self._sampler, self._noise = sampler.sampler, Noise(sampler.seed)
+        self._sampling = sampling_of(sampler)
+        self._position = 0  # of the next token: how many were drawn
+
+    def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        log_probs = normalized(logits)
+        return drawn_tokens(
+            self._sampler, self._noise, log_probs, self._position, tree.depths, kept
+        )
+
+    def _token(self, logits: mx.array) -> mx.array:
+        return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
+
+    def draft(
+        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        if self._sampling is None:  # a function, which draws nobody knows how
+            return super().draft(stream_logits, width, tree, depth)
+        places, count = self._stream_places(stream_logits, tree, depth)
+        gumbel = self._noise.gumbel(self._position, count, stream_logits.shape[-1])[places]
+        coins = self._noise.coins(self._position, count)[places]
+        return best_tokens(self._sampling.scores(normalized(stream_logits), gumbel, coins), width)
+
+    def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
+        """(m, 1) uniform numbers of the tokens after the kept nodes."""
+        coins = self._noise.coins(self._position, int(tree.depths[-1]) + 1)
+        places = mx.array(tree.depths)
+        return coins[places if kept is None else places[kept]]
+
+    def _stream_places(
+        self, stream_logits: mx.array, tree: DraftTree, depth: mx.array
+    ) -> tuple[mx.array, int]:
+        """Where streams' tokens are among the positions from the next token's on.
+
+        Returns:
+            (gamma,) places, and how many positions these may be among.
+        """
+        gamma = stream_logits.shape[-2]
+        return depth + mx.arange(1, gamma + 1), int(tree.depths[-1]) + 1 + gamma
+
+    def commit(self, tokens: Sequence[int] | mx.array) -> None:
+        super().commit(tokens)
+        self._position += len(tokens)
+        self._noise.forget(self._position)
