@@ -1,4 +1,4 @@
-"""``batch_generate``: several prompts at once, greedily, each with a chain of drafts.
+"""``batch_generate``: several prompts at once, each with a chain of drafts.
 
 In a batch a row is no longer cheap, so no sequence drafts a tree: each drafts one chain, the
 likeliest token of every stream (arXiv 2402.11131, App. L). All chains have the same length; how
@@ -13,14 +13,18 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchResponse as PlainResponse
 from mlx_lm.generate import BatchStats as PlainStats
+from mlx_lm.sample_utils import Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import UserError
 from .drafting.settings import DraftSettings
 from .drafting.tree import DraftTree
 from .engine.kv import StackedKVCache, make_caches
+from .engine.sampling import sampling_of
 from .engine.step import Decoder
+from .engine.verify.by_name import find_rule
 from .engine.verify.rule import VerifyRule
+from .engine.verify.side_by_side import SideBySide
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import fill
@@ -62,13 +66,14 @@ def batch_generate(
     prompts: Sequence[str | Sequence[int]],
     max_tokens: int | Sequence[int] = 128,
     *,
+    samplers: Sequence[Sampler | None] | None = None,
     num_streams: int | None = None,
     speculation: bool = True,
     deferred: bool = True,
     prefill_step_size: int = 2048,
     return_token_ids: bool = False,
 ) -> BatchResponse:
-    """Complete several prompts at once, as ``mlx_lm.batch_generate`` does; greedy only.
+    """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
 
     Every text is what ``generate`` writes for its prompt alone.
 
@@ -77,6 +82,8 @@ def batch_generate(
         tokenizer: from ``load``.
         prompts: texts or token ids, of any lengths.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
+        samplers: what draws the tokens of each text, see ``stream_generate``; ``None``, for all or
+            one: its likeliest tokens. Each ``keyed_sampler`` should have a seed of its own.
         num_streams: tokens to draft ahead; ``None``: all that the adapter was trained for.
         speculation: false for one token a step.
         deferred: where lossless streams run, see ``DraftSettings``.
@@ -84,9 +91,9 @@ def batch_generate(
         return_token_ids: also return each text's token ids.
 
     Raises:
-        UserError: there are no prompts, a prompt or a number is out of range, or the model cannot
-            run in batches: it has sliding windows, learned positions, or an attention that takes no
-            mask per sequence.
+        UserError: there are no prompts, a prompt or a number is out of range, there is not one
+            sampler for each prompt, or the model cannot run in batches: it has sliding windows,
+            learned positions, or an attention that takes no mask per sequence.
     """
     _check_model(model)
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
@@ -98,6 +105,13 @@ def batch_generate(
             f"there are {len(ids)} prompts and max_tokens is {max_tokens}, expected at least one "
             "prompt, and one number of at least 1 for all or for each"
         )
+    if samplers is not None and len(samplers) != len(ids):
+        raise UserError(
+            f"there are {len(ids)} prompts and {len(samplers)} samplers, expected one for each"
+        )
+    for sampling in map(sampling_of, samplers or ()):
+        if sampling is not None:
+            sampling.check(model.config["vocab_size"])
     settings = DraftSettings(
         num_streams=num_streams,
         tree_width=1,
@@ -109,7 +123,7 @@ def batch_generate(
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     ends = tokenizer.eos_token_ids
     with device.wired_limit(model.model, [device.generation_stream]):
-        batch = _Batch(model, ids, settings, prefill_step_size, stats)
+        batch = _Batch(model, ids, settings, prefill_step_size, stats, samplers)
         texts, reasons = batch.run(limits, ends)
     stats.peak_memory = mx.get_peak_memory() / 1e9
     return BatchResponse(
@@ -147,6 +161,7 @@ class _Batch:
         settings: how to draft.
         step_size: prompt tokens per pass.
         stats: to be filled in.
+        samplers: one per prompt; ``None``: all texts are greedy.
     """
 
     def __init__(
@@ -156,6 +171,7 @@ class _Batch:
         settings: DraftSettings,
         step_size: int,
         stats: BatchStats,
+        samplers: Sequence[Sampler | None] | None = None,
     ):
         config = model.streams and model.streams.config
         self._stats, self._settings, self._depth = stats, settings, 0
@@ -171,6 +187,9 @@ class _Batch:
         self._decoder = Decoder(model.model, model.streams, caches)
         self._lengths = [cache.offset for cache, *_ in read]
         self._rule = VerifyRule()
+        if samplers is not None:
+            rules = [find_rule(None, sampler)(sampler) for sampler in samplers]
+            self._rule = SideBySide(rules)
         self._tokens = [[prompt[-1]] for prompt in prompts]
         stats.prompt_time = time.perf_counter() - start
 
@@ -191,8 +210,9 @@ class _Batch:
         while alive:
             self._stats.generation_steps += 1
             calls += len(alive)
-            going = []
-            for number, tokens in enumerate(self._step()):
+            going, committed = [], self._step()
+            self._rule.commit(committed)
+            for number, tokens in enumerate(committed):
                 text, limit = texts[alive[number]], limits[alive[number]]
                 reason = _extend(text, tokens, limit, ends)
                 reasons[alive[number]] = reason
@@ -240,6 +260,8 @@ class _Batch:
         """Drop the sequences that are not listed; at least one goes on."""
         for cache in self._decoder.caches:
             cache.keep(sequences)
+        if isinstance(self._rule, SideBySide):
+            self._rule.keep(sequences)
         self._set_lengths([self._lengths[number] for number in sequences])
 
     def _set_lengths(self, lengths: list[int]) -> None:
