@@ -20,7 +20,10 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two outputs part: the token's number, from 1, and the gap of the two best there."""
+    """Where two outputs part: the token's number, from 1, and the gap of the two best there.
+
+    The gap is one of log-probabilities, or, where tokens are drawn, of the scores drawn by.
+    """
 
     position: int
     gap: float
@@ -38,8 +41,8 @@ class Comparison:
         speedup: the median of the ratios within a pair.
         pairs: how many pairs the rates are of.
         reference: what our output was compared with, for people.
-        identical: whether every token was the same; ``None`` where tokens are drawn, by each side
-            from other random numbers.
+        identical: whether every token was the same; ``None`` where the verify rule draws otherwise
+            than plain decoding.
         first_difference: where not.
         window_left_out: the model's sliding window where that explains a difference: the text goes
             past it, and mlx_lm does not apply it.
@@ -70,15 +73,14 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
     for word in run.stop:
         plain_text = plain_text.split(word)[0]
     reference, expected = "plain mlx_lm", plain_tokens
-    drawn = run.common["sampler"] is not None
-    if run.model.mode == "shared" and not drawn:
+    if run.model.mode == "shared" and run.is_plain_text:
         # The main stream sees its streams, so mlx_lm computes another function.
         one_token_a_step = replace(run, settings=DraftSettings(speculation=False))
         reference = "the same model decoding one token a step"
         expected = [response.token for response in one_token_a_step.responses()]
     several = min(len(tokens), len(plain_tokens)) > 1
     ours, plain = _rates(run) if several else ([], [])
-    same = None if drawn else tokens == expected
+    same = tokens == expected if run.is_plain_text else None
     window = window_left_out(run.model.model, run.model.config)
     past_window = window is not None and len(run.prompt) + len(tokens) > window
     return Comparison(
@@ -131,5 +133,8 @@ def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:
     ended = min(len(tokens), len(expected)) - 1  # where one output ends and the other goes on
     place = next((i for i, (ours, other) in pairs if ours != other), ended)
     response = next(islice(run.responses(), place, None))
-    best = mx.sort(response.logprobs.astype(mx.float32))[-2:]
+    scores, sampler = response.logprobs.astype(mx.float32), run.common["sampler"]
+    if sampler is not None:
+        scores = sampler.scores(scores[None], place)[0]
+    best = mx.sort(scores)[-2:]
     return Difference(place + 1, (best[1] - best[0]).item())

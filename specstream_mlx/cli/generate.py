@@ -90,10 +90,8 @@ def generate(
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
     text = prompt.text()
 
-    import mlx.core as mx
-
     from ..engine.profile import NO_PROFILE, Profile
-    from ..engine.verify.by_name import rule_name
+    from ..engine.verify.by_name import find_rule
     from ..hardware import device
     from .run import CommonArguments, Run
 
@@ -118,14 +116,12 @@ def generate(
             **asdict(kv_cache),
         ),
         settings=settings,
-        verify=rule_name(drafts.verify, sampler),
+        verify=find_rule(drafts.verify, sampler).name,
         stop=tuple(length.stop or ()),
         prompt_cache=cached.cache,
         profile=Profile() if output.profile else NO_PROFILE,
     )
     run.check()
-    if sampling.seed is not None:
-        mx.random.seed(sampling.seed)
     _note_missing_streams(run, source)
     _answer(run, source, output)
 
@@ -134,7 +130,7 @@ def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for; ``source`` names model and adapter."""
     written = _write(run.responses(), output)
     if not output.as_json:
-        reporting.statistics(written.last, run.drafts, run.verify)
+        reporting.statistics(written.last, run.drafts, run.verify, run.seed)
         if output.profile:
             reporting.profile(run.profile.report())
     comparison = None
@@ -216,6 +212,7 @@ def _report(
         "mode": run.model.mode,
         "tree": run.drafts,
         "verify": run.verify,
+        "seed": run.seed,
     }
     parts = run.profile.report()
     if parts:

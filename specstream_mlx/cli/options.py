@@ -4,6 +4,7 @@ Each group says what its options are, checks those that depend on each other whe
 turns them into the values that the rest of the program takes. MLX is imported only for that.
 """
 
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typer import Option
 from .. import bundled
 from ..config import UserError
 from . import reporting
-from .parsing import at_least, one_of, positive, probability, token_bias
+from .parsing import at_least, between, one_of, positive, probability, token_bias
 
 if TYPE_CHECKING:
     from mlx_lm.sample_utils import LogitsProcessor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings
     from ..engine.kv_quantization import KVQuantization
-    from ..engine.sampling import Sampling
+    from ..engine.sampling import KeyedSampler
     from ..loading import SpeculativeModel
 
 
@@ -228,13 +229,14 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         Option(
-            parser=at_least(0),
+            parser=between(0, 2**64 - 1),
             metavar="N",
-            help="Repeats an earlier run with the same options; mlx_lm draws other tokens.",
+            help="Draws the same text again, with any drafts or none. Default: another one each "
+            "time, which the statistics name.",
         ),
     ] = None
 
-    def sampler(self, tokenizer: "TokenizerWrapper") -> "Sampling | None":
+    def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":
         """What draws tokens; ``None`` without a temperature.
 
         Args:
@@ -243,7 +245,7 @@ class SamplingOptions:
         Raises:
             UserError: a value out of range.
         """
-        from ..engine.sampling import Sampling
+        from ..engine.sampling import KeyedSampler, Sampling
 
         special: tuple[int, ...] = ()
         if self.xtc_probability:
@@ -258,7 +260,9 @@ class SamplingOptions:
             xtc_threshold=self.xtc_threshold,
             xtc_special_tokens=special,
         )
-        return sampling if sampling.temp else None
+        if not sampling.temp:
+            return None
+        return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)
 
     def logits_processors(self, vocab_size: int) -> "Sequence[LogitsProcessor]":
         """What changes the logits before a token is drawn.
@@ -384,12 +388,12 @@ class DraftOptions:
     ] = None
     no_speculation: Annotated[bool, Option("--no-speculation", help="One token a step.")] = False
     verify: Annotated[
-        Literal["greedy", "sample", "rejection", "typical"] | None,
+        Literal["greedy", "keyed", "rejection", "typical"] | None,
         Option(
-            help="How drafts are accepted. greedy and sample follow the target's own tokens, "
-            "rejection draws the drafts too (full trees only); all three are exact. typical is "
-            "LOSSY: it takes what is plausible, so the text is not distributed as the model's. "
-            "Default: greedy, with --temp sample.",
+            help="How drafts are accepted. greedy and keyed write what plain decoding writes, "
+            "keyed with the same --seed. rejection draws the drafts too (full trees only): another "
+            "text, of the same distribution. typical is LOSSY: it takes what is plausible, so the "
+            "text is not distributed as the model's. Default: greedy, with --temp keyed.",
         ),
     ] = None
 
@@ -499,7 +503,7 @@ class OutputOptions:
         Option(
             "--compare",
             help="Then run plain mlx_lm on the same model: both rates, and whether the "
-            "output is the same; with --temp the rates alone.",
+            "output is the same. rejection and typical draw otherwise: the rates alone.",
         ),
     ] = False
     profile: Annotated[

@@ -25,6 +25,21 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def between(least: int, most: int) -> Callable[[str], int]:
+    """A parser of integers from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise BadParameter(f"found {text}, expected an integer from {least} to {most}")
+        return number
+
+    return parse
+
+
 def one_of(*choices: int) -> Callable[[str], int]:
     """A parser of the integers ``choices``."""
     expected = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"

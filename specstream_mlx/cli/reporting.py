@@ -34,13 +34,16 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def statistics(last: "GenerationResponse", drafts: str, verify: str) -> None:
+def statistics(
+    last: "GenerationResponse", drafts: str, verify: str, seed: int | None = None
+) -> None:
     """The figures of a finished generation, mlx_lm's in mlx_lm's words.
 
     Args:
         last: the last response.
         drafts: how it drafted, in a few words.
         verify: the verify rule.
+        seed: of what was drawn, if anything was.
     """
     if last.drafted_tokens:
         drafts += f"; {last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
@@ -50,10 +53,9 @@ def statistics(last: "GenerationResponse", drafts: str, verify: str) -> None:
     note(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
     note(f"Peak memory: {last.peak_memory:.3f} GB")
     note(f"Tree: {drafts}")
-    if verify == "typical":
-        note("Verify: typical, LOSSY: the text is not distributed as the model's")
-    else:
-        note(f"Verify: {verify}")
+    drawn = "" if seed is None else f", seed {seed}"
+    lossy = ", LOSSY: the text is not distributed as the model's" if verify == "typical" else ""
+    note(f"Verify: {verify}{drawn}{lossy}")
     note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
     note(
         f"Target calls: {last.target_calls} instead of {last.generation_tokens}, "
@@ -84,12 +86,12 @@ def comparison(result: "Comparison") -> None:
             f"(medians of {result.pairs} interleaved pairs, first token left out)"
         )
     if result.identical is None:
-        note("Identical output: not asked, since tokens are drawn at a temperature")
+        note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
         return
     answer = "yes" if result.identical else "no"
     if result.first_difference is not None:
         answer += f" (from token {result.first_difference.position} on, where the two best tokens' "
-        answer += f"log-probabilities are {result.first_difference.gap:.2g} apart)"
+        answer += f"scores are {result.first_difference.gap:.2g} apart)"
     note(f"Identical output: {answer}, compared with {result.reference}")
     if result.window_left_out is not None:
         note(f"mlx_lm leaves out this model's sliding window of {result.window_left_out} tokens")

@@ -1,7 +1,7 @@
 """One run of ``generate``: by this project, or by plain mlx_lm for ``--compare``."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import mlx_lm
@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
-from ..engine.sampling import Sampling
+from ..engine.sampling import KeyedSampler
 from ..engine.verify.by_name import VerifyName
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
@@ -28,7 +28,7 @@ class CommonArguments(TypedDict):
     kv_bits: int | None
     kv_group_size: int
     quantized_kv_start: int
-    sampler: Sampling | None
+    sampler: KeyedSampler | None
     logits_processors: Sequence[LogitsProcessor]
 
 
@@ -65,6 +65,17 @@ class Run:
             return f"what is worth most, step by step, of {drafters}"
         return describe(self.settings, streams)
 
+    @property
+    def seed(self) -> int | None:
+        """Of what is drawn; ``None`` where nothing is."""
+        sampler = self.common["sampler"]
+        return None if sampler is None else sampler.seed
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the text is the one that plain decoding writes."""
+        return self.verify in ("greedy", "keyed")
+
     def check(self) -> None:
         """Check that the model can do what is asked; nothing is generated.
 
@@ -92,10 +103,12 @@ class Run:
 
         Run these to their end before the model does anything else.
         """
-        text = ""
+        text, common = "", self.common
+        if common["sampler"] is not None:  # a fresh one, since it counts mlx_lm's calls
+            common = common | {"sampler": replace(common["sampler"])}
         with stock_modules(self.model.model):
             for response in mlx_lm.stream_generate(
-                self.model.model, self.tokenizer, self.prompt, **self.common
+                self.model.model, self.tokenizer, self.prompt, **common
             ):
                 text += response.text
                 yield response

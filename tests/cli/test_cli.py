@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from specstream_mlx.cli.run import Run
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
     *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
-    "verify",
+    *("verify", "seed"),
 }
 
 
@@ -256,18 +257,29 @@ def test_help_does_not_import_mlx():
 
 
 def test_sampling_from_the_command_line(base, streams):
-    """A seed repeats a run, the rule is named, and a comparison asks for rates alone."""
-    flags = ("--adapter-path", streams, "--temp", 0.9, "--top-p", 0.95, "--seed", 3, "--json")
+    """A seed repeats a run, with drafts or without, and the rule and the seed are named."""
+    flags = ("--adapter-path", streams, "--temp", 0.9, "--top-p", 0.95)
     penalties = ("--repetition-penalty", 1.1, "--logit-bias", '{"5": -2}')
-    first, again = (json.loads(generate(base, *flags, *penalties).stdout) for _ in range(2))
-    assert first["text"] == again["text"]
-    assert first["verify"] == "sample"
-    result = generate(base, *flags[:-1], "--verify", "rejection", "--compare")
-    assert "Verify: rejection" in result.stderr
-    assert "Identical output: not asked" in result.stderr
-    values = json.loads(generate(base, *flags, "--compare").stdout)
+    seeded = (*flags, *penalties, "--seed", 2**64 - 1, "--json")
+    first, again, undrafted = (
+        json.loads(generate(base, *seeded, *more).stdout) for more in ((), (), ["--no-speculation"])
+    )
+    assert first["text"] == again["text"] == undrafted["text"]
+    assert (first["verify"], first["seed"]) == ("keyed", 2**64 - 1)
+    result = generate(base, *flags)
+    seed = re.search(r"Verify: keyed, seed (\d+)\n", result.stderr).group(1)
+    assert generate(base, *flags, "--seed", seed).stdout == result.stdout
+
+
+def test_comparisons_of_sampled_text(base, streams):
+    """mlx_lm writes the same text under the same seed, where the rule draws as it does."""
+    flags = ("--adapter-path", streams, "--temp", 0.9, "--top-k", 40, "--seed", 3, "--compare")
+    result = generate(base, *flags)
+    assert "Identical output: yes, compared with plain mlx_lm" in result.stderr
+    values = json.loads(generate(base, *flags, "--verify", "rejection", "--json").stdout)
     assert values["identical"] is None
     assert values["speedup"] > 0
+    assert "Identical output: not asked" in generate(base, *flags, "--verify", "typical").stderr
 
 
 def test_typical_is_labelled(base, streams):

@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from specstream_mlx import DraftSettings, UserError
+from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app, parsing
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
@@ -18,6 +18,7 @@ from specstream_mlx.drafting.static_tree import StaticTree
 
 PARSERS = {
     "at least 1": parsing.at_least(1),
+    "seed": parsing.between(0, 2**64 - 1),
     "4 or 8": parsing.one_of(4, 8),
     "positive": parsing.positive,
     "probability": parsing.probability,
@@ -29,6 +30,7 @@ PARSERS = {
     ("parser", "text", "value"),
     [
         ("at least 1", "1", 1),
+        ("seed", "18446744073709551615", 2**64 - 1),
         ("4 or 8", "8", 8),
         ("4 or 8", 8, 8),  # click hands in a default as it is
         ("positive", "1.5", 1.5),
@@ -45,6 +47,7 @@ def test_values(parser, text, value):
     ("parser", "expected", "texts"),
     [
         ("at least 1", "an integer of at least 1", ["0", "-1", "many", "1.5"]),
+        ("seed", "an integer from 0 to 18446744073709551615", ["-1", "many", str(2**64)]),
         ("4 or 8", "4 or 8", ["3", "-1", "many"]),
         ("positive", "a number above 0", ["0", "-1", "many", "inf", "nan"]),
         ("probability", "a probability of at least 0 and below 1", ["-1", "1", "many", "nan"]),
@@ -149,8 +152,11 @@ def test_drafts_by_a_tree_file(tmp_path):
 
 def test_sampling():
     assert SamplingOptions().sampler(tokenizer=None) is None
-    sampler = SamplingOptions(temp=0.5, top_p=0.9, top_k=3).sampler(tokenizer=None)
-    assert (sampler.temp, sampler.top_p, sampler.top_k) == (0.5, 0.9, 3)
+    options = SamplingOptions(temp=0.5, top_p=0.9, top_k=3)
+    sampler = options.sampler(tokenizer=None)
+    assert sampler.sampler == Sampling(temp=0.5, top_p=0.9, top_k=3)
+    assert sampler.seed != options.sampler(tokenizer=None).seed, "a random one per run"
+    assert SamplingOptions(temp=0.5, seed=7).sampler(tokenizer=None).seed == 7
     with pytest.raises(UserError, match="temp is nan"):
         SamplingOptions(temp=math.nan).sampler(tokenizer=None)
     for token in (10, -1):
