@@ -1,12 +1,14 @@
 """``keyed``: follow the tokens that plain decoding draws with the same seed."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ...drafting.tree import DraftTree
 from ..candidates import best_tokens
+from ..coupling import STRENGTHS, Coupling
 from ..noise import Noise
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
 from .rule import VerifyRule
@@ -15,8 +17,7 @@ from .rule import VerifyRule
 class KeyedRule(VerifyRule):
     """``keyed``: the token after a node is drawn with the noise of its position in the text.
 
-    Streams draft what the same noise would draw from their own distributions, which changes no
-    text and meets the target's draw more often.
+    The streams' guesses take the same noise into account, which changes no text, see ``Coupling``.
 
     Args:
         sampler: ``keyed_sampler(seed)``, or any other under a seed from mlx's random state.
@@ -25,6 +26,7 @@ class KeyedRule(VerifyRule):
 
     name = "keyed"
     draws = True
+    strengths: ClassVar[Sequence[float]] = STRENGTHS
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class KeyedRule(VerifyRule):
         self._sampler, self._noise = sampler.sampler, Noise(sampler.seed)
         self._sampling = sampling_of(sampler)
         self._position = 0  # of the next token: how many were drawn
+        self._coupling = Coupling(self.strengths)
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         log_probs = normalized(logits)
@@ -55,8 +58,8 @@ class KeyedRule(VerifyRule):
             return super().draft(stream_logits, width, tree, depth)
         places, count = self._stream_places(stream_logits, tree, depth)
         gumbel = self._noise.gumbel(self._position, count, stream_logits.shape[-1])[places]
-        coins = self._noise.coins(self._position, count)[places]
-        return best_tokens(self._sampling.scores(normalized(stream_logits), gumbel, coins), width)
+        log_probs = normalized(stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp))
+        return best_tokens(self._coupling.guesses(log_probs, gumbel), width)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """(m, 1) uniform numbers of the tokens after the kept nodes."""
@@ -79,3 +82,4 @@ class KeyedRule(VerifyRule):
         super().commit(tokens)
         self._position += len(tokens)
         self._noise.forget(self._position)
+        self._coupling.learn(tokens)

@@ -1,0 +1,237 @@
+"""Keyed sampling with the whole runtime: text is plain decoding's own, and the target's."""
+
+from collections import Counter
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from architecture_models import pair
+from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value
+from kv_cases import arguments, prompt_of
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from random_models import (
+    BASES,
+    STREAMS,
+    TREES,
+    paired,
+    plain_tokens,
+    random_prompt,
+    request,
+    speculative_model,
+)
+
+from specstream_mlx import PromptCache, Sampling, UserError, keyed_sampler
+from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import root_only
+from specstream_mlx.engine.noise import Noise
+from specstream_mlx.engine.rows import TreeNodes
+from specstream_mlx.engine.verify.keyed import KeyedRule
+from specstream_mlx.loop import decode
+
+FILTERS = {
+    "temperature": {"temp": 0.5},
+    "all tokens": {"temp": 1.0},
+    "top-p": {"temp": 1.0, "top_p": 0.8},
+    "min-p": {"temp": 1.0, "min_p": 0.05},
+    "min-p, some kept": {"temp": 1.0, "min_p": 0.5, "min_tokens_to_keep": 3},
+    "top-k": {"temp": 0.5, "top_k": 10},
+    "XTC": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+    "all": {
+        **{"temp": 1.0, "top_p": 0.9, "min_p": 0.02, "top_k": 20, "xtc_probability": 0.5},
+        **{"xtc_threshold": 0.05, "xtc_special_tokens": (3, 4)},
+    },
+    "a function": {"sampler": make_sampler(1.0, 0.9, xtc_probability=0.5, xtc_threshold=0.1)},
+}
+PROCESSORS = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {0: 0.5, 2: -0.5}},
+]
+DRAFTS = TREES | {
+    "beside": {"tree_size": 8, "deferred": False},
+    "lookup": {"num_streams": 0, "lookup": True},
+    "hybrid": {"lookup": True, "tree_size": 8},
+}
+COUNT = 24
+
+
+def tokens_of(model, prompt, count, drafts, **options):
+    """Tokens of ours, and how many a call brought."""
+    tokens, calls = [], 0
+    for step in decode(model, request(prompt, DraftSettings(**drafts), **options)):
+        tokens, calls = tokens + step.tokens, calls + 1
+        if len(tokens) >= count:
+            return tokens[:count], len(tokens) / calls
+
+
+@pytest.mark.parametrize(
+    ("drafts", "filters", "base", "streams", "mode", "processors"),
+    paired(DRAFTS, FILTERS, BASES, STREAMS, ["lossless", "shared"], PROCESSORS, count=28),
+)
+def test_drafts_change_no_text(drafts, filters, base, streams, mode, processors):
+    model, prompt = speculative_model(base, mode=mode, **STREAMS[streams]), random_prompt(9)
+    sampler, options = keyed_sampler(5, **FILTERS[filters]), make_logits_processors(**processors)
+    common = {"sampler": sampler, "logits_processors": options}
+    found, _ = tokens_of(model, prompt, COUNT, DRAFTS[drafts], **common)
+    expected, _ = tokens_of(model, prompt, COUNT, {"speculation": False}, **common)
+    assert found == expected
+    if mode == "lossless":
+        plain = plain_tokens(model.model, prompt, COUNT, logits_processors=options,
+                             sampler=keyed_sampler(5, **FILTERS[filters]))  # fmt: skip
+        assert found == plain
+
+
+def test_another_seed_is_another_text():
+    model, prompt = speculative_model(), random_prompt(9)
+    texts = {
+        tuple(tokens_of(model, prompt, COUNT, {}, sampler=keyed_sampler(seed))[0])
+        for seed in (0, 1, 2**32, 2**64 - 1)
+    }
+    assert len(texts) == 4
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_noise_helps_to_draft(mode):
+    """Random streams know little, but a random target draws what the noise says."""
+
+    class Blind(KeyedRule):
+        strengths = (0.0,)
+
+    accepted = {}
+    for rule in (KeyedRule, Blind):
+        runs = [
+            tokens_of(speculative_model(mode=mode), random_prompt(9, seed=seed), 30, {},
+                      sampler=keyed_sampler(seed), verify=rule)
+            for seed in range(3)
+        ]  # fmt: skip
+        accepted[rule] = [found for found, _ in runs], np.mean([length for _, length in runs])
+    assert accepted[KeyedRule][0] == accepted[Blind][0]
+    assert accepted[KeyedRule][1] > accepted[Blind][1] + 0.1
+
+
+def test_a_quantized_cache():
+    case = "Llama 3.1"
+    model, options = pair(case).model, arguments(case, 8)
+    found, _ = tokens_of(
+        model, prompt_of(case), COUNT, {"tree_size": 8}, sampler=keyed_sampler(1), **options
+    )
+    expected = plain_tokens(
+        model.model, prompt_of(case), COUNT, sampler=keyed_sampler(1), **options
+    )
+    assert found == expected
+
+
+def test_turns_on_a_prompt_cache():
+    model, cache, prompt = speculative_model(), PromptCache(), random_prompt(12)
+    for seed in range(3):
+        options = {"sampler": keyed_sampler(seed, top_p=0.9)}
+        found, _ = tokens_of(model, prompt, COUNT, {"tree_size": 8}, prompt_cache=cache, **options)
+        assert found == tokens_of(model, prompt, COUNT, {"speculation": False}, **options)[0]
+        prompt = [*prompt, *found, *random_prompt(5, seed=seed)]
+    assert cache.reused > 12
+
+
+def test_a_sampler_counts_the_calls_of_mlx_lm():
+    """A fresh one per generation there; here the generation says where it is."""
+    model, prompt = speculative_model(), random_prompt(9)
+    sampler = keyed_sampler(5)
+    expected = plain_tokens(model.model, prompt, COUNT, sampler=sampler)
+    assert sampler.drawn > COUNT - 1
+    assert plain_tokens(model.model, prompt, COUNT, sampler=sampler) != expected
+    for _ in range(2):
+        assert tokens_of(model, prompt, COUNT, {}, sampler=sampler)[0] == expected
+
+
+def test_two_rows_have_no_position():
+    with pytest.raises(UserError, match="given 2 rows, expected one: each text of a batch needs"):
+        keyed_sampler(5)(mx.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("sampler", [Sampling(temp=1.0), make_sampler(temp=1.0, top_k=9)])
+def test_samplers_without_a_seed_take_one_from_mlxs_random_state(sampler):
+    """And a function that draws from that state leaves it as it was."""
+    model, prompt, found = speculative_model(), random_prompt(9), []
+    for drafts in ({"speculation": False}, {"tree_size": 8, "max_nodes": 4}):
+        mx.random.seed(3)
+        text, _ = tokens_of(model, prompt, COUNT, drafts, sampler=sampler)
+        found.append((text, mx.random.uniform().item()))
+    assert found[0] == found[1]
+    assert tokens_of(model, prompt, COUNT, {}, sampler=sampler)[0] != found[0][0]
+
+
+# The distribution ---------------------------------------------------------------------------
+
+PROMPT = (1, 0, 2)
+TABLE = Table(vocab_size=3)
+SAMPLER = {"temp": 1.1, "top_p": 0.97}
+PENALTY = {"repetition_penalty": 1.3, "repetition_context_size": 2}
+SEEDS = 1000
+TREE = DraftSettings(tree_width=2, tree_size=5)
+
+
+def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
+    """The first tokens under a seed; ``None`` for trees drafts nothing."""
+    rule = rule(keyed_sampler(seed, **SAMPLER), make_logits_processors(**PENALTY), PROMPT)
+    tree, text = root_only(PROMPT[-1]), ()
+    while len(text) < LENGTH:
+        paths = [(*text, *tree.tokens[tree.path(node)[1:]].tolist()) for node in range(len(tree))]
+        logits = mx.array(np.stack([TABLE.logits(path) for path in paths]))
+        arrays = map(mx.array, (tree.tokens, tree.parents, tree.ancestors, tree.depths))
+        last, predictions, _ = rule.verify(tree, TreeNodes(*arrays), logits)
+        node = last.item()
+        end = (*paths[node], predictions[node].item())
+        streams, depth = mx.array(TABLE.stream_logits(end)), mx.array(int(tree.depths[node]))
+        guesses = rule.draft(streams, 3, tree, depth)
+        rule.commit(end[len(text) :])
+        text, tree = end, root_only(end[-1])
+        if tree_of is not None:
+            tree = make_drafter(tree_of, True).grow(end[-1], *map(np.array, guesses))
+    return text[:LENGTH]
+
+
+@cache
+def target():
+    """The exact joint distribution."""
+    sampler, processors = Sampling(**SAMPLER), make_logits_processors(**PENALTY)
+
+    def log_probs_after(text):
+        logits = mx.array(TABLE.logits(text))[None]
+        for processor in processors:
+            logits = processor(mx.array([*PROMPT, *text]), logits)
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    return joint(log_probs_after, TABLE.vocab_size)
+
+
+def test_over_seeds_the_first_four_tokens_are_distributed_as_the_targets():
+    texts = [drawn_text(seed) for seed in range(SEEDS)]
+    assert p_value(Counter(texts), target()) > ALPHA
+    assert texts[:200] == [drawn_text(seed, tree_of=None) for seed in range(200)]
+
+
+def test_noise_that_is_used_for_two_positions_is_noticed(monkeypatch):
+    number = Noise.number
+    monkeypatch.setattr(Noise, "number", lambda self, _, use="token": number(self, 0, use))
+    texts = Counter(drawn_text(seed, tree_of=None) for seed in range(SEEDS))
+    assert p_value(texts, target()) < CERTAIN
+
+
+class WrongDepth(KeyedRule):
+    """Draws behind a draft with the noise of the root."""
+
+    def predictions(self, tree, kept, logits):
+        return mx.concatenate([self._token(logits[row : row + 1]) for row in range(len(logits))])
+
+
+def test_noise_of_another_depth_is_noticed():
+    texts = [drawn_text(seed, WrongDepth) for seed in range(SEEDS)]
+    assert p_value(Counter(texts), target()) < CERTAIN
+    plain = [drawn_text(seed, WrongDepth, tree_of=None) for seed in range(100)]
+    assert texts[:100] != plain == [drawn_text(seed, tree_of=None) for seed in range(100)]
+
+
+def test_without_a_temperature_the_arg_max_is_taken():
+    log_probs = mx.array([[0.1, 0.7, 0.2]])
+    assert keyed_sampler(1, 0.0)(log_probs).tolist() == [1]

@@ -1,0 +1,65 @@
+"""Keys and noise by seed and position."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from specstream_mlx import UserError
+from specstream_mlx.engine.noise import Noise
+
+
+def test_a_seed_means_the_same_in_every_version():
+    """Users note seeds."""
+    uses = ((0, "token"), (1, "token"), (0, "coin"))
+    found = [Noise(7).number(*use) for use in uses]
+    assert found == [0xB8B4C2977EABCE45, 0x591A5CA9608CC826, 0xA65305FD338EC8FE]
+    expected = [1.9693776, 1.307017, -0.16295965]
+    assert np.array(Noise(7).gumbel(0, 1, 3))[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_seed_position_and_use_has_its_own_key():
+    seeds = (0, 1, 2, 2**32, 2**64 - 1)
+    numbers = {
+        Noise(seed).number(position, use)
+        for seed in seeds
+        for position in range(200)
+        for use in ("token", "coin", "draft", "test")
+    }
+    assert len(numbers) == len(seeds) * 200 * 4
+    assert all(0 <= number < 2**64 for number in numbers)
+    bits = np.array([[number >> bit & 1 for bit in range(64)] for number in numbers])
+    assert abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(len(bits))
+
+
+def test_noise_is_that_of_its_position_however_it_is_asked_for():
+    noise, other = Noise(5), Noise(5)
+    table = np.array(noise.gumbel(3, 4, 50))
+    noise.forget(5)
+    for position in (6, 3, 4, 5):  # 3 and 4 are made anew
+        assert np.array_equal(np.array(noise.gumbel(position, 1, 50))[0], table[position - 3])
+        assert np.array_equal(np.array(other.gumbel(position, 1, 50))[0], table[position - 3])
+        assert np.array(noise.coins(position, 1)) == np.array(other.coins(3, 4))[position - 3]
+    assert not np.array_equal(table[0], np.array(Noise(6).gumbel(3, 1, 50))[0])
+
+
+def test_noise_is_gumbel_noise():
+    values = np.array(Noise(0).gumbel(0, 20, 10_000)).astype(np.float64)
+    assert np.isfinite(values).all()
+    assert values.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert values.var() == pytest.approx(np.pi**2 / 6, rel=0.02)
+    assert abs(np.corrcoef(values) - np.eye(20)).max() < 0.05
+    coins = np.array(Noise(0).coins(0, 2000))
+    assert ((coins >= 0) & (coins < 1)).all()
+    assert coins.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_noise_without_a_number_is_none(monkeypatch):
+    """MLX's own is -inf where its uniform number is 0, and then a lone candidate would lose."""
+    monkeypatch.setattr(mx.random, "gumbel", lambda shape, **_: mx.full(shape, -mx.inf))
+    assert np.isfinite(np.array(Noise(0).gumbel(0, 1, 3))).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1", None])
+def test_seeds_out_of_range(seed):
+    with pytest.raises(UserError, match=r"expected an integer of at least 0 and below 2\*\*64"):
+        Noise(seed)

@@ -1,0 +1,163 @@
+"""Random cases of keyed sampling: whatever is combined, the text is plain decoding's own."""
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from changing_drafts import KINDS, AnyDrafting
+from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import (
+    STREAMS,
+    TREES,
+    VOCAB_SIZE,
+    plain_tokens,
+    random_prompt,
+    random_tree,
+    request,
+    speculative_model,
+)
+from tiny_models import tiny_tokenizer
+
+from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
+from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.loop import decode
+
+MODELS = [
+    ("grouped heads, tied", "lossless", "adapter"),
+    ("one kv head, untied", "shared", "base MLP, literal pruner"),
+    ("full heads, biases", "lossless", "base + adapter, linear"),
+    ("llama3 rope", "shared", "every layer"),
+    ("traditional linear rope, untied", "lossless", "value rotation"),
+    ("sliding windows", "lossless", "adapter"),
+    ("sliding windows", "shared", "adapter"),
+]
+DRAFTS = [
+    *(DraftSettings(**fields) for fields in TREES.values()),
+    *KINDS,
+    DraftSettings(static_tree=StaticTree(((0.5, 0.2, 0.1), (0.4, 0.2, 0.0)), 4), tree_size=4),
+]
+
+
+@cache
+def model_of(number):
+    base, mode, streams = MODELS[number]
+    return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
+
+
+class Knowing:
+    """Drafts random trees that hold the true continuation to a random depth."""
+
+    def __init__(self, truth, seed):
+        self._truth, self._rng = truth, np.random.default_rng(seed)
+
+    def accept(self, tokens):
+        self._truth = self._truth[len(tokens) :]
+
+    def grow(self, root, *_):
+        right = self._truth[: self._rng.integers(0, 5)]
+        return random_tree(self._rng, root, depth=4, width=2, vocab_size=VOCAB_SIZE, truth=right)
+
+
+def random_sampler(rng):
+    """Makes the same sampler again and again; ``None`` at temperature 0."""
+    temp, seed = rng.choice([0, 0.5, 1.0]), rng.choice([rng.randrange(100), rng.getrandbits(64)])
+    filters = {
+        "top_p": rng.choice([0.5, 0.8, 0.95]),
+        "min_p": rng.choice([0.02, 0.2]),
+        "top_k": rng.choice([2, 10, 40]),
+        "xtc_probability": 0.5,
+    }
+    if temp == 0:
+        return lambda: None
+    chosen = {name: value for name, value in filters.items() if rng.random() < 0.4}
+    return lambda: keyed_sampler(seed, temp, **chosen)
+
+
+def random_processors(rng):
+    penalties = {
+        "repetition_penalty": rng.choice([0.8, 1.3]),
+        "frequency_penalty": 0.3,
+        "logit_bias": {rng.randrange(VOCAB_SIZE): rng.choice([-3.0, 3.0])},
+    }
+    chosen = {name: value for name, value in penalties.items() if rng.random() < 0.3}
+    return make_logits_processors(**chosen)
+
+
+def texts(model, prompt, count, drafting, **options):
+    tokens = []
+    for step in decode(model, request(prompt, drafting, **options)):
+        tokens += step.tokens
+        if len(tokens) >= count:
+            return tokens[:count]
+
+
+def plain(model, prompt, count, sampler, processors=()):
+    """Plain decoding: mlx_lm's in lossless mode, else one token a step, streams beside it."""
+    if model.mode == "lossless":
+        return plain_tokens(
+            model.model, prompt, count, sampler=sampler, logits_processors=processors
+        )
+    return texts(model, prompt, count, DraftSettings(speculation=False),
+                 sampler=sampler, logits_processors=processors)  # fmt: skip
+
+
+def check_batch(rng, model):
+    size = rng.randint(1, 4)
+    prompts = [random_prompt(rng.randint(1, 20), seed=rng.randrange(999)) for _ in range(size)]
+    samplers = [random_sampler(rng) for _ in range(size)]
+    limits = [rng.randint(1, 12) for _ in range(size)]
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    tokenizer.eos_token_ids = ()
+    found = batch_generate(
+        model, tokenizer, prompts, limits, samplers=[make() for make in samplers],
+        speculation=rng.random() < 0.9, deferred=rng.random() < 0.5, return_token_ids=True,
+    )  # fmt: skip
+    for prompt, make, limit, tokens in zip(prompts, samplers, limits, found.token_ids, strict=True):
+        assert tokens == plain(model, prompt, limit, make())
+
+
+def check_one(rng, model):
+    prompt = random_prompt(rng.randint(1, 30), seed=rng.randrange(999))
+    make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 20)
+    expected = plain(model, prompt, count, make(), processors)
+    options = {"sampler": make(), "logits_processors": processors}
+    options["prefill_step_size"] = rng.choice([3, 2048])
+    drafting = rng.choice(DRAFTS)
+    way = rng.choice(["settings", "changing", "knowing"])
+    if way == "changing":
+        drafting = AnyDrafting(rng.randrange(999), KINDS)
+    if way == "knowing":
+        seed = rng.randrange(999)
+        options["make_drafter"] = lambda _, __, text: Knowing(
+            expected[len(text) - len(prompt) :], seed
+        )
+    if rng.random() < 0.3:
+        cache = options["prompt_cache"] = PromptCache()
+        before = prompt[: rng.randint(1, len(prompt))]
+        texts(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
+    assert texts(model, prompt, count, drafting, **options) == expected
+
+
+def check_case(number):
+    """One case; its number says all."""
+    rng = random.Random(number)
+    choice = rng.randrange(len(MODELS))
+    windows = MODELS[choice][0] == "sliding windows"
+    if rng.random() < 0.2 and not windows:
+        check_batch(rng, model_of(choice))
+    else:
+        check_one(rng, model_of(choice))
+
+
+@pytest.mark.parametrize("first", range(0, 20, 5))
+def test_a_few_random_cases(first):
+    for number in range(first, first + 5):
+        check_case(number)
+
+
+@pytest.mark.slow
+def test_many_random_cases(count=300):
+    for number in range(1000, 1000 + count):
+        check_case(number)
