@@ -1,9 +1,12 @@
 """Several prompts at once: each text is that of its prompt alone, token for token."""
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from architecture_models import CASES, pair
+from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
@@ -11,14 +14,17 @@ from random_models import (
     paired,
     plain_tokens,
     random_prompt,
+    request,
     speculative_model,
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
 
-from specstream_mlx import UserError, batch_generate
+from specstream_mlx import Sampling, UserError, batch_generate, keyed_sampler
 from specstream_mlx.batch import _Batch
+from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.loop import decode
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -31,11 +37,12 @@ def tokenizer(*ends):
     return wrapper
 
 
-def alone(model, prompt, count):
+def alone(model, prompt, count, sampler=None):
     """The text of one prompt; mlx_lm's in lossless mode."""
     if model.mode == "lossless":
-        return plain_tokens(model.model, prompt, count)
-    return tokens_of(model, prompt, count, speculation=False)[:count]
+        return plain_tokens(model.model, prompt, count, sampler=sampler)
+    steps = decode(model, request(prompt, DraftSettings(speculation=False), sampler=sampler))
+    return [token for step in itertools.islice(steps, count) for token in step.tokens]
 
 
 def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
@@ -119,6 +126,35 @@ def test_fewer_drafts(mode):
     assert response.stats.accepted_length == 1
 
 
+@pytest.mark.parametrize(("mode", "deferred"), [("lossless", True), ("shared", False)])
+def test_a_sampler_for_each_prompt(mode, deferred):
+    """Each text is that of its prompt alone with the same sampler, some greedy, some drawn."""
+    model = speculative_model(mode=mode, seed=1)
+
+    def samplers():
+        function = make_sampler(temp=1.0, top_k=20)
+        filters = [{"top_p": 0.9}, {"temp": 0.5}, {"xtc_probability": 0.5}, {"sampler": function}]
+        return [None, *(keyed_sampler(seed, **fields) for seed, fields in enumerate(filters))]
+
+    pairs = zip(PROMPTS, samplers(), strict=True)
+    truths = [alone(model, prompt, 28, sampler) for prompt, sampler in pairs]
+    limits = [28, 7, 23, 1, 28]
+    expected = [truth[:limit] for truth, limit in zip(truths, limits, strict=True)]
+    response = together(model, max_tokens=limits, deferred=deferred, samplers=samplers())
+    assert response.token_ids == expected
+    assert response.stats.accepted_length > 1.02, "drafts were accepted"
+
+
+def test_samplers_without_seeds():
+    """They take their seeds from mlx's random state, one after another."""
+    model, found = speculative_model(seed=1), []
+    for seed in (0, 0, 1):
+        mx.random.seed(seed)
+        samplers = [Sampling(temp=1.0)] * len(PROMPTS)
+        found.append(together(model, max_tokens=8, samplers=samplers).token_ids)
+    assert found[0] == found[1] != found[2]
+
+
 def test_past_the_growth_of_the_cache(oracle):
     model = speculative_model(seed=1)
     prompts = [random_prompt(240), random_prompt(20)]
@@ -177,6 +213,8 @@ def test_without_streams():
         ({"prompts": [[VOCAB_SIZE]]}, "the prompt holds token 97"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": [5, 5]}, "there are 5 prompts and max_tokens is"),
+        ({"samplers": [None]}, "there are 5 prompts and 1 samplers, expected one for each"),
+        ({"samplers": [keyed_sampler(1, top_k=97)] * 5}, "top_k is 97, expected less than the"),
         ({"num_streams": 9}, "num_streams is 9, the adapter has 3"),
     ],
 )

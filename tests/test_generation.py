@@ -17,7 +17,7 @@ from tiny_models import (
     tiny_tokenizer,
 )
 
-from specstream_mlx import generate, load, stream_generate
+from specstream_mlx import generate, keyed_sampler, load, stream_generate
 from specstream_mlx.generation import _cut
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
@@ -125,6 +125,29 @@ def test_plain_decoding_accepts_nothing(model):
     last = list(stream_generate(model, tokenizer(), PROMPT, 10, speculation=False))[-1]
     assert (last.drafted_tokens, last.accepted_tokens, last.target_calls) == (0, 0, 10)
     assert last.accepted_length == 1
+
+
+@pytest.mark.parametrize(("max_tokens", "ends"), [(LENGTH, 0), (7, 0), (LENGTH, 1)])
+def test_sampled_text_is_mlx_lms(max_tokens, ends, model):
+    """Response by response, up to the length, an end token or a stop string."""
+
+    def sampler():
+        return keyed_sampler(2, 0.9, top_p=0.95)
+
+    words = tokenizer()
+    plain = list(mlx_lm.stream_generate(model.model, words, PROMPT, max_tokens, sampler=sampler()))
+    if ends:
+        words = tokenizer(plain[9].token)
+        plain = list(
+            mlx_lm.stream_generate(model.model, words, PROMPT, max_tokens, sampler=sampler())
+        )
+        assert plain[-1].finish_reason == "stop"
+    options = {"sampler": sampler(), "tree_size": 8}
+    assert_like_plain(list(stream_generate(model, words, PROMPT, max_tokens, **options)), plain)
+    full = "".join(response.text for response in plain)
+    stop = full[len(full) // 2 :][:3]
+    text = generate(model, words, PROMPT, max_tokens=max_tokens, stop=[stop], **options)
+    assert text == full[: full.index(stop)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
