@@ -126,7 +126,11 @@ def groups_of(name: str, base: Base, sizes: Sizes, adapters: Mapping[int, Path])
 def settings_of(name: str, sizes: Sizes, adapters: Mapping[int, Path]) -> dict[str, Any]:
     """What a figure's points depend on; a file with other settings is measured anew."""
     own = {
-        "temperature": {"tasks": list(sizes.tasks), "items": sizes.items},
+        "temperature": {
+            "tasks": list(sizes.tasks),
+            "items": sizes.items,
+            "rules": list(VERIFIED),
+        },
         "streams": {
             "tasks": [sizes.tasks[0]],
             "items": sizes.items,

@@ -29,7 +29,9 @@ from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.autotune.pace import auto_drafting
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
-from specstream_mlx.engine.verify.by_name import VerifyName
+from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
+from specstream_mlx.engine.verify.rejection import RejectionRule
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
 
@@ -169,7 +171,10 @@ class Mounted:
         return run
 
     def ours(
-        self, drafts: Drafts, sampler: Sampler | None = None, verify: VerifyName | None = None
+        self,
+        drafts: Drafts,
+        sampler: Sampler | None = None,
+        verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without a sampler."""
 
@@ -179,7 +184,7 @@ class Mounted:
                 noted = _Noted(auto_drafting(self.model, prompt))
             else:
                 noted = _Noted(fixed_drafting(drafts, streams, prompt))
-            drawn = verify == "rejection"  # which takes settings alone
+            drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone
             found = _timed(
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,

@@ -27,6 +27,7 @@ class KeyedRule(VerifyRule):
     name = "keyed"
     draws = True
     strengths: ClassVar[Sequence[float]] = STRENGTHS
+    """Of the noise in the guesses, see ``Coupling``."""
 
     def __init__(
         self,

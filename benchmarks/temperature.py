@@ -1,0 +1,163 @@
+"""Sampled text: how often drafts meet the target's draws, and what that brings.
+
+    python -m benchmarks.temperature                         # T = 1, all tasks, both modes
+    python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
+
+Every item has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed. The ways:
+
+- ``keyed``: the default; guesses believe the noise as far as the text shows that it helps;
+- ``keyed, s alone``: the streams' likeliest tokens, whatever the noise;
+- ``keyed, s and noise``: what the noise would draw from the streams' own distribution;
+- ``rejection``: the papers' rule, a chain of drafts that are drawn.
+
+All of ``keyed`` write the same text, which ``same text`` counts: in lossless mode mlx_lm's, in
+shared mode that of the same model decoding one token a step. Speeds are over ``mlx_lm``'s on the
+same item.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from specstream_mlx.convert.demo_model import tasks
+
+from specstream_mlx import DraftSettings, bundled, keyed_sampler
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.engine.sampling import KeyedSampler
+from specstream_mlx.engine.verify.keyed import KeyedRule
+from specstream_mlx.engine.verify.rejection import RejectionRule
+from specstream_mlx.engine.verify.rule import VerifyRule
+
+from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
+from .texts import MODES, adapter_of, chosen_tasks, held_out_texts
+
+
+class StreamsAlone(KeyedRule):
+    """Guesses that know nothing of the noise."""
+
+    strengths = (0.0,)
+
+
+class StreamsAndNoise(KeyedRule):
+    """Guesses as if the streams knew the target's distribution."""
+
+    strengths = (1.0,)
+
+
+WAYS: dict[str, tuple[type[VerifyRule], DraftSettings]] = {
+    "keyed": (KeyedRule, LIKELY_DRAFTS),
+    "keyed, s alone": (StreamsAlone, LIKELY_DRAFTS),
+    "keyed, s and noise": (StreamsAndNoise, LIKELY_DRAFTS),
+    "rejection": (RejectionRule, DRAWN_DRAFTS),
+}
+
+
+def sampler_of(prompt: Sequence[int], temp: float) -> KeyedSampler:
+    """A fresh sampler with the seed of an item."""
+    return keyed_sampler(sum(prompt), temp)
+
+
+def ours(mounted: Mounted, temp: float, rule: type[VerifyRule], drafts: DraftSettings) -> Way:
+    """A way of ours under each item's own seed."""
+    return lambda prompt: mounted.ours(drafts, sampler_of(prompt, temp), rule)(prompt)
+
+
+def measure(base: Base, mode: str, task: str, temp: float, items: int) -> list[dict[str, Any]]:
+    """The rows of one task: all ways on held-out texts, in turn."""
+    mounted = base.mount(adapter_of(task, mode))
+    prompts = [text.prompt for text in held_out_texts(mounted.tokenizer, task, items)]
+    ways: dict[str, Way] = {
+        MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt, temp))(prompt),
+        **{name: ours(mounted, temp, *way) for name, way in WAYS.items()},
+    }
+    found = interleaved(prompts, ways)
+    expected = found.first_runs(MLX_LM)
+    if mode == "shared":
+        plain = ours(mounted, temp, KeyedRule, ONE_TOKEN)
+        expected = [plain(prompt) for prompt in prompts]
+    return [
+        {
+            **{"mode": mode, "task": task, "temp": temp, "way": name, "items": items},
+            **found.figures(name, MLX_LM),
+            "same": found.same(name, expected) if name != "rejection" else None,
+        }
+        for name in WAYS
+    ]
+
+
+COLUMNS = {
+    "T": "{temp:g}",
+    "mode": "{mode}",
+    "task": "{task}",
+    "rule, drafts": "{way}",
+    "CR": "{call_reduction:.2f}",
+    "nodes a call": "{nodes:.1f}",
+    "tokens/s over mlx_lm": "{speedup:.2f}x",
+    "same text": "{same_text}",
+}
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each temperature, mode and way, of all tasks' means."""
+    found = []
+    for key in dict.fromkeys((row["temp"], row["mode"], row["way"]) for row in rows):
+        own = [row for row in rows if (row["temp"], row["mode"], row["way"]) == key]
+        values = {
+            name: statistics.mean(row[name] for row in own)
+            for name in ("call_reduction", "nodes", "speedup")
+        }
+        items = sum(row["items"] for row in own)
+        same = None if own[0]["same"] is None else sum(row["same"] for row in own)
+        named = {"temp": key[0], "mode": key[1], "way": key[2], "task": "mean"}
+        found.append(named | values | {"items": items, "same": same})
+    return found
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """The lines of the report."""
+    shown = [
+        {**row, "same_text": "-" if row["same"] is None else f"{row['same']} of {row['items']}"}
+        for row in [*means(rows), *rows]
+    ]
+    about = (
+        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
+        "items a task, each with a seed of its own."
+    )
+    return [about, "", *table(COLUMNS, shown)]
+
+
+@one_line_errors
+def main(
+    temp: Annotated[
+        list[float] | None, typer.Option(help="A temperature above 0; may be given several times.")
+    ] = None,
+    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")] = "",
+    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 96,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Measure how drafts fare when text is sampled, on the bundled model.
+
+    Example: python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
+    """
+    base = Base(bundled.base_path(), max_tokens)
+    cases = [
+        (mode, task, one) for one in temp or [1.0] for mode in MODES for task in chosen_tasks(only)
+    ]
+    rows = []
+    with Progress(console=Console(stderr=True)) as progress:
+        for mode, task, one in progress.track(cases, description="temperature"):
+            rows += measure(base, mode, task, one, items)
+    facts = base.facts() | {"generator": tasks.generator_hash(), "items": items}
+    file = f"temperature-{machine_suffix(facts)}"
+    print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
