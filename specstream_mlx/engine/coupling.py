@@ -11,50 +11,42 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .sampling import normalized
-
-STRENGTHS = (0.0, 0.25, 0.5, 1.0)
+STRENGTHS = (0.0, 0.5, 1.0)
+_DOUBT = 2.0  # nats by which the whole noise must have done better before it is believed
 _MEMORY = 0.98  # of a token's weight, at each later one: some 50 tokens
 _WORST = -9.0  # log-probability; no single token decides for a whole text
 
 
 class Coupling:
-    """A mixture over strengths, for each stream by how well they have foretold the text so far.
+    """The strength that has foretold a text best so far, judged by the first stream's guesses.
 
-    All of it stays on the device.
+    One stream is enough, and a softmax over a vocabulary is dear on a CPU. All of it stays on the
+    device.
 
     Args:
         strengths: factors of the noise; a single one learns nothing.
     """
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS):
-        self._strengths = mx.array(strengths)[:, None, None]
-        self._merits: mx.array | None = None  # (strengths, gamma) log-likelihoods
-        self._newest: mx.array | None = None  # (strengths, gamma, vocab), of this step
+        self._strengths = mx.array(strengths)
+        self._merits = -_DOUBT * self._strengths  # log-likelihoods
+        self._newest: mx.array | None = None  # (strengths, vocab) scores of this step
         self._open: mx.array | None = None  # the same of the step before, not judged yet
 
-    def guesses(self, log_probs: mx.array, gumbel: mx.array) -> mx.array:
-        """(gamma, vocab) log-probabilities that the target will draw a token.
+    def scores(self, logits: mx.array, gumbel: mx.array) -> mx.array:
+        """(gamma, vocab) logits of what the target will draw.
 
         Args:
-            log_probs: (gamma, vocab) of the streams, at the target's temperature.
+            logits: (gamma, vocab) of the streams, at the target's temperature.
             gumbel: (gamma, vocab) the noise that the target will draw with.
         """
-        self._newest = normalized(log_probs + self._strengths * gumbel)
-        if len(self._newest) == 1:
-            return self._newest[0]
-        if self._merits is None:
-            self._merits = mx.zeros(self._newest.shape[:2])
-        weights = normalized(self._merits.T).T
-        return mx.logsumexp(self._newest + weights[..., None], axis=0)
+        if self._strengths.size > 1:
+            self._newest = logits[0] + self._strengths[:, None] * gumbel[0]
+        return logits + self._strengths[mx.argmax(self._merits)] * gumbel
 
     def learn(self, tokens: Sequence[int] | mx.array) -> None:
-        """Judge the guesses of the step before by the tokens that this step committed."""
-        if self._open is not None and self._merits is not None:
-            known = min(len(tokens), self._open.shape[1])
-            places = mx.array(tokens[:known])[None, :, None]
-            found = mx.take_along_axis(self._open[:, :known], places, axis=-1)[..., 0]
-            found = mx.maximum(found, _WORST)
-            rest = self._merits[:, known:]
-            self._merits = mx.concatenate([_MEMORY * self._merits[:, :known] + found, rest], axis=1)
+        """Judge the guesses of the step before by the first token that this step committed."""
+        if self._open is not None:
+            found = self._open[:, tokens[0]] - mx.logsumexp(self._open, axis=-1)
+            self._merits = _MEMORY * self._merits + mx.maximum(found, _WORST)
         self._open, self._newest = self._newest, None

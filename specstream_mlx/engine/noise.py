@@ -3,6 +3,7 @@
 No draw depends on how many draws came before it, so drafts, trees and batches change none.
 """
 
+from numbers import Integral
 from typing import Literal
 
 import mlx.core as mx
@@ -35,9 +36,9 @@ class Noise:
     """
 
     def __init__(self, seed: int):
-        if not isinstance(seed, int) or not 0 <= seed < MOST_SEEDS:
+        if not isinstance(seed, Integral) or not 0 <= seed < MOST_SEEDS:
             raise UserError(f"seed is {seed!r}, expected an integer of at least 0 and below 2**64")
-        self._stem = _mixed(seed + _STEP)
+        self._stem = _mixed(int(seed) + _STEP)
         self._gumbel: dict[int, mx.array] = {}
 
     def number(self, position: int, use: Use = "token") -> int:

@@ -186,9 +186,14 @@ def keyed_sampler(
             ``top_k``, ``xtc_probability``, ``xtc_threshold``, ``xtc_special_tokens``.
 
     Raises:
-        UserError: a value out of range.
+        UserError: a value out of range, or ``sampler`` beside a temperature or filters.
     """
-    return KeyedSampler(seed, Sampling(temp, **filters) if sampler is None else sampler)
+    if sampler is None:
+        return KeyedSampler(seed, Sampling(temp, **filters))
+    if filters or temp != 1.0:
+        given = ", ".join(filters) or "temp"
+        raise UserError(f"keyed_sampler was given sampler and {given}, expected one of them")
+    return KeyedSampler(seed, sampler)
 
 
 def drawn_tokens(

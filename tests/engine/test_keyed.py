@@ -144,6 +144,12 @@ def test_a_sampler_counts_the_calls_of_mlx_lm():
         assert tokens_of(model, prompt, COUNT, {}, sampler=sampler)[0] == expected
 
 
+@pytest.mark.parametrize("fields", [{"temp": 0.5}, {"top_p": 0.9}])
+def test_a_function_has_its_own_filters(fields):
+    with pytest.raises(UserError, match=f"sampler and {next(iter(fields))}, expected one of them"):
+        keyed_sampler(5, sampler=make_sampler(temp=0.5), **fields)
+
+
 def test_two_rows_have_no_position():
     with pytest.raises(UserError, match="given 2 rows, expected one: each text of a batch needs"):
         keyed_sampler(5)(mx.zeros((2, 4)))

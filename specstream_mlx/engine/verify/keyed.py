@@ -59,8 +59,8 @@ class KeyedRule(VerifyRule):
             return super().draft(stream_logits, width, tree, depth)
         places, count = self._stream_places(stream_logits, tree, depth)
         gumbel = self._noise.gumbel(self._position, count, stream_logits.shape[-1])[places]
-        log_probs = normalized(stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp))
-        return best_tokens(self._coupling.guesses(log_probs, gumbel), width)
+        logits = stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        return best_tokens(self._coupling.scores(logits, gumbel), width)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """(m, 1) uniform numbers of the tokens after the kept nodes."""
