@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import UserError
 from .drafting.drafter import Drafting
-from .drafting.settings import DRAWN_DRAFTS, DraftSettings, draft_settings
+from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
@@ -108,8 +108,9 @@ def stream_generate(
         settings = replace(settings, **overrides)
     elif settings is None and overrides:
         settings = draft_settings(drawn=verify == "rejection", **overrides)
-    elif settings is None and verify == "rejection":
-        settings = DRAWN_DRAFTS
+    elif settings is None and verify in ("rejection", "typical"):
+        # Their text depends on the drafts, which must not follow the clock.
+        settings = DRAWN_DRAFTS if verify == "rejection" else LIKELY_DRAFTS
     elif overrides:
         raise UserError(
             f"settings is a drafting and {next(iter(overrides))} was given too, expected one"

@@ -415,7 +415,9 @@ class DraftOptions:
             shape["static_tree"] = StaticTree.load(self.tree)
         if self.tree_width is not None:
             shape |= {"tree_width": self.tree_width, "tree_size": self.tree_size}
-        if not (shape or self.lookup or self.no_speculation or self.verify == "rejection"):
+        # Of these rules the text depends on the drafts, which must not follow the clock then.
+        repeatable = self.verify in ("rejection", "typical")
+        if not (shape or self.lookup or self.no_speculation or repeatable):
             return None
         return draft_settings(
             self.verify == "rejection",

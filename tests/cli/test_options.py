@@ -13,7 +13,7 @@ from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app, parsing
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
-from specstream_mlx.drafting.settings import DRAWN_DRAFTS
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
 
 PARSERS = {
@@ -127,7 +127,7 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
     ("given", "settings"),
     [
         ({}, None),
-        ({"verify": "typical"}, None),
+        ({"verify": "typical"}, LIKELY_DRAFTS),
         ({"verify": "rejection"}, DRAWN_DRAFTS),
         ({"tree_size": 5}, DraftSettings(tree_size=5)),
         ({"tree_width": 3}, DraftSettings(tree_width=3, tree_size=None)),
