@@ -83,7 +83,7 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
     ("rule", "mode"),
     [
         ("rejection", "shared"),
-        ("keyed, pruned", "lossless"),
+        pytest.param("keyed, pruned", "lossless", marks=pytest.mark.slow),
         pytest.param("keyed", "shared", marks=pytest.mark.slow),
     ],
 )
