@@ -13,7 +13,7 @@ from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app, parsing
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
-from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
 from specstream_mlx.drafting.static_tree import StaticTree
 
 PARSERS = {
