@@ -8,7 +8,7 @@ import numpy as np
 
 from ..drafting.best_first import Guesses
 
-_START = 0.9
+_START = 0.8
 _WEIGHT = 8.0
 _MEMORY = 16.0
 _MOST, _MOST_TOGETHER, _LEAST = 0.99, 0.995, 1e-9

@@ -20,7 +20,7 @@ def guessed(averages):
 def test_a_text_begins_with_a_little_doubt():
     trunk, elsewhere = guessed(StreamAverages())
     for level, row in zip(trunk, PROBABILITIES, strict=True):
-        assert [math.exp(p) for _, p in level] == pytest.approx(0.9 * row)
+        assert [math.exp(p) for _, p in level] == pytest.approx(0.8 * row)
     assert trunk == elsewhere
     assert [[token for token, _ in level] for level in trunk] == GUESSES.tolist()
 
@@ -31,9 +31,9 @@ def test_a_guess_is_judged_where_all_before_it_were_candidates():
     averages.accept([1, 4])  # the first guess, then the other one
     averages.accept([5])  # which lies elsewhere than on the trunk
     weight = 8.0
-    assert averages.hits[TRUNK] == pytest.approx([0.9 * weight + 1, 0.9 * weight + 1])
+    assert averages.hits[TRUNK] == pytest.approx([0.8 * weight + 1, 0.8 * weight + 1])
     assert averages.expected[TRUNK] == pytest.approx([weight + 1.3, weight + 0.3])
-    assert averages.hits[ELSEWHERE] == pytest.approx([0.9 * weight + 1, 0.9 * weight])
+    assert averages.hits[ELSEWHERE] == pytest.approx([0.8 * weight + 1, 0.8 * weight])
     assert averages.expected[ELSEWHERE] == pytest.approx([weight + 0.25, weight + 0.25])
 
 
@@ -41,7 +41,7 @@ def test_behind_a_token_that_nobody_guessed_nothing_is_judged():
     averages = StreamAverages()
     guessed(averages)
     averages.accept([7, 3, 5])
-    assert averages.hits == [[7.2, 7.2], [7.2, 7.2]]
+    assert averages.hits == [[6.4, 6.4], [6.4, 6.4]]
     assert averages.expected[TRUNK] == pytest.approx([8.8, 8.1])
     assert averages.expected[ELSEWHERE] == [8.0, 8.0]
 
@@ -53,7 +53,7 @@ def test_guesses_of_several_steps_are_judged_by_the_same_tokens():
     averages.accept([1])
     averages.take(GUESSES[1:], np.log(PROBABILITIES[1:]))
     averages.accept([3])
-    assert averages.hits[TRUNK][FIRST] == pytest.approx(7.2 + 3)
+    assert averages.hits[TRUNK][FIRST] == pytest.approx(6.4 + 3)
     assert averages.expected[TRUNK][FIRST] == pytest.approx(8 + 0.8 + 0.5 + 0.5)
 
 
