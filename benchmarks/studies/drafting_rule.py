@@ -41,7 +41,7 @@ from specstream_mlx.loop import Request, decode
 from ..report import RESULTS, measured_on, table, write_report
 from ..runner import Base
 from ..texts import MODES, adapter_of
-from ..typed_text import PROSE, Kind, geometric_mean, measure_costs, prompts_of
+from ..typed_text import FAR, PROSE, Kind, geometric_mean, measure_costs, prompts_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (choose, "_RATE_MEMORY", 32.0),
@@ -204,6 +204,21 @@ def means(
     return {key: geometric_mean(rates) for key, rates in found.items()}
 
 
+def least_of(
+    recorded: Mapping[tuple[str, str, str], list[Recording]],
+    costs: Mapping[str, StepCosts],
+    streams: Mapping[str, StreamConfig],
+) -> dict[tuple[str, str], float]:
+    """The least rate of a single text of ``FAR`` tokens or more, by mode and set of texts."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for (mode, texts, _), recordings in recorded.items():
+        rates = simulate(recordings, costs[mode], streams[mode])
+        found.setdefault((mode, texts), []).extend(
+            rate for rate, text in zip(rates, recordings, strict=True) if len(text.tokens) >= FAR
+        )
+    return {key: min(rates) for key, rates in found.items() if rates}
+
+
 @one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 12,
@@ -238,9 +253,14 @@ def main(
     if not recorded:
         raise UserError("no text got eight tokens, expected one that can be drafted for")
     usual = means(recorded, costs, streams)
+    least = least_of(recorded, costs, streams)
     columns = {"constant": "{constant}"}
     columns |= {f"{mode}, {texts}": f"{{{mode} {texts}}}" for mode, texts in usual}
-    rows = [{"constant": "as it is"} | {" ".join(key): f"{r:.3f}" for key, r in usual.items()}]
+    rows = [
+        {"constant": "as it is"} | {" ".join(key): f"{r:.3f}" for key, r in usual.items()},
+        {"constant": f"least text of {FAR} tokens"}
+        | {" ".join(key): f"{least[key]:.3f}" if key in least else "-" for key in usual},
+    ]
     for name in track(VARIANTS, "Simulating", console=Console(stderr=True)):
         with changed(name):
             other = means(recorded, costs, streams)
@@ -253,8 +273,8 @@ def main(
     spread = ", ".join(f"{mode} {one.curve.spread:.0%}" for mode, one in costs.items())
     lines = [
         f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread of "
-        f"the cost curves: {spread}. First line: tokens in the time of a plain step, the geometric "
-        "mean over texts and tasks; then what changes.",
+        f"the cost curves: {spread}. First lines: tokens in the time of a plain step, the geometric "
+        "mean over texts and tasks, and the least; then what changes in the mean.",
         "",
         *table(columns, rows),
     ]
