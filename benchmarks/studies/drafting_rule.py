@@ -272,9 +272,9 @@ def main(
     }
     spread = ", ".join(f"{mode} {one.curve.spread:.0%}" for mode, one in costs.items())
     lines = [
-        f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread of "
-        f"the cost curves: {spread}. First lines: tokens in the time of a plain step, the geometric "
-        "mean over texts and tasks, and the least; then what changes in the mean.",
+        f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread "
+        f"of the cost curves: {spread}. First lines: tokens in the time of a plain step, the "
+        "geometric mean over texts and tasks, and the least; then what changes in the mean.",
         "",
         *table(columns, rows),
     ]
