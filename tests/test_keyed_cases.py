@@ -21,6 +21,7 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
+from specstream_mlx.drafting.drafter import FixedDrafting
 from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.loop import decode
 
@@ -125,14 +126,14 @@ def check_one(rng, model):
     options = {"sampler": make(), "logits_processors": processors}
     options["prefill_step_size"] = rng.choice([3, 2048])
     drafting = rng.choice(DRAFTS)
-    way = rng.choice(["settings", "changing", "knowing"])
+    way = rng.choice(["settings", "rule", "changing", "knowing"])
+    if way == "rule":
+        drafting = None
     if way == "changing":
-        drafting = AnyDrafting(rng.randrange(999), KINDS)
+        drafting = AnyDrafting(model, prompt, rng.randrange(999), KINDS)
     if way == "knowing":
-        seed = rng.randrange(999)
-        options["make_drafter"] = lambda _, __, text: Knowing(
-            expected[len(text) - len(prompt) :], seed
-        )
+        drafter = Knowing(expected, rng.randrange(999))
+        drafting = FixedDrafting(drafter, drafting, pipelined=False)
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()
         before = prompt[: rng.randint(1, len(prompt))]
