@@ -1,10 +1,11 @@
 """Reports: a JSON file of what was measured, and the Markdown table made from it."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from specstream_mlx.staging import staged_file
 
 RESULTS = Path("benchmarks/results")
 
@@ -38,10 +39,8 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that no reader sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    with staged_file(path) as scratch:
+        scratch.write_text(text)
 
 
 def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: list[str]) -> str:

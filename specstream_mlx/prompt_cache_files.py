@@ -7,7 +7,6 @@ mlx_lm's says neither: its rows must have the model's shape, and the model the n
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from .engine.kv_quantization import KVQuantization
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
 from .prompt_cache import PromptCache
+from .staging import staged_file
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"
@@ -41,10 +41,11 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def check_target(path: Path) -> None:
-    """Check that a prompt cache can be written to ``path``.
+    """Check that a prompt cache may be written to ``path``.
 
     Raises:
-        UserError: the directory does not exist, or the name is not one of safetensors.
+        UserError: the directory does not exist, the name is not one of safetensors, or the file is
+            there and is something other than a prompt cache, such as a model's weights.
     """
     if path.suffix != _SUFFIX:
         raise UserError(f"the prompt cache file is {path}, expected a name that ends in {_SUFFIX}")
@@ -52,6 +53,14 @@ def check_target(path: Path) -> None:
         raise UserError(f"the directory {path.parent} of the prompt cache file does not exist")
     if path.is_dir():
         raise UserError(f"the prompt cache file {path} is a directory, expected a file")
+    if path.exists():
+        try:
+            _header(path)
+        except UserError:
+            raise UserError(
+                f"{path} exists and is not a prompt cache, expected a new --prompt-cache-file or a "
+                "prompt cache to replace"
+            ) from None
 
 
 def save(
@@ -64,14 +73,14 @@ def save(
     """Write a prompt cache to a file, all of it or, on an error, no file at all.
 
     Args:
-        path: ends in ``.safetensors``; a file that is there is replaced.
+        path: ends in ``.safetensors``; a prompt cache that is there is replaced.
         cache: holds at least one row.
         model: the model that made its rows.
         model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
         tokenizer_config: the tokenizer's further arguments.
 
     Raises:
-        UserError: the cache is empty, or the file cannot be written.
+        UserError: the cache is empty, or the file cannot be written, by ``check_target`` too.
     """
     check_target(path)
     if not cache.rows:
@@ -90,14 +99,12 @@ def save(
     }
     pairs = zip(cache.caches, make_prompt_cache(model.model), strict=True)
     layers = [_as_mlx_lm(layer, own, cache.rows) for layer, own in pairs]
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{_SUFFIX}")  # mlx wants this ending
     try:
-        save_prompt_cache(str(partial), layers, metadata)
-        os.replace(partial, path)
-    except (OSError, RuntimeError) as error:
+        with staged_file(path) as scratch:
+            save_prompt_cache(str(scratch), layers, metadata)
+            check_target(path)  # again: reading the prompt took a while
+    except RuntimeError as error:  # MLX's
         raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _as_mlx_lm(layer: Any, own: Any, rows: int) -> Any:

@@ -20,8 +20,8 @@ from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
+from specstream_mlx.staging import staged_directory
 
-from ..staging import staged_directory
 from ..to_mlx.adapter import convert_adapter
 from . import tasks
 

@@ -26,10 +26,10 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.staging import staged_file
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
-from ..staging import staged_file
 from . import tasks
 from .slips import with_slips
 from .splices import patchwork

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..staging import staged_file
+from specstream_mlx.staging import staged_file
+
 from . import tasks
 from .tokenizer import save_tokenizer
 

@@ -23,8 +23,8 @@ from specstream_mlx.adapters.torch_files import (
 )
 from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import UserError
+from specstream_mlx.staging import staged_directory
 
-from ..staging import staged_directory
 from .reference import SpeculativeStreamingModel
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

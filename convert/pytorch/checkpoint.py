@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from specstream_mlx.config import UserError
+from specstream_mlx.staging import staged_file
 
-from ..staging import staged_file
 from .training_settings import TrainSettings
 
 

@@ -21,8 +21,8 @@ from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import check_shapes, read_json
 from specstream_mlx.config import StreamConfig, UserError
 from specstream_mlx.loading import read_model
+from specstream_mlx.staging import staged_directory
 
-from ..staging import staged_directory
 from .overwrite import check_replaceable
 from .peft import NO_LORA, LoraPart, read_peft_lora
 from .source_tensors import read_arrays

@@ -17,8 +17,8 @@ from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import read_model, read_tokenizer
+from specstream_mlx.staging import staged_directory
 
-from ..staging import staged_directory
 from .overwrite import check_replaceable
 from .recipes import quant_predicate
 from .weight_files import Progress, write_weights

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..staging import staged_file
 from .best_first import Guesses, best_first
 from .tree import DraftTree
 
@@ -82,10 +83,11 @@ class StaticTree:
             return np.log(np.array(self.acceptance)[:depth, :width])
 
     def save(self, path: str | Path) -> None:
-        """Write the file that ``load`` reads."""
+        """Write the file that ``load`` reads; a file that is there is replaced."""
         rows = ",\n    ".join(json.dumps(row) for row in self.acceptance)
         text = f'{{\n  "acceptance": [\n    {rows}\n  ],\n  "tree_size": {self.tree_size}\n}}\n'
-        Path(path).write_text(text)
+        with staged_file(Path(path)) as scratch:
+            scratch.write_text(text)
 
     @classmethod
     def load(cls, path: str | Path) -> "StaticTree":

@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..config import UserError
+from ..staging import staged_file
+
 Value = TypeVar("Value")
 
 
@@ -27,14 +30,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, values: dict[str, Any]) -> None:
     """Write ``values``, whole or not at all; a failure is ignored: they can be measured anew."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(values, indent=2) + "\n")
-        os.replace(partial, path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with suppress(UserError), staged_file(path) as scratch:
+        scratch.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def measured(

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from specstream_mlx.convert.staging import staged_directory, staged_file
+
+from specstream_mlx.staging import staged_directory, staged_file
 
 _STOPS_HALFWAY = """
 import sys, time
 from pathlib import Path
-from specstream_mlx.convert.staging import staged_directory
+from specstream_mlx.staging import staged_directory
 
 with staged_directory(Path(sys.argv[1])) as scratch:
     (scratch / "half").touch()

@@ -1,0 +1,215 @@
+"""Directories and files that appear complete or not at all: written elsewhere, then renamed."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .config import UserError
+
+_FULL = 2**20
+"""Bytes free on a disk that is taken for full."""
+
+
+@contextmanager
+def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield an empty directory beside ``target`` that takes its place when the block ends.
+
+    If ``target`` is a link, what it points to is meant. If the block raises or is interrupted,
+    nothing is left behind and ``target`` stays as it was. A process that is killed leaves its
+    unfinished directory, hidden and under another name; the next call for the same ``target``
+    removes it.
+
+    Args:
+        target: where the directory goes; its parents are made.
+        replace: whether a directory that is at ``target`` when the block ends is replaced.
+
+    Raises:
+        UserError: the file system refused something, within the block too, or there is something
+            at ``target`` that is not to be replaced.
+    """
+    with _scratch(target) as (scratch, place):
+        yield scratch
+        scratch.chmod(0o755)
+        try:
+            if replace and place.exists():
+                _exchange(scratch, place)
+            else:
+                scratch.rename(place)  # which replaces an empty directory at most
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise _taken(target) from None
+            raise
+
+
+@contextmanager
+def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield a path; the file written there takes the place of ``target`` when the block ends.
+
+    The path ends in ``target``'s name. All else is as with ``staged_directory``.
+
+    Args:
+        target: where the file goes; its parents are made.
+        replace: whether a file that is at ``target`` when the block ends is replaced.
+
+    Raises:
+        UserError: the file system refused something, within the block too, or there is something
+            at ``target`` that is not to be replaced: a directory or a device never is.
+    """
+    with _scratch(target) as (scratch, place):
+        if place.exists() and not place.is_file():
+            raise UserError(f"{target} is a directory or a device, expected a file to replace")
+        yield scratch / place.name
+        if not replace and not _linked(scratch / place.name, place):
+            raise _taken(target)
+        (scratch / place.name).replace(place)
+
+
+def other_file(directory: Path, names: Collection[str]) -> Path | None:
+    """A file below ``directory`` that replacing it would lose, relative to it; ``None``: none.
+
+    Args:
+        directory: a directory.
+        names: paths relative to it of the files that are expected there.
+    """
+    for parent, directories, files in os.walk(directory):
+        directories.sort()
+        links = [name for name in directories if (Path(parent) / name).is_symlink()]
+        for name in sorted(files + links):
+            path = (Path(parent) / name).relative_to(directory)
+            # macOS leaves .DS_Store wherever somebody looked
+            if path.as_posix() not in names and name != ".DS_Store":
+                return path
+    return None
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a hidden empty directory, gone when the block ends, and what ``target`` points to."""
+    place = Path(os.path.realpath(target))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(place)
+        with _new_directory(place) as scratch:
+            try:
+                yield scratch, place
+            except Exception as error:
+                if not isinstance(error, OSError) and _is_disk_full(error, scratch):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+                raise
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _is_disk_full(error: Exception, directory: Path) -> bool:
+    """Whether a library failed for want of space, which MLX, torch and safetensors each say anew.
+
+    MLX's RuntimeError and torch's do not say it at all.
+    """
+    if isinstance(error, UserError):
+        return False
+    return "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL
+
+
+def _linked(file: Path, target: Path) -> bool:
+    """Give a file the name ``target`` too; whether nothing else had it."""
+    try:
+        os.link(file, target)
+    except FileExistsError:
+        return False
+    except OSError:  # the file system has no links
+        return not target.exists()
+    return True
+
+
+def _taken(target: Path) -> UserError:
+    return UserError(f"{target} exists already, expected a name that nothing else is written to")
+
+
+@contextmanager
+def _new_directory(place: Path) -> Iterator[Path]:
+    """Make a directory beside ``place`` and lock it.
+
+    Another process may take it for a leftover before it is locked; then another one is made.
+    """
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.partial-", dir=place.parent))
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(scratch, os.O_RDONLY)
+            if _lock(descriptor) is not False and scratch.exists():
+                break
+            os.close(descriptor)
+    try:
+        yield scratch
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(scratch: Path, target: Path) -> None:
+    """Rename ``scratch`` to ``target``, and remove the directory that stood there."""
+    replaced = scratch.with_name(scratch.name.replace(".partial-", ".replaced-"))
+    with _locked(target):  # under its new name too, so that no other process puts it back
+        try:
+            target.rename(replaced)
+            scratch.rename(target)
+        finally:
+            _settle(replaced, target)
+
+
+def _settle(replaced: Path, target: Path) -> None:
+    """Remove the directory that ``target`` replaced, or put it back if ``target`` never came."""
+    if not replaced.exists():
+        return
+    if target.exists():
+        shutil.rmtree(replaced)
+    else:
+        replaced.rename(target)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Lock a directory; yields whether the lock was free."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        yield _lock(descriptor) is True
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock an open directory; the system drops the lock when it is closed or the process ends.
+
+    Returns:
+        Whether the lock was free; ``None`` where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove or put back the directories that killed processes left beside ``target``."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"(partial|replaced)-[a-z0-9_]{8}")
+    for path in target.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match is None:
+            continue
+        with contextlib.suppress(FileNotFoundError), _locked(path) as free:
+            if not free:
+                continue
+            if match[1] == "replaced":
+                _settle(path, target)
+            else:
+                shutil.rmtree(path)
