@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,12 +71,15 @@ def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
         (scratch / place.name).replace(place)
 
 
-def other_file(directory: Path, names: Collection[str]) -> Path | None:
-    """A file below ``directory`` that replacing it would lose, relative to it; ``None``: none.
+def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
+    """The first file or link that would be lost if ``directory`` were replaced; ``None``: none.
 
     Args:
         directory: a directory.
-        names: paths relative to it of the files that are expected there.
+        expected: matches the paths, relative to it, of the files that may go.
+
+    Returns:
+        The path relative to ``directory``.
     """
     for parent, directories, files in os.walk(directory):
         directories.sort()
@@ -84,7 +87,7 @@ def other_file(directory: Path, names: Collection[str]) -> Path | None:
         for name in sorted(files + links):
             path = (Path(parent) / name).relative_to(directory)
             # macOS leaves .DS_Store wherever somebody looked
-            if path.as_posix() not in names and name != ".DS_Store":
+            if name != ".DS_Store" and not expected.fullmatch(path.as_posix()):
                 return path
     return None
 

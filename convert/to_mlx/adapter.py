@@ -68,30 +68,43 @@ class _Adapter:
         )
 
 
-def convert_adapter(source: Path, base: Path, target: Path, dtype: str | None = None) -> None:
+def convert_adapter(
+    source: Path,
+    base: Path,
+    target: Path,
+    dtype: str | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
     """Convert one adapter directory to MLX format.
 
     Args:
         source: directory with LoRA in PEFT's or mlx-lm's files, with streams in
             ``speculative_streaming`` files, or with both.
         base: directory of the base, in Hugging Face's or MLX format.
-        target: directory for the result, which appears once it is complete; what is there is
-            replaced if ``check_replaceable`` allows it.
+        target: directory for the result, which appears once it is complete.
         dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
+        overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
     Raises:
         UserError: a file is missing, damaged or does not fit the base, it is a variant that MLX's
-            format cannot hold, or the target cannot be written. The sentence names the file, the
-            tensor, what was found and what was expected.
+            format cannot hold, or the target exists or cannot be written. The sentence names the
+            file, the tensor, what was found and what was expected.
     """
-    check_replaceable(target, base, [source])
+    check_replaceable(target, base, [source], overwrite=overwrite)
     adapter = _read(source, _Base(base), dtype)
-    with staged_directory(target) as scratch:
+    with staged_directory(target, replace=overwrite) as scratch:
         adapter.write(scratch)
+        check_replaceable(target, base, [source], overwrite=overwrite)  # again: it took a while
 
 
 def convert_adapters(
-    sources: Sequence[Path], base: Path, target: Path, dtype: str | None = None
+    sources: Sequence[Path],
+    base: Path,
+    target: Path,
+    dtype: str | None = None,
+    *,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Convert several adapter directories to MLX format, all of them or none.
 
@@ -101,6 +114,7 @@ def convert_adapters(
         target: directory as in ``convert_adapter``; each adapter becomes a directory in it, named
             by ``adapter_name``.
         dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
+        overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
     Returns:
         The written directories, in the order of ``sources``.
@@ -112,13 +126,14 @@ def convert_adapters(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two adapters are named {name}, expected a different name for each")
-    check_replaceable(target, base, sources)
+    check_replaceable(target, base, sources, overwrite=overwrite)
     loaded = _Base(base)
     adapters = [_read(source, loaded, dtype) for source in sources]
-    with staged_directory(target) as scratch:
+    with staged_directory(target, replace=overwrite) as scratch:
         for name, adapter in zip(names, adapters, strict=True):
             (scratch / name).mkdir()
             adapter.write(scratch / name)
+        check_replaceable(target, base, sources, overwrite=overwrite)
     return [target / name for name in names]
 
 

@@ -34,6 +34,7 @@ def convert_base(
     *,
     recipe: str | None = None,
     num_msa_layers: int | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write ``source`` in MLX format to ``target``, which appears once it is complete.
 
@@ -41,8 +42,7 @@ def convert_base(
 
     Args:
         source: directory with ``config.json``, safetensors and tokenizer files.
-        target: directory for the result; what is there is replaced if ``check_replaceable``
-            allows it.
+        target: directory for the result.
         bits: 4 or 8 for affine quantization of every layer; ``None`` for none.
         group_size: weights that share a scale: 32, 64 or 128.
         dtype: dtype of the weights that are not quantized: ``float16``, ``bfloat16`` or
@@ -50,15 +50,16 @@ def convert_base(
         progress: called with (bytes written, bytes in all) after each tensor.
         recipe: a recipe of mixed quantization, instead of ``bits``; see ``recipes``.
         num_msa_layers: N_s, for the recipes that need it.
+        overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
     Raises:
         UserError: the source cannot be read as a model or quantized as asked, or the target cannot
-            be written or may not be replaced.
+            be written, exists, or may not be replaced.
     """
     if not source.is_dir():
         raise UserError(f"the model directory {source} does not exist")
-    check_replaceable(target, source)
-    with staged_directory(target) as scratch:
+    check_replaceable(target, source, overwrite=overwrite)
+    with staged_directory(target, replace=overwrite) as scratch:
         model, config = read_model(source, to_run=False)
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
@@ -74,6 +75,7 @@ def convert_base(
         generation = source / "generation_config.json"
         if generation.exists():
             shutil.copy(generation, scratch)
+        check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:

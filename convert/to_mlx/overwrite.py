@@ -1,30 +1,54 @@
-"""What ``--overwrite`` may replace: models and adapters, but none that the conversion reads."""
+"""What a conversion may replace: what conversions write, but nothing that this one reads."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specstream_mlx.adapters.description import LORA_FILE
-from specstream_mlx.adapters.torch_files import LORA_CONFIG, STREAM_CONFIG
+from specstream_mlx.adapters.description import ADAPTER_CONFIG, LORA_FILE, STREAM_FILE
 from specstream_mlx.config import UserError
+from specstream_mlx.staging import other_file
+
+_ADAPTER = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE))))
+
+_MODEL = re.compile(
+    r"(generation_)?config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    # what tokenizers of transformers save
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken)\.json"
+    r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece\.bpe)\.model"
+    r"|chat_template\.(jinja|json)|additional_chat_templates/[^/]*\.jinja"
+)
 
 
-def check_replaceable(target: Path, model: Path, adapters: Sequence[Path] = ()) -> None:
+def check_new(target: Path) -> None:
+    """Check that there is nothing at ``target``.
+
+    Raises:
+        UserError: there is.
+    """
+    if target.exists():
+        raise UserError(f"--mlx-path {target} exists already, expected a new path or --overwrite")
+
+
+def check_replaceable(
+    target: Path, model: Path, adapters: Sequence[Path] = (), *, overwrite: bool
+) -> None:
     """Check that a conversion may write to ``target`` and remove what is there.
-
-    It may if there is nothing, an empty directory, a model, an adapter, or a directory of adapters
-    as ``convert_adapters`` writes it.
 
     Args:
         target: directory for the result; need not exist.
         model: directory of the base that is read.
         adapters: directories of the adapters that are read.
+        overwrite: whether an empty directory, a model, an adapter, or a directory of adapters may
+            be replaced, if it holds the files that conversions write and no others.
 
     Raises:
-        UserError: something else is at ``target``, or replacing it would remove a directory that
-            is read or the current directory.
+        UserError: there is something at ``target`` that may not be replaced, or replacing it would
+            remove a directory that is read or the current directory.
     """
     place = _resolved(target)
+    if not overwrite:
+        check_new(target)
     kept = [("the model", model), *(("the adapter", adapter) for adapter in adapters)]
     for what, path in (*kept, ("the current directory", Path.cwd())):
         found = _resolved(path)
@@ -35,10 +59,11 @@ def check_replaceable(target: Path, model: Path, adapters: Sequence[Path] = ()) 
         return
     if not place.is_dir():
         raise UserError(f"{target} is a file, expected a directory to replace")
-    if not _is_model(place) and not _is_adapter(place) and not _holds_only_adapters(place):
+    other = _other_file(place)
+    if other is not None:
         raise UserError(
-            f"{target} holds other files than a model's or an adapter's, expected another "
-            "--mlx-path, since --overwrite would remove them"
+            f"{target} holds other files than a converted model's or adapter's, such as {other}, "
+            "expected another --mlx-path, since --overwrite would remove them"
         )
 
 
@@ -46,19 +71,12 @@ def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _is_model(directory: Path) -> bool:
-    weights = directory.glob("*.safetensors")
-    return (directory / "config.json").is_file() and any(weights)
-
-
-def _is_adapter(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in (LORA_CONFIG, STREAM_CONFIG))
-
-
-def _holds_only_adapters(directory: Path) -> bool:
-    """Whether the directory holds adapters in MLX format and nothing else, or nothing at all."""
-    return all(
-        (path / LORA_CONFIG).is_file() and (path / LORA_FILE).is_file()
-        for path in directory.iterdir()
-        if path.name != ".DS_Store"  # macOS leaves it wherever somebody looked
-    )
+def _other_file(directory: Path) -> Path | None:
+    """The first file that no conversion writes, relative to the directory; ``None``: none."""
+    if (directory / "config.json").is_file() and any(directory.glob("model*.safetensors")):
+        return other_file(directory, _MODEL)
+    if (directory / ADAPTER_CONFIG).is_file():
+        return other_file(directory, _ADAPTER)
+    adapters = [path.name for path in directory.iterdir() if (path / ADAPTER_CONFIG).is_file()]
+    names = "|".join(map(re.escape, adapters))
+    return other_file(directory, re.compile(f"({names})/({_ADAPTER.pattern})"))

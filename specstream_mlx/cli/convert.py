@@ -64,7 +64,7 @@ def convert(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace the model or adapter at --mlx-path.")
+        bool, Option("--overwrite", help="Replace the converted model or adapter at --mlx-path.")
     ] = False,
 ) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
@@ -90,8 +90,10 @@ def convert(
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
     --mlx-path adapters[/cyan]
     """
-    if mlx_path.exists() and not overwrite:
-        raise UserError(f"--mlx-path {mlx_path} exists already, expected a new path or --overwrite")
+    from specstream_mlx.convert.to_mlx.overwrite import check_new
+
+    if not overwrite:
+        check_new(mlx_path)
     if adapter_path and (bits is not None or recipe is not None):
         given = "--quant-predicate" if bits is None else "--bits"
         raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
@@ -121,11 +123,12 @@ def convert(
                 progress,
                 recipe=recipe,
                 num_msa_layers=num_msa_layers,
+                overwrite=overwrite,
             )
     elif len(adapter_path) == 1:
-        convert_adapter(adapter_path[0], base, mlx_path, dtype)
+        convert_adapter(adapter_path[0], base, mlx_path, dtype, overwrite=overwrite)
     else:
-        written = convert_adapters(adapter_path, base, mlx_path, dtype)
+        written = convert_adapters(adapter_path, base, mlx_path, dtype, overwrite=overwrite)
     for path in written:
         reporting.note(f"wrote {path}")
     if verify and not all(

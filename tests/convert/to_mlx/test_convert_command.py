@@ -71,7 +71,7 @@ def test_an_existing_target_is_kept(tied, tmp_path):
     flags = ("--model", tied, "--mlx-path", tmp_path / "mlx")
     assert "exists already" in refusal(convert(*flags))
     sentence = refusal(convert(*flags, "--overwrite"))
-    assert "holds other files than a model's or an adapter's" in sentence
+    assert "holds other files than a converted model's or adapter's, such as mine.txt" in sentence
     assert (tmp_path / "mlx" / "mine.txt").read_text() == "mine"
 
 

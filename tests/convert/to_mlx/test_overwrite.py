@@ -1,10 +1,14 @@
 """What ``convert --overwrite`` replaces, and what it leaves alone: sources, other files, links."""
 
 import shutil
+import threading
 
 import pytest
 from command_line import refusal, run
+from specstream_mlx.convert.to_mlx import base, weight_files
 from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx import UserError
 
 
 def convert(*args):
@@ -76,8 +80,79 @@ def test_a_directory_of_other_files_is_not_replaced(model, tmp_path):
         file.parent.mkdir(parents=True)
         file.write_text("mine")
         sentence = refused("--model", model, "--mlx-path", other)
-        assert "other files than a model's or an adapter's" in sentence
+        assert f"other files than a converted model's or adapter's, such as {name}," in sentence
         assert file.read_text() == "mine"
+
+
+def test_other_files_beside_a_model_or_an_adapter_are_kept(model, adapter, tmp_path):
+    """A training run's checkpoints and its PyTorch adapter are none of a conversion's files."""
+    flags = {"model": ("--model", model)}
+    flags["adapter"] = (*flags["model"], "--adapter-path", adapter)
+    flags["adapters"] = (
+        *flags["adapter"],
+        "--adapter-path",
+        shutil.copytree(adapter, tmp_path / "b"),
+    )
+    for kind, name in (
+        ("model", "README.md"),
+        ("model", "notes/today.txt"),
+        ("model", "adapters.safetensors"),
+        ("adapter", "0000100_adapters.safetensors"),
+        ("adapter", "speculative_streaming.json"),
+        ("adapters", "notes.txt"),
+        ("adapters", "b/README.md"),
+    ):
+        target = tmp_path / "out" / kind / name.replace("/", "-")
+        assert run("convert", *flags[kind], "--mlx-path", target).exit_code == 0
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text("mine")
+        assert f"such as {name}," in refused(*flags[kind], "--mlx-path", target)
+        assert (target / name).read_text() == "mine"
+        (target / name).unlink()
+        assert convert(*flags[kind], "--mlx-path", target).exit_code == 0
+
+
+def test_what_comes_while_a_conversion_runs_is_kept(model, tmp_path, monkeypatch):
+    target = tmp_path / "out"
+    flags = ("--model", model, "--mlx-path", target)
+    for more, sentence in ((), "exists already"), (("--overwrite",), "such as notes.txt"):
+
+        def write_weights(scratch, *args):
+            weight_files.write_weights(scratch, *args)
+            target.mkdir(exist_ok=True)
+            (target / "notes.txt").write_text("mine")
+
+        monkeypatch.setattr(base, "write_weights", write_weights)
+        assert sentence in refusal(run("convert", *flags, *more))
+        assert [path.name for path in target.iterdir()] == ["notes.txt"]
+        assert not list(tmp_path.glob(".out*"))
+        (target / "notes.txt").unlink()
+
+
+def test_of_several_conversions_to_one_new_path_one_wins(model, tmp_path):
+    """All have passed the first check by the time when one of them has written its weights."""
+    barrier, outcomes = threading.Barrier(4), []
+
+    def wait(done, total):
+        if done == total:
+            barrier.wait()
+
+    def convert_once():
+        try:
+            base.convert_base(model, tmp_path / "out", progress=wait)
+            outcomes.append("wrote")
+        except UserError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=convert_once) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("wrote") == 1
+    assert sum(f"{tmp_path / 'out'} exists already" in outcome for outcome in outcomes) == 3
+    assert not list(tmp_path.glob(".out*"))
+    assert run("inspect", tmp_path / "out").exit_code == 0
 
 
 def test_models_and_adapters_are_replaced(model, adapter, tmp_path):
@@ -87,13 +162,13 @@ def test_models_and_adapters_are_replaced(model, adapter, tmp_path):
     target.mkdir()
     one = ("--model", model, "--adapter-path", adapter, "--mlx-path", target)
     two = (*one, "--adapter-path", second)
-    base = ("--model", model, "--mlx-path", target)
+    whole = ("--model", model, "--mlx-path", target)
     for flags, written in (
         (two, "chat"),
         (two, "sql"),
         (one, "adapter_config.json"),
-        (base, "config.json"),
-        (base, "model.safetensors"),
+        (whole, "config.json"),
+        (whole, "model.safetensors"),
         (two, "sql"),
     ):
         result = convert(*flags)
