@@ -1,12 +1,14 @@
 """Prompt caches in files: mlx_lm reads ours, we read mlx_lm's, and what does not fit is refused."""
 
 import json
+import shutil
 import sys
 
 import mlx.core as mx
 import mlx_lm
 import pytest
 from command_line import generate as run_generate
+from command_line import refusal as refused
 from command_line import run
 from mlx_lm import cache_prompt
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
@@ -202,6 +204,42 @@ def test_bad_names(base, ours, tmp_path):
         result = run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT)
         assert result.exit_code == 2
         assert reason in result.stderr
+
+
+def test_other_files_are_kept(base, lora, tmp_path, monkeypatch):
+    """A model's weights, an adapter's tensors, a damaged file; prompt caches are replaced."""
+    (tmp_path / "damaged.safetensors").write_bytes(b"mine")
+    for path in (
+        base / "model.safetensors",
+        lora / "adapters.safetensors",
+        lora / "speculative_streaming.safetensors",
+        tmp_path / "damaged.safetensors",
+    ):
+        before = path.read_bytes()
+        result = run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT)
+        assert f"error: {path} exists and is not a prompt cache, expected" in refused(result)
+        assert path.read_bytes() == before
+    theirs = by_mlx_lm(tmp_path / "theirs.safetensors", base, monkeypatch=monkeypatch)
+    for _ in range(2):  # theirs by ours, and ours by ours
+        result = run("cache-prompt", "--model", base, "--prompt-cache-file", theirs, "-p", TEXT)
+        assert result.exit_code == 0, result.stderr
+    assert gone_on(theirs)
+
+
+def test_a_file_that_comes_while_the_prompt_is_read_is_kept(base, tmp_path, monkeypatch):
+    model, _ = load(base)
+    path, cache = tmp_path / "cache.safetensors", PromptCache()
+    fill(cache, model, random_prompt(5))
+
+    def meanwhile(*args):
+        save_prompt_cache(*args)
+        shutil.copy(base / "model.safetensors", path)
+
+    monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", meanwhile)
+    with pytest.raises(UserError, match="is not a prompt cache"):
+        prompt_cache_files.save(path, cache, model)
+    assert path.read_bytes() == (base / "model.safetensors").read_bytes()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

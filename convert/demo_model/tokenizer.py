@@ -7,6 +7,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from specstream_mlx.staging import staged_directory
+
 from . import tasks
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
@@ -66,5 +68,6 @@ def train_tokenizer(
 def save_tokenizer(directory: Path, seed: int = 0) -> PreTrainedTokenizerFast:
     """Train the tokenizer with its defaults and write its Hugging Face files to ``directory``."""
     tokenizer = train_tokenizer(seed=seed)
-    tokenizer.save_pretrained(directory)
+    with staged_directory(directory) as scratch:
+        tokenizer.save_pretrained(scratch)
     return tokenizer

@@ -26,7 +26,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.staging import staged_file
+from specstream_mlx.staging import staged_directory, staged_file
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
@@ -54,11 +54,13 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
     model.set_dtype(mx.float32)
     model, quantized_config = quantize_model(model, config, GROUP_SIZE, bits)
     model.set_dtype(mx.float16)
-    save(work / "base", base, model, tokenizer, quantized_config)
+    with staged_directory(work / "base") as scratch:
+        save(scratch, base, model, tokenizer, quantized_config)
     model, _ = load_model(work / "base")
     model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
     model = dequantize_model(model)
-    save(work / "expanded", base, model, tokenizer, config)
+    with staged_directory(work / "expanded") as scratch:
+        save(scratch, base, model, tokenizer, config)
 
 
 def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 120) -> list[str]:

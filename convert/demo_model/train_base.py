@@ -20,7 +20,8 @@ import torch.nn.functional as F
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specstream_mlx.staging import staged_file
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.staging import staged_directory, staged_file
 
 from . import tasks
 from .tokenizer import save_tokenizer
@@ -305,10 +306,12 @@ def train(
             last_save = time.monotonic()
     _save(checkpoint, snapshot())
     print(json.dumps({"step": step, "held_out": evaluate(model, tokenizer, 100)}), file=log)
-    model.save_pretrained(output / "model")
-    tokenizer.save_pretrained(output / "model")
+    with staged_directory(output / "model") as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
 
 
+@one_line_errors
 def main(
     output: Annotated[
         Path, typer.Option(help="Directory that checkpoints, log and model are written to.")

@@ -6,6 +6,7 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 """
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from specstream_mlx.adapters.description import AdapterDescription
 from specstream_mlx.adapters.torch_files import (
+    LORA_CONFIG,
     LORA_TENSORS,
     STREAM_CONFIG,
     STREAM_TENSORS,
@@ -23,10 +25,13 @@ from specstream_mlx.adapters.torch_files import (
 )
 from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import UserError
-from specstream_mlx.staging import staged_directory
+from specstream_mlx.staging import other_file, staged_directory
 
 from .reference import SpeculativeStreamingModel
 
+_OURS = re.compile(
+    "|".join(map(re.escape, (STREAM_CONFIG, STREAM_TENSORS, LORA_CONFIG, LORA_TENSORS)))
+)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -62,12 +67,15 @@ def check_replaceable(directory: Path) -> None:
     """Check that an adapter may be written to ``directory``.
 
     Raises:
-        UserError: ``directory`` exists and is neither empty nor an adapter with streams.
+        UserError: ``directory`` is a file, or holds a file that ``write_adapter`` does not write.
     """
-    if not directory.exists() or (directory / STREAM_CONFIG).is_file():
+    if not directory.exists():
         return
-    if not directory.is_dir() or any(directory.iterdir()):
-        raise UserError(f"{directory} exists and is not an adapter directory")
+    if not directory.is_dir():
+        raise UserError(f"{directory} is a file, expected an adapter directory to replace")
+    other = other_file(directory, _OURS)
+    if other is not None:
+        raise UserError(f"{directory} holds {other}, expected only an adapter's files to replace")
 
 
 def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
@@ -76,7 +84,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     The directory appears complete or not at all, and replaces an adapter that is there already.
 
     Raises:
-        UserError: ``directory`` exists and is neither empty nor an adapter, or cannot be written.
+        UserError: ``directory`` may not be replaced, or cannot be written.
     """
     check_replaceable(directory)
     with staged_directory(directory) as scratch:
@@ -88,6 +96,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
             lora_config.save_pretrained(scratch)
             lora = get_peft_model_state_dict(model.base)
             save_file(_plain(lora), scratch / LORA_TENSORS, {"format": "pt"})
+        check_replaceable(directory)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

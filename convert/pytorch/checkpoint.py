@@ -17,19 +17,22 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     step: int,
     seconds: float,
+    *,
+    replace: bool = True,
 ) -> None:
     """Write all that a run needs to continue as if it had not stopped.
 
     Args:
-        path: replaced once the new checkpoint is complete.
+        path: where to.
         settings: of the run.
         trainable: the parameters that are trained, by name.
         optimizer: whose state is saved.
         step: steps done.
         seconds: time spent on them.
+        replace: whether a checkpoint that is there is replaced once this one is complete.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the file cannot be written, or is there and not to be replaced.
     """
     state = {
         "settings": settings.identity(),
@@ -39,7 +42,7 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
     }
-    with staged_file(path) as scratch:
+    with staged_file(path, replace=replace) as scratch:
         torch.save(state, scratch)
 
 

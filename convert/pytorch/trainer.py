@@ -4,11 +4,14 @@
         --mode shared --output OUT --epochs 2
 
 It writes the adapter directory ``OUT/adapter`` (see ``adapter_files``), the log ``OUT/log.jsonl``
-and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues.
+and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues. Without it an output
+directory that holds an earlier run is refused.
 """
 
 import ctypes
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -116,12 +119,16 @@ def train(
         The adapter directory, ``settings.output / "adapter"``.
 
     Raises:
-        UserError: a setting is out of range or does not fit the base, a file cannot be read, or
-            something other than an adapter is where the result goes.
+        UserError: a setting is out of range or does not fit the base, a file cannot be read or
+            written, or the output holds an earlier run that is not resumed.
     """
     settings.check()
-    adapter = settings.output / "adapter"
+    adapter, checkpoint, log = (
+        settings.output / name for name in ("adapter", "checkpoint.pt", "log.jsonl")
+    )
     check_replaceable(adapter)
+    if not settings.resume:
+        _check_new(settings.output, adapter, checkpoint, log)
     _keep_freed_memory()
     torch.manual_seed(settings.seed)
     model = build_model(settings)
@@ -144,12 +151,11 @@ def train(
     if settings.alpha_streams is not None:
         alphas[1:] = [settings.alpha_streams] * settings.num_streams
 
-    settings.output.mkdir(parents=True, exist_ok=True)
-    checkpoint = settings.output / "checkpoint.pt"
     step, elapsed_before = 0, 0.0
     if settings.resume:
         step, elapsed_before = load_checkpoint(checkpoint, settings, trainable, optimizer)
-    log = (settings.output / "log.jsonl").open("a" if settings.resume else "w", encoding="utf-8")
+    else:  # so that a run that stops early can be resumed, and no other one takes the directory
+        save_checkpoint(checkpoint, settings, trainable, optimizer, 0, 0.0, replace=False)
     per_epoch = batches_per_epoch(items, settings.batch_size)
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
@@ -162,7 +168,7 @@ def train(
         minutes = (time.monotonic() - started) / 60
         return max(by_steps, minutes / settings.time_limit if settings.time_limit else 0.0)
 
-    with log, _progress() as progress:
+    with _progress() as progress:
         task = progress.add_task("training", total=1.0)
         for batch in _batches(items, settings, step, per_epoch):
             if (fraction := done()) >= 1:
@@ -189,7 +195,7 @@ def train(
                 "seconds": time.monotonic() - started,
             }
             if step % settings.log_every == 0 or step == iters:
-                print(json.dumps(figures), file=log, flush=True)
+                _append(log, figures)
             progress.update(task, completed=done(), description=f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
                 save_checkpoint(
@@ -203,10 +209,37 @@ def train(
         if held_out:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
                 accuracy = evaluate(model, held_out, settings.batch_size)
-            print(json.dumps({"step": step, "held_out": accuracy}), file=log)
+            _append(log, {"step": step, "held_out": accuracy})
             Console(stderr=True).print(_describe(accuracy))
     write_adapter(model, adapter)
     return adapter
+
+
+def _check_new(output: Path, *parts: Path) -> None:
+    """Check that none of a run's files is there."""
+    for path in parts:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(
+                f"{output} holds {path.name} of an earlier run, expected --resume to continue it "
+                "or another --output"
+            )
+
+
+def _append(log: Path, figures: dict[str, Any]) -> None:
+    """Append a line to the log, all of it or nothing.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    line = json.dumps(figures).encode() + b"\n"
+    try:
+        with log.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(line) < len(line):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise UserError(f"{log} cannot be written: {error.strerror}") from None
 
 
 def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float, list[str]]:

@@ -11,27 +11,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..config import UserError
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
-from .errors import print_error
+from .errors import reported
 from .generate import generate
 from .inspect import inspect
 
 
 class _Commands(TyperGroup):
-    """Reports every mistake of the user as one line on stderr, with exit code 2."""
+    """Reports every mistake of the user as one line, in whichever command."""
 
     def invoke(self, ctx: typer.Context) -> Any:
-        try:
+        with reported():
             return super().invoke(ctx)
-        except UserError as error:
-            print_error(str(error))
-        except typer.TyperException as error:
-            print_error(error.format_message())
-        raise typer.Exit(2)
 
 
 app = typer.Typer(

@@ -1,9 +1,13 @@
-"""What becomes of a user's mistake: one line on stderr, and exit code 2."""
+"""How commands end: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from types import FrameType
+from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -13,9 +17,22 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def print_error(sentence: str) -> None:
-    """One line that says what the user gave and what was expected."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+@contextmanager
+def reported() -> Iterator[None]:
+    """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
+
+    Whatever is half-written then is removed, as it is after SIGINT, which typer reports as 130.
+    """
+    try:
+        with _unwound_by_sigterm():
+            yield
+    except UserError as error:
+        _print_error(str(error))
+    except typer.TyperException as error:
+        _print_error(error.format_message())
+    else:
+        return
+    raise typer.Exit(2)
 
 
 def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -23,10 +40,28 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
+        with reported():
             return command(*args, **kwargs)
-        except UserError as error:
-            print_error(str(error))
-            raise typer.Exit(2) from None
 
     return run
+
+
+def _print_error(sentence: str) -> None:
+    """One line that says what the user gave and what was expected."""
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # others get no signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,7 +1,9 @@
 """The trainer: it learns, resumes, repeats, and says what is wrong in one sentence."""
 
+import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -245,8 +247,71 @@ def test_empty_data_and_foreign_output(settings, tmp_path):
         trainer.train(settings(data=empty))
     (tmp_path / "out" / "adapter").mkdir(parents=True)
     (tmp_path / "out" / "adapter" / "letter.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not an adapter directory"):
-        trainer.train(settings())
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"adapter holds letter\.txt, expected only an adapter"):
+            trainer.train(settings(resume=resume))
+
+
+@pytest.mark.parametrize("left", ["adapter", "checkpoint.pt", "log.jsonl"])
+def test_an_earlier_run_is_kept(left, settings):
+    chosen = settings(iters=1)
+    trainer.train(chosen)
+    for path in chosen.output.iterdir():
+        if path.name != left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = [path.stat() for path in chosen.output.rglob("*")]
+    with pytest.raises(UserError) as caught:
+        trainer.train(chosen)
+    assert str(caught.value) == (
+        f"{chosen.output} holds {left} of an earlier run, expected --resume to continue it or "
+        "another --output"
+    )
+    assert [path.stat() for path in chosen.output.rglob("*")] == before
+
+
+def test_of_two_runs_into_one_directory_one_goes_on(settings, monkeypatch):
+    """The second one begins while the first one reads its data."""
+    first, load_items = settings(iters=1), trainer._load_items
+    monkeypatch.setattr(trainer, "_load_items", lambda _: second())
+
+    def second():
+        monkeypatch.setattr(trainer, "_load_items", load_items)
+        trainer.train(first)
+        return load_items(first)
+
+    with pytest.raises(UserError, match=r"checkpoint\.pt exists already"):
+        trainer.train(first)
+    assert [line["step"] for line in log(first.output)] == [1]
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_is_resumed(settings, first):
+    def stop(step, _):
+        raise StoppedError
+
+    chosen = settings(mode="shared")
+    with pytest.raises(StoppedError):
+        trainer.train(chosen, on_step=stop)
+    chosen.resume = True
+    found = load_file(trainer.train(chosen) / "speculative_streaming.safetensors")
+    for name, tensor in load_file(first / "speculative_streaming.safetensors").items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(settings, monkeypatch):
+    real = Path.open
+
+    class Short(io.FileIO):
+        def write(self, line):
+            return super().write(line[:10])
+
+    def opened(path, mode="r", *args, **kwargs):
+        return Short(path, mode) if path.name == "log.jsonl" else real(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", opened)
+    chosen = settings(iters=1)
+    with pytest.raises(UserError, match=r"log\.jsonl cannot be written: No space left on device"):
+        trainer.train(chosen)
+    assert (chosen.output / "log.jsonl").read_bytes() == b""
 
 
 def test_resume_refuses_other_settings_and_damage(settings):
