@@ -1,29 +1,43 @@
 """Directories and files that appear complete or not at all, whatever happens meanwhile."""
 
+import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
 
 _STOPS_HALFWAY = """
-import sys, time
+import time
 from pathlib import Path
+import typer
+from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.staging import staged_directory
 
-with staged_directory(Path(sys.argv[1])) as scratch:
-    (scratch / "half").touch()
-    print("halfway", flush=True)
-    time.sleep(60)
+@one_line_errors
+def main(target: Path):
+    with staged_directory(target) as scratch:
+        (scratch / "half").touch()
+        print("halfway", flush=True)
+        time.sleep(60)
+
+typer.run(main)
 """
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 @pytest.mark.parametrize("replaces", [False, True])
-def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, tmp_path):
+def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, code, tmp_path):
     """What a killed one has left beside it is cleared by the next."""
     target = tmp_path / "out" / "model"
     if replaces:
@@ -34,6 +48,7 @@ def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, tmp_path)
     assert process.stdout.readline() == b"halfway\n"
     process.send_signal(stop)
     process.communicate(timeout=60)
+    assert process.returncode == code
     assert target.exists() == replaces
     assert len(list(target.parent.iterdir())) == replaces + (stop == signal.SIGKILL)
     assert not replaces or [path.name for path in target.iterdir()] == ["mine.txt"]
@@ -42,7 +57,7 @@ def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, tmp_path)
     assert [path.name for path in target.parent.rglob("*")] == ["model", "new"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_interrupted_block_leaves_nothing_behind(error, tmp_path):
     with pytest.raises(error), staged_directory(tmp_path / "model") as scratch:
         (scratch / "half").touch()
@@ -60,6 +75,76 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path):
             assert text == "first" or (tmp_path / "data.jsonl").read_text() == "first"
         assert (tmp_path / "data.jsonl").read_text() == text
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_is_replaced_unless_asked_for(tmp_path):
+    """What comes while the block runs is kept too, and the sentence names it."""
+    for staged, name in ((staged_directory, "model/weights"), (staged_file, "file")):
+        target = tmp_path / name.split("/")[0]
+        with (
+            pytest.raises(UserError, match=f"^{target} exists already"),
+            staged(target, replace=False) as scratch,
+        ):
+            (scratch / "weights" if staged is staged_directory else scratch).write_text("new")
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("mine")
+        assert (tmp_path / name).read_text() == "mine"
+    with staged_file(tmp_path / "second", replace=False) as scratch:
+        scratch.write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "second"]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
+    for text in ("first", "second"):
+        with staged_file(tmp_path / "link") as scratch:
+            scratch.write_text(text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "there" / "file").read_text() == text
+    with pytest.raises(UserError, match="is a directory or a device"), staged_file(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "free"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2**30),
+        (RuntimeError("[write] Unable to write 334556 bytes to file."), 0),  # MLX's
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), 0),
+        (ValueError("I/O error: No space left on device (os error 28)"), 2**30),  # safetensors'
+    ],
+    ids=["python", "mlx", "torch", "safetensors"],
+)
+def test_a_full_disk_is_one_sentence(error, free, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    for staged, name in ((staged_directory, "model"), (staged_file, "file")):
+        with pytest.raises(UserError) as caught, staged(tmp_path / name):
+            raise error
+        sentence = f"{tmp_path / name} cannot be written: No space left on device"
+        assert str(caught.value) == sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_processes_that_begin_at_once_do_not_take_each_other_for_leftovers(tmp_path, monkeypatch):
+    """One begins after the other has made its directory and before it has locked it."""
+    real, others = tempfile.mkdtemp, []
+
+    def mkdtemp(**kwargs):
+        made = real(**kwargs)
+        if not others:
+            others.append(made)
+            with staged_directory(tmp_path / "model") as scratch:
+                (scratch / "second").touch()
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with staged_directory(tmp_path / "model") as scratch:
+        assert not Path(others[0]).exists()
+        (scratch / "first").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "first"]
 
 
 def test_leftovers_of_a_running_conversion_are_kept(tmp_path):
