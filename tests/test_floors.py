@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1] / "specstream_mlx"
 
 FLOORS = [
     {"config"},
-    {"staging"},
+    {"arguments", "staging"},
     {"checked_files", "bundled", "hardware", "models", "drafting"},
     {"engine", "adapters"},
     {"loading", "prompts"},

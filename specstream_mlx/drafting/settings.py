@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..arguments import check_arguments
 from ..config import StreamConfig, UserError
 from .static_tree import StaticTree
 
@@ -53,19 +54,7 @@ class DraftSettings:
     speculation: bool = True
 
     def __post_init__(self) -> None:
-        for name in (
-            *("tree_width", "tree_size", "max_nodes", "lookup_size", "lookup_ngram"),
-            "stream_nodes",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}, expected an integer of at least 1")
-        if self.num_streams is not None and self.num_streams < 0:
-            raise UserError(f"num_streams is {self.num_streams}, expected at least 0")
-        for name in ("draft_threshold", "prune_threshold"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise UserError(f"{name} is {value}, expected a probability below 1")
+        check_arguments(**vars(self))
         if self.stream_nodes is not None:
             for name in ("max_nodes", "prune_threshold"):
                 if getattr(self, name) is not None:

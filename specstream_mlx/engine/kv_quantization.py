@@ -15,12 +15,10 @@ import mlx.nn as nn
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, maybe_quantize_kv_cache
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
+from ..arguments import check_arguments
 from ..config import UserError
 from ..drafting.tree import DraftTree
 from ..models.architectures import ARCHITECTURES, architecture_of, completed
-
-KV_BITS = 4, 8
-KV_GROUP_SIZES = 32, 64, 128
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,9 @@ class KVQuantization:
     start: int = DEFAULT_QUANTIZED_KV_START
 
     def __post_init__(self) -> None:
-        if self.bits is not None and self.bits not in KV_BITS:
-            raise UserError(f"kv_bits is {self.bits!r}, expected one of {KV_BITS}")
-        if self.group_size not in KV_GROUP_SIZES:
-            raise UserError(
-                f"kv_group_size is {self.group_size!r}, expected one of {KV_GROUP_SIZES}"
-            )
-        if self.start < 0:
-            raise UserError(f"quantized_kv_start is {self.start}, expected at least 0")
+        check_arguments(
+            kv_bits=self.bits, kv_group_size=self.group_size, quantized_kv_start=self.start
+        )
 
     def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
         """Check that a model's KV cache can be quantized.

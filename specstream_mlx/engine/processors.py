@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 
+from ..arguments import shown
+from ..config import UserError
 from ..drafting.tree import DraftTree
 from .prune import rows_of_all
 
@@ -29,9 +31,7 @@ class NodeProcessors:
 
     def root(self, logits: mx.array) -> mx.array:
         """The processed (1, vocab) logits after the committed tokens."""
-        for processor in self._processors:
-            logits = processor(self._committed, logits)
-        return logits
+        return self._applied(self._committed, logits)
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         """The processed (m, vocab) logits of the kept nodes.
@@ -48,9 +48,17 @@ class NodeProcessors:
         for node in range(len(tree)):
             drafted = mx.array(tree.tokens[tree.path(node)[1:]])
             tokens = mx.concatenate([self._committed, drafted]) if node else self._committed
-            values = logits[node : node + 1]
-            for processor in self._processors:
-                values = processor(tokens, values)
-            processed.append(values)
+            processed.append(self._applied(tokens, logits[node : node + 1]))
         logits = mx.concatenate(processed)
         return logits if kept is None else logits[kept]
+
+    def _applied(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        shape = logits.shape
+        for processor in self._processors:
+            logits = processor(tokens, logits)
+            if not isinstance(logits, mx.array) or logits.shape != shape:
+                found = logits.shape if isinstance(logits, mx.array) else shown(logits)
+                raise UserError(
+                    f"a logits processor returned {found}, expected an array of the shape {shape}"
+                )
+        return logits

@@ -1,5 +1,6 @@
 """Drawing tokens at temperature > 0: mlx_lm's filters, and draws that follow from a key."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_lm.sample_utils import (
     greedy_sampler,
 )
 
+from ..arguments import check_arguments, shown
 from ..config import UserError
 from .noise import Noise
 from .prune import rows_of_all
@@ -48,22 +50,7 @@ class Sampling:
     xtc_special_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temp < float("inf"):
-            raise UserError(f"temp is {self.temp}, expected a number of at least 0")
-        for name, most in (("top_p", 1), ("min_p", 1), ("xtc_probability", 1)):
-            if not 0 <= getattr(self, name) <= most:
-                raise UserError(f"{name} is {getattr(self, name)}, expected a number from 0 to 1")
-        if not 0 <= self.xtc_threshold <= 0.5:
-            raise UserError(
-                f"xtc_threshold is {self.xtc_threshold}, expected a number from 0 to 0.5"
-            )
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}, expected an integer of at least 0")
-        if self.min_tokens_to_keep < 1:
-            raise UserError(
-                f"min_tokens_to_keep is {self.min_tokens_to_keep}, "
-                "expected an integer of at least 1"
-            )
+        check_arguments(**vars(self))
 
     def check(self, vocab_size: int) -> None:
         """Check that these settings fit a vocabulary.
@@ -241,11 +228,35 @@ def _drawn_by_function(
     try:
         for row, depth in enumerate(depths.tolist()):
             mx.random.seed(noise.number(first + depth))
-            tokens.append(sampler(log_probs[row : row + 1]))
+            tokens.append(_one_token(sampler(log_probs[row : row + 1]), log_probs.shape[-1]))
     finally:
         mx.random.seed(high << 32 | low)
-    found = mx.concatenate(tokens).astype(mx.int32)
+    found = mx.concatenate(tokens)
     return found if kept is None else found[kept]
+
+
+def _one_token(drawn: mx.array, vocab_size: int) -> mx.array:
+    """(1,) int32 of what a function drew, -1 where that is outside the vocabulary.
+
+    -1 does no harm on the device, where an index out of bounds ends the process; ``check_drawn``
+    finds it once it is read.
+    """
+    if not isinstance(drawn, mx.array) or drawn.size != 1:
+        raise UserError(f"the sampler returned {shown(drawn)}, expected an mx.array of one token")
+    drawn = drawn.reshape(1)
+    return mx.where((drawn >= 0) & (drawn < vocab_size), drawn.astype(mx.int32), -1)
+
+
+def check_drawn(tokens: Sequence[int]) -> None:
+    """Check tokens that a step committed.
+
+    Raises:
+        UserError: the sampler drew one outside the vocabulary.
+    """
+    if min(tokens) < 0:
+        raise UserError(
+            "the sampler drew a token outside the vocabulary, expected one of its columns"
+        )
 
 
 def random_seed() -> int:

@@ -300,7 +300,7 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
         ({"kv_bits": 3}, "kv_bits is 3, expected one of (4, 8)"),
         ({"kv_bits": "8"}, "kv_bits is '8', expected one of (4, 8)"),
         ({"kv_bits": 8, "kv_group_size": 48}, "is 48, expected one of (32, 64, 128)"),
-        ({"kv_bits": 8, "quantized_kv_start": -1}, "quantized_kv_start is -1, expected at least 0"),
+        ({"kv_bits": 8, "quantized_kv_start": -1}, "quantized_kv_start is -1, expected an integer"),
     ],
 )
 def test_values_that_cannot_be(fields, sentence):
