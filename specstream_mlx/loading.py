@@ -1,5 +1,6 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
+from . import bundled
 from .adapters.files import Adapter, read_adapter
 from .adapters.lora import unmount
 from .adapters.mounting import mount
+from .arguments import check_arguments
 from .checked_files import read_json, tensor_headers
 from .config import Mode, UserError
 from .engine.self_check import check_tree
@@ -26,6 +29,9 @@ INDEX_FILE = "model.safetensors.index.json"
 @dataclass
 class SpeculativeModel:
     """A base model with at most one adapter mounted.
+
+    ``mlx_lm``'s functions take it as the model that it holds: called, or asked for another
+    attribute, it passes that on. They decode plainly, LoRA included, and without streams.
 
     Attributes:
         model: the mlx-lm model.
@@ -45,6 +51,18 @@ class SpeculativeModel:
     held: HeldWeights | None = None
     paces: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    def __call__(
+        self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
+    ) -> mx.array:
+        """The base's (sequences, rows, vocab) logits after each of the (sequences, rows) tokens."""
+        return self.model(inputs, cache=cache, **further)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not found here is the base's: ``layers``, ``make_cache`` if it has one, .."""
+        if name.startswith("_") or name == "model":  # "model": this object is still being made
+            raise AttributeError(f"a SpeculativeModel has no attribute {name!r}")
+        return getattr(self.model, name)
+
     @property
     def mode(self) -> Mode:
         """The mounted adapter's mode; ``lossless`` without streams."""
@@ -58,6 +76,8 @@ class SpeculativeModel:
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
+        The name of a bundled adapter will do where there is no such directory.
+
         Raises:
             UserError: the directory is no adapter for this base; the present one then stays. If
                 mounting itself fails, the bare base is left.
@@ -66,6 +86,9 @@ class SpeculativeModel:
             unmount(self.model)
             self.adapter = self.streams = None
             return
+        check_arguments(adapter_path=directory)
+        if not Path(directory).exists() and str(directory) in bundled.adapter_names():
+            directory = bundled.adapter_path(str(directory))
         adapter = read_adapter(directory, self.model, self.config)
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
@@ -84,40 +107,74 @@ class SpeculativeModel:
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
     adapter_path: str | Path | None = None,
     lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    *,
     weights: str = "auto",
-) -> tuple[SpeculativeModel, TokenizerWrapper]:
+) -> (
+    tuple[SpeculativeModel, TokenizerWrapper]
+    | tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]
+):
     """Load a base model in MLX format and, optionally, an adapter directory.
 
     Args:
         path_or_hf_repo: a local directory or a Hugging Face repository.
         tokenizer_config: further arguments for the tokenizer.
-        adapter_path: an adapter directory, or ``None`` for the bare base.
+        model_config: fields that replace those of the model's ``config.json``.
+        adapter_path: an adapter directory, a bundled adapter's name where there is no such
+            directory, or ``None`` for the bare base.
         lazy: read weights when they are first used, as in mlx_lm.
+        return_config: also return the configuration as mlx_lm completes it.
+        revision: a branch, a tag or a commit of the repository.
+        trust_remote_code: refused; no code that comes with a model is run here.
         weights: how to hold quantized weights in memory: ``packed``, ``expanded``, or ``auto`` for
             whichever runs faster on this machine (see ``hardware.weights``).
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
     """
-    path = model_directory(path_or_hf_repo)
-    model, full_config = read_model(path)
+    check_arguments(
+        path_or_hf_repo=path_or_hf_repo,
+        tokenizer_config=tokenizer_config,
+        model_config=model_config,
+        adapter_path=adapter_path,
+        lazy=lazy,
+        return_config=return_config,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    if trust_remote_code:
+        raise UserError(
+            "trust_remote_code is True, but no code that comes with a model is run here, "
+            "expected False"
+        )
+    path = model_directory(path_or_hf_repo, revision)
+    model, full_config = read_model(path, model_config=model_config)
     model, held = hold_weights(model, weights)
     if not lazy:
         mx.eval(model.parameters())
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
-    speculative = SpeculativeModel(model, read_config(path), path, held=held)
+    speculative = SpeculativeModel(model, read_config(path, model_config), path, held=held)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
+    if return_config:
+        return speculative, tokenizer, full_config
     return speculative, tokenizer
 
 
 # The base -----------------------------------------------------------------------------------
 
 
-def model_directory(path_or_hf_repo: str | Path) -> Path:
+def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
     """The directory of a model; a Hugging Face repository is downloaded to the user's cache.
+
+    Args:
+        path_or_hf_repo: a local directory or a repository.
+        revision: a branch, a tag or a commit of the repository; ``None``: the newest.
 
     Raises:
         UserError: there is neither such a directory nor such a repository.
@@ -135,7 +192,7 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
 
     try:
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
-        return Path(snapshot_download(text, allow_patterns=patterns))
+        return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:
         reason = "the hub cannot be reached"
         if is_offline_mode():
@@ -150,14 +207,14 @@ def model_directory(path_or_hf_repo: str | Path) -> Path:
         ) from None
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """A model's ``config.json``.
+def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's ``config.json``, with the fields of ``changes`` in place of its own.
 
     Raises:
         UserError: it is damaged or describes a model that this project cannot run.
     """
     path = directory / "config.json"
-    config = read_json(path)
+    config = {**read_json(path), **(changes or {})}
     try:
         check_config(config)
     except UserError as error:
@@ -188,13 +245,16 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+def read_model(
+    directory: Path, to_run: bool = True, model_config: Mapping[str, Any] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
     """A model's layers and weights; the weights are read from the files when first used.
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
         to_run: whether the model is going to be run. If so, and its architecture is not a tested
             one, it must pass ``check_tree``, which reads all of its weights.
+        model_config: fields that replace those of ``config.json``.
 
     Returns:
         The mlx-lm model and its configuration as mlx-lm completes it.
@@ -203,8 +263,8 @@ def read_model(directory: Path, to_run: bool = True) -> tuple[nn.Module, dict[st
         UserError: a file is missing, truncated or of another format, they do not fit together, or
             the model does not pass ``check_tree``.
     """
-    config = read_config(directory)
-    fields = explicit_fields(config)
+    config = read_config(directory, model_config)
+    fields = {**(model_config or {}), **explicit_fields(config)}
     for file in weight_files(directory):
         tensor_headers(file)
     try:

@@ -47,7 +47,7 @@ class Source:
         """Load both; see ``loading.load``."""
         from ..loading import load
 
-        return load(self.model, tokenizer_config, self.adapter, weights=self.weights)
+        return load(self.model, tokenizer_config, adapter_path=self.adapter, weights=self.weights)
 
 
 @dataclass(frozen=True)
