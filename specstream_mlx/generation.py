@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from .arguments import check_arguments, check_names, shown
 from .config import UserError
 from .drafting.drafter import Drafting
 from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
@@ -20,10 +22,10 @@ from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Request, Step, decode
+from .loop import Progress, Request, Step, decode, fill
 from .models.architectures import text_limit
 from .prompt_cache import PromptCache
-from .prompts import encode_prompt
+from .prompts import Prompt, encode_prompt
 
 
 @dataclass
@@ -46,47 +48,66 @@ class GenerationResponse(PlainResponse):
 def stream_generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    prompt: str | mx.array | Sequence[int],
+    prompt: Prompt,
     max_tokens: int = 256,
+    draft_model: nn.Module | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream = device.generation_stream,
     *,
-    settings: DraftSettings | Drafting | None = None,
-    stop: Sequence[str] = (),
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    max_kv_size: int | None = None,
+    prompt_cache: PromptCache | list[Any] | None = None,
     prefill_step_size: int = 2048,
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
-    sampler: Sampler | None = None,
-    logits_processors: Sequence[LogitsProcessor] | None = None,
+    prompt_progress_callback: Progress | None = None,
+    input_embeddings: mx.array | None = None,
+    num_draft_tokens: int = 2,
+    settings: DraftSettings | Drafting | None = None,
+    stop: Sequence[str] = (),
     verify: VerifyName | type[VerifyRule] | None = None,
-    prompt_cache: PromptCache | None = None,
     profile: Profile = NO_PROFILE,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
 
+    The arguments up to ``num_draft_tokens`` are mlx_lm's.
+
     Args:
         model: from ``load``.
         tokenizer: from ``load``.
-        prompt: text or token ids.
+        prompt: text, token ids, or the messages of a chat. Raw text is put into the mounted
+            adapter's template if it has one; see ``encode_prompt``.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
-        settings: how to draft in every step. ``None``, without ``overrides``: before every step it
-            is worked out what is worth most, by what steps cost on this machine and by how often
-            guesses have been right in this text.
-        stop: strings that end the text; the text before the first of them is all that is yielded.
-        prefill_step_size: prompt tokens per pass.
-        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: elements of a head that share a scale in a quantized cache: 32, 64 or 128.
-        quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
+        draft_model: refused: streams and lookup draft here. mlx_lm's own function takes it.
+        stream: refused if it is another than mlx_lm's own, on which everything here runs.
         sampler: what draws tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
             ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
             likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
+        max_kv_size: rows of a cache that overwrites its oldest ones, as in mlx_lm. Drafts need a
+            cache that does not, so prompt and text must fit. Without effect beside
+            ``prompt_cache``, or where the model chooses its caches.
+        prompt_cache: a ``PromptCache``, KV rows of earlier turns. The part of ``prompt`` that they
+            already hold is not read again; afterwards the cache holds this prompt too, and in
+            lossless mode the text. Or a list from mlx_lm's ``make_prompt_cache``: as in mlx_lm,
+            ``prompt`` goes behind its rows, and afterwards it holds both prompt and text.
+        prefill_step_size: prompt tokens per pass.
+        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
+        kv_group_size: elements of a head that share a scale in a quantized cache: 32, 64 or 128.
+        quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
+        prompt_progress_callback: called with the number of prompt tokens read so far and of all.
+        input_embeddings: refused: drafts and their checks are of tokens.
+        num_draft_tokens: of ``draft_model``.
+        settings: how to draft in every step. ``None``, without ``overrides``: before every step it
+            is worked out what is worth most, by what steps cost on this machine and by how often
+            guesses have been right in this text.
+        stop: strings that end the text; the text before the first of them is all that is yielded.
         verify: how drafts are accepted. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes. ``rejection`` has its distribution,
             and ``typical`` is lossy: its text is not distributed as the model's.
-        prompt_cache: KV rows of earlier turns. The part of ``prompt`` that they already hold is not
-            read again; afterwards the cache holds this prompt too, and in lossless mode the text.
         profile: a ``Profile``, which adds up the seconds of each part of the generation. To do so
             it waits at the end of every part, which makes the generation slower.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
@@ -95,15 +116,44 @@ def stream_generate(
         ``GenerationResponse``; the last one carries ``finish_reason``.
 
     Raises:
-        UserError: the prompt is empty or longer than the model's context, or a setting is out of
-            range or does not fit the model, its KV cache or the verify rule.
+        UserError: an argument has a wrong type or is out of range, refused, or does not fit the
+            model, its KV cache or the verify rule; the prompt is empty or longer than the model's
+            context; while generating, the sampler drew a token outside the vocabulary.
     """
-    if max_tokens == 0 or max_tokens < -1:
-        raise UserError(f"max_tokens is {max_tokens}, expected at least 1, or -1 for no limit")
+    check_names("stream_generate", overrides, [field.name for field in fields(DraftSettings)])
+    check_arguments(
+        model=model,
+        tokenizer=tokenizer,
+        max_tokens=max_tokens,
+        draft_model=draft_model,
+        sampler=sampler,
+        logits_processors=logits_processors,
+        max_kv_size=max_kv_size,
+        prefill_step_size=prefill_step_size,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+        prompt_progress_callback=prompt_progress_callback,
+        num_draft_tokens=num_draft_tokens,
+        stop=stop,
+        verify=verify,
+        profile=profile,
+    )
+    refuse_others(draft_model, stream, input_embeddings)
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stop:
         raise UserError("a stop string is empty, expected at least one character")
-    ids = encode_prompt(tokenizer, prompt)
+    if not isinstance(tokenizer, TokenizerWrapper):
+        tokenizer = TokenizerWrapper(tokenizer)
+    ids = encode_prompt(tokenizer, prompt, model.prompt_template)
+    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+    caches = None  # mlx_lm's list
+    if prompt_cache is None:
+        check_kv_size(model, max_kv_size, len(ids), max_tokens)
+    elif not isinstance(prompt_cache, PromptCache):
+        caches, prompt_cache = prompt_cache, PromptCache.of_list(model, prompt_cache)
+        if prompt_cache.quantized is not None and kv_bits is None:
+            quantization = KVQuantization(*prompt_cache.quantized, 0)
     if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
     elif settings is None and overrides:
@@ -121,14 +171,76 @@ def stream_generate(
         max_tokens=_room(model, ids, prompt_cache, max_tokens),
         end_tokens=tokenizer.eos_token_ids,
         prefill_step_size=prefill_step_size,
-        quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
+        quantization=quantization,
         sampler=sampler,
         logits_processors=logits_processors,
         verify=verify,
         prompt_cache=prompt_cache,
+        progress=prompt_progress_callback,
         profile=profile,
     )
-    return _respond(model, tokenizer, request, decode(model, request), stop)
+    responses = _respond(model, tokenizer, request, decode(model, request), stop)
+    return responses if caches is None else _handed_over(responses, model, request, caches)
+
+
+def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -> None:
+    """Refuse what only mlx_lm's own functions take.
+
+    Raises:
+        UserError: one of these was given.
+    """
+    if draft_model is not None:
+        raise UserError(
+            "draft_model was given, but streams and lookup draft here, expected None; "
+            "mlx_lm.stream_generate(model, .., draft_model=..) takes this model too"
+        )
+    if stream is not None and stream is not device.generation_stream:
+        raise UserError(
+            f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
+        )
+    if input_embeddings is not None:
+        raise UserError(
+            "input_embeddings were given, but drafts and their checks are of tokens, expected a "
+            "prompt of token ids"
+        )
+
+
+def check_kv_size(
+    model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
+) -> None:
+    """Check that a text fits into so many rows, so that none has to be overwritten.
+
+    Raises:
+        UserError: it may not.
+    """
+    if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
+        return
+    most = "no limit" if max_tokens < 0 else prompt_tokens + max_tokens
+    if max_tokens < 0 or most > max_kv_size:
+        raise UserError(
+            f"max_kv_size is {max_kv_size} and prompt and text may have {most} tokens, expected "
+            "that they fit: a cache that overwrites rows cannot drop rejected drafts"
+        )
+
+
+def _handed_over(
+    responses: Iterator[GenerationResponse],
+    model: SpeculativeModel,
+    request: Request,
+    caches: list[Any],
+) -> Iterator[GenerationResponse]:
+    """Yield responses; at the end, mlx_lm's list of caches holds the prompt and their tokens."""
+    text: list[int] = []
+    try:
+        for response in responses:
+            text.append(response.token)
+            yield response
+    finally:
+        responses.close()
+        if text:  # of whose last token, and after streams of all tokens, the rows are still missing
+            cache, rows = request.prompt_cache, [*request.prompt, *text]
+            fill(cache, model, rows, request.prefill_step_size, request.quantization)
+            cache.into_list(caches)
 
 
 def _room(
@@ -138,7 +250,7 @@ def _room(
     room, most = text_limit(model.config), None if max_tokens < 0 else max_tokens
     if room is None:
         return most
-    before = prompt_cache.unknown_rows if prompt_cache else 0
+    before = 0 if prompt_cache is None else prompt_cache.unknown_rows
     longest = max(1, room - before - len(ids) + 1)  # the last token of all is not read any more
     return longest if most is None else min(most, longest)
 
@@ -159,8 +271,8 @@ def _respond(
         for step in steps:
             if response.generation_tokens == 0:
                 now = time.perf_counter()
-                read = prompt_tokens - (prompt_cache.reused if prompt_cache else 0)
-                response.prompt_tps = read / (now - start)
+                reused = 0 if prompt_cache is None else prompt_cache.reused
+                response.prompt_tps = (prompt_tokens - reused) / (now - start)
                 start = now
             response.target_calls += 1
             response.drafted_tokens += step.tested_nodes - 1
@@ -216,22 +328,31 @@ def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
 def generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    prompt: str | Sequence[int],
+    prompt: Prompt,
     verbose: bool = False,
     **kwargs: Any,
 ) -> str:
-    """Generate a complete text; see ``stream_generate`` for the arguments."""
+    """Generate a complete text; see ``stream_generate`` for the arguments.
+
+    Args:
+        verbose: print the text as it comes, and figures behind it.
+    """
+    check_arguments(verbose=verbose)
+    responses = stream_generate(model, tokenizer, prompt, **kwargs)
+    if verbose:
+        print("=" * 10)
     text = ""
-    for response in stream_generate(model, tokenizer, prompt, **kwargs):
+    for response in responses:
         text += response.text
         if verbose:
             print(response.text, end="", flush=True)
     if verbose:
         print(
-            f"\nPrompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec\n"
+            f"\n{'=' * 10}\n"
+            f"Prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec\n"
             f"Generation: {response.generation_tokens} tokens, "
             f"{response.generation_tps:.3f} tokens-per-sec\n"
-            f"Accepted length: {response.accepted_length:.2f} in {response.target_calls} calls\n"
-            f"Peak memory: {response.peak_memory:.3f} GB"
+            f"Peak memory: {response.peak_memory:.3f} GB\n"
+            f"Accepted length: {response.accepted_length:.2f} in {response.target_calls} calls"
         )
     return text

@@ -1,12 +1,14 @@
 """One generation: the prompt, plain steps and tree steps, one ``Step`` per target call."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
+from .arguments import check_arguments, shown
 from .autotune.pace import auto_drafting
 from .config import UserError
 from .drafting.drafter import Drafting, Plan, fixed_drafting
@@ -14,7 +16,7 @@ from .drafting.settings import DraftSettings
 from .drafting.tree import DraftTree, root_only
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import normalized, sampling_of
+from .engine.sampling import check_drawn, normalized, sampling_of
 from .engine.step import Decoder, StepResult
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
@@ -22,6 +24,9 @@ from .hardware import device
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache
 from .prompts import check_prompt
+
+Progress = Callable[[int, int], Any]
+"""Told how many of a prompt's tokens have been read, and how many there are."""
 
 
 @dataclass
@@ -76,6 +81,8 @@ class Request:
             ``sampler`` takes the arg-max, else ``keyed``.
         prompt_cache: KV rows of earlier turns. The part of the prompt that they already hold is not
             read again; afterwards the cache holds this prompt too, and in lossless mode the text.
+        progress: called before the prompt is read, after each pass, and when the first token is
+            there; tokens that ``prompt_cache`` holds count as read.
         profile: adds up the seconds of each part of the generation. To do so it waits at the end of
             every part, which makes the generation slower and changes nothing else.
     """
@@ -90,6 +97,7 @@ class Request:
     logits_processors: Sequence[LogitsProcessor] | None = None
     verify: VerifyName | type[VerifyRule] | None = None
     prompt_cache: PromptCache | None = None
+    progress: Progress | None = None
     profile: Profile = NO_PROFILE
 
     @property
@@ -110,19 +118,19 @@ class Request:
         check_prompt(
             list(self.prompt),
             model.config,
-            self.prompt_cache.unknown_rows if self.prompt_cache else 0,
+            0 if self.prompt_cache is None else self.prompt_cache.unknown_rows,
         )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"max_tokens is {self.max_tokens}, expected at least 1")
-        if self.prefill_step_size < 1:
-            raise UserError(f"prefill_step_size is {self.prefill_step_size}, expected at least 1")
+        check_arguments(
+            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
+            prefill_step_size=self.prefill_step_size,
+        )
         rule, vocab_size = self.rule, model.config["vocab_size"]
         sampling = sampling_of(self.sampler)
         if sampling is not None:
             sampling.check(vocab_size)
         self.quantization.check(model.model, model.config)
         if self.drafting is not None and not isinstance(self.drafting, DraftSettings | Drafting):
-            raise UserError(f"settings is {self.drafting!r}, expected DraftSettings or None")
+            raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
         if not isinstance(self.drafting, DraftSettings):
             if rule.name == "rejection":
                 raise UserError(
@@ -154,12 +162,15 @@ def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
 def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     prompt, profile = request.prompt, request.profile
     profile.start()
-    prompt_cache = request.prompt_cache or PromptCache()
+    prompt_cache = PromptCache() if request.prompt_cache is None else request.prompt_cache
     generation = prompt_cache.begin(model, prompt, request.quantization)
     decoder = Decoder(model.model, model.streams, prompt_cache.caches, profile)
     prompt_cache.caches = decoder.caches
     unread = prompt[prompt_cache.reused : -1]
-    _prefill(decoder, unread, request.prefill_step_size, request.quantization)
+    progress, reused = request.progress or _nobody, prompt_cache.reused
+    progress(reused, len(prompt))
+    for read in _prefill(decoder, unread, request.prefill_step_size, request.quantization):
+        progress(reused + read, len(prompt))
     prompt_cache.extend(generation, unread)
     profile.border("prefill")
     # In shared mode generated rows have seen their streams, so no later prompt can use them.
@@ -167,7 +178,9 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     adapter, streams = model.adapter, model.streams
     drafting = _drafting(model, request)
     try:
-        for step in _Loop(decoder, request, drafting).steps():
+        for number, step in enumerate(_Loop(decoder, request, drafting).steps()):
+            if not number:
+                progress(len(prompt), len(prompt))
             if reusable:
                 prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
                 newest = step.tokens[-1]
@@ -213,19 +226,27 @@ def fill(
     decoder = Decoder(model.model, model.streams, prompt_cache.caches)
     prompt_cache.caches = decoder.caches
     for part in (prompt[prompt_cache.reused : -1], prompt[-1:]):
-        _prefill(decoder, part, prefill_step_size, quantization)
+        for _ in _prefill(decoder, part, prefill_step_size, quantization):
+            pass
         prompt_cache.extend(generation, part)
+
+
+def _nobody(read: int, total: int) -> None:
+    """A ``Progress`` that nobody asked for."""
 
 
 def _prefill(
     decoder: Decoder, tokens: Sequence[int], step_size: int, quantization: KVQuantization
-) -> None:
-    with mx.stream(device.generation_stream):
-        for start in range(0, len(tokens), step_size):
-            decoder.prefill(mx.array(tokens[start : start + step_size]))
+) -> Iterator[int]:
+    """Read tokens without streams, and yield after each pass how many have been read."""
+    for start in range(0, len(tokens), step_size):
+        with mx.stream(device.generation_stream):
+            part = tokens[start : start + step_size]
+            decoder.prefill(mx.array(part))
             quantization.apply(decoder.caches)
             mx.eval([cache.state for cache in decoder.caches])
             mx.clear_cache()
+        yield start + len(part)
 
 
 class _Loop:
@@ -265,6 +286,7 @@ class _Loop:
             goes_on = self._plan.pipelined and self._left != 1
             following = self._enqueue_plain(result.predictions) if goes_on else None
             token = result.predictions.item()
+            check_drawn([token])
             plan = replace(plan, tree=root_only(self._root))
             step = Step([token], plan, 1, self._seconds(start), result, [0])
             self._note(step)
@@ -326,6 +348,7 @@ class _Loop:
         profile.border("host")
         with mx.stream(device.generation_stream):
             tokens = [*plan.tree.tokens[path[1:]].tolist(), result.prediction()]
+            check_drawn(tokens)
             self._decoder.commit(path, kept_path)
             self._rule.commit(tokens)
             self._quantize()

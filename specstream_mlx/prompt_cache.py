@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
+from .arguments import shown
 from .config import UserError
-from .engine.kv import make_caches
+from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 from .engine.kv_quantization import KVQuantization
 from .loading import SpeculativeModel
+from .models.architectures import layer_windows
 
 
 class PromptCache:
@@ -50,6 +52,52 @@ class PromptCache:
         cache.caches, cache.tokens = list(caches), list(tokens)
         cache.unknown_rows, cache._owner = unknown_rows, _owner(model)
         return cache
+
+    @classmethod
+    def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
+        """Make a prompt cache of mlx_lm's, a list as ``make_prompt_cache(model)`` makes it.
+
+        Every prompt goes behind the rows that the list holds. The list itself stays as it is until
+        ``into_list``.
+
+        Raises:
+            UserError: it is no such list, or one of its caches cannot drop rejected drafts.
+        """
+        windows = layer_windows(model.config, model.model)
+        if not isinstance(caches, list) or len(caches) != len(windows):
+            raise UserError(
+                f"prompt_cache is {shown(caches)}, expected a PromptCache, or what mlx_lm's "
+                f"make_prompt_cache makes, a list of one cache for each of {len(windows)} layers"
+            )
+        pairs = enumerate(zip(caches, windows, strict=True))
+        own = [_of_mlx_lm(number, cache, window) for number, (cache, window) in pairs]
+        rows = {cache.offset for cache in own}
+        if len(rows) > 1:
+            raise UserError(
+                f"the layers of prompt_cache hold {sorted(rows)} rows, expected the same number"
+            )
+        return cls.of(model, own, [], rows.pop())
+
+    def into_list(self, caches: list[Any]) -> None:
+        """Put the rows into mlx_lm's caches, which ``of_list`` was given; they then go on."""
+        for number, layer in enumerate(self.caches):
+            cache = caches[number]
+            if isinstance(layer, QuantizedKVCache) and not isinstance(cache, QuantizedKVCache):
+                cache = caches[number] = QuantizedKVCache(layer.group_size, layer.bits)
+            if isinstance(cache, RotatingKVCache):  # as after one pass over all rows
+                keys, values = (rows[..., : self.rows, :] for rows in (layer.keys, layer.values))
+                cache.state = keys, values, self.rows, cache.keep, cache.max_size, self.rows
+            else:
+                cache.keys, cache.values, cache.offset = layer.keys, layer.values, self.rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        kind = ""
+        if self.quantized is not None:
+            kind = ", {} bits in groups of {}".format(*self.quantized)
+        return f"PromptCache({self.rows} rows of {len(self.caches)} layers{kind})"
 
     @property
     def rows(self) -> int:
@@ -137,6 +185,31 @@ class PromptCache:
             raise UserError(
                 "the prompt cache is in use by a later generation, expected one at a time"
             )
+
+
+def _of_mlx_lm(number: int, cache: Any, window: int | None) -> Any:
+    """The rows of one of mlx_lm's caches, in the class that ``make_caches`` has for the layer."""
+    if isinstance(cache, RotatingKVCache):
+        kept, most, end = cache.state[3:]
+        if kept or most != window or end != cache.offset:
+            raise UserError(
+                f"layer {number} of prompt_cache has a RotatingKVCache that dropped rows or has "
+                "another window than the model, expected all rows: only then can it go back; a "
+                "PromptCache keeps them"
+            )
+    elif not isinstance(cache, KVCache | QuantizedKVCache):
+        raise UserError(
+            f"layer {number} of prompt_cache is {shown(cache)}, expected a KVCache or a "
+            "QuantizedKVCache: no other can drop rejected drafts"
+        )
+    if isinstance(cache, QuantizedKVCache):
+        if window is not None:
+            return WindowedQuantizedKVCache(window, cache)
+        own = QuantizedKVCache(cache.group_size, cache.bits)
+    else:
+        own = KVCache() if window is None else WindowedKVCache(window)
+    own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
+    return own
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:

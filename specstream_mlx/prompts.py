@@ -1,14 +1,19 @@
 """From a user's text to the prompt's token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from .arguments import is_integer, shown
 from .config import UserError
 from .models.architectures import completed
+
+Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or the messages of a chat."""
 
 _TEXT = "{text}"
 
@@ -69,25 +74,82 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: bool = False) -> str:
     """The template's text of the user's only turn, left open or up to where the answer begins."""
+    return _chat(tokenizer, [{"role": "user", "content": content}], continue_final_message)
+
+
+def _chat(
+    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, Any]], continue_final_message: bool
+) -> str:
+    """The template's text of messages, left open or up to where the answer begins."""
     try:
         return tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
+            messages,
             tokenize=False,
             add_generation_prompt=not continue_final_message,
             continue_final_message=continue_final_message,
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise UserError(f"the tokenizer's chat template fails: {error}") from None
 
 
-def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:
-    """Token ids of a prompt, special tokens added as mlx_lm does."""
+def encode_prompt(
+    tokenizer: TokenizerWrapper, prompt: Prompt, template: str | None = None
+) -> list[int]:
+    """Token ids of a prompt.
+
+    Token ids are taken as they are. Messages are put into the chat template by themselves, where
+    the last one is the assistant's to be gone on with. Text is encoded as in mlx_lm, which adds
+    special tokens unless it begins with the bos token; but where there is a ``template``, raw text
+    is put into that and the chat template, see ``chat_prompt``. Text is not raw if it begins with a
+    special token or as the chat template's own text does.
+
+    Args:
+        tokenizer: from ``load``.
+        prompt: text, token ids, or messages, each with a ``role`` and a ``content``.
+        template: the adapter's ``prompt_template``.
+
+    Raises:
+        UserError: it is none of these, or the chat template refuses it.
+    """
     if isinstance(prompt, str):
+        if template is not None and not _is_templated(tokenizer, prompt):
+            return chat_prompt(tokenizer, prompt, template)
         bos = tokenizer.bos_token
         return tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
-    return prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
+    items = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
+    if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray | memoryview):
+        if all(map(is_integer, items)):
+            return [int(token) for token in items]
+        if all(isinstance(item, Mapping) for item in items):
+            return _encode_messages(tokenizer, items)
+    raise UserError(f"prompt is {shown(prompt)}, expected text, token ids or chat messages")
+
+
+def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
+    """Whether a text begins as what ``apply_chat_template`` returns does."""
+    openings = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+    if tokenizer.has_chat_template:
+        openings.append(_turn(tokenizer, _TEXT).partition(_TEXT)[0])
+    return any(text.startswith(opening) for opening in openings if opening)
+
+
+def _encode_messages(
+    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    for message in messages:
+        if not isinstance(message.get("role"), str) or "content" not in message:
+            raise UserError(
+                f"prompt has the message {shown(message)}, expected a role and a content"
+            )
+    if not tokenizer.has_chat_template:
+        raise UserError(
+            "prompt is chat messages and the tokenizer has no chat template, expected text or "
+            "token ids"
+        )
+    text = _chat(tokenizer, list(messages), messages[-1]["role"] == "assistant")
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> None:
