@@ -12,7 +12,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import check_arguments, check_names, shown
+from .arguments import check_arguments, check_names
 from .config import UserError
 from .drafting.drafter import Drafting
 from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
@@ -26,6 +26,7 @@ from .loop import Progress, Request, Step, decode, fill
 from .models.architectures import text_limit
 from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
+from .refused import check_kv_size, refuse_others
 
 
 @dataclass
@@ -181,46 +182,6 @@ def stream_generate(
     )
     responses = _respond(model, tokenizer, request, decode(model, request), stop)
     return responses if caches is None else _handed_over(responses, model, request, caches)
-
-
-def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -> None:
-    """Refuse what only mlx_lm's own functions take.
-
-    Raises:
-        UserError: one of these was given.
-    """
-    if draft_model is not None:
-        raise UserError(
-            "draft_model was given, but streams and lookup draft here, expected None; "
-            "mlx_lm.stream_generate(model, .., draft_model=..) takes this model too"
-        )
-    if stream is not None and stream is not device.generation_stream:
-        raise UserError(
-            f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
-        )
-    if input_embeddings is not None:
-        raise UserError(
-            "input_embeddings were given, but drafts and their checks are of tokens, expected a "
-            "prompt of token ids"
-        )
-
-
-def check_kv_size(
-    model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
-) -> None:
-    """Check that a text fits into so many rows, so that none has to be overwritten.
-
-    Raises:
-        UserError: it may not.
-    """
-    if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
-        return
-    most = "no limit" if max_tokens < 0 else prompt_tokens + max_tokens
-    if max_tokens < 0 or most > max_kv_size:
-        raise UserError(
-            f"max_kv_size is {max_kv_size} and prompt and text may have {most} tokens, expected "
-            "that they fit: a cache that overwrites rows cannot drop rejected drafts"
-        )
 
 
 def _handed_over(

@@ -64,7 +64,7 @@ def check_target(path: Path) -> None:
 
 
 def save(
-    path: Path,
+    path: str | Path,
     cache: PromptCache,
     model: SpeculativeModel,
     model_name: str | None = None,
@@ -82,6 +82,7 @@ def save(
     Raises:
         UserError: the cache is empty, or the file cannot be written, by ``check_target`` too.
     """
+    path = Path(path)
     check_target(path)
     if not cache.rows:
         raise UserError("the prompt cache is empty, expected one that holds a prompt")
@@ -162,7 +163,9 @@ def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
     return metadata.get("0.model"), config
 
 
-def load(path: Path, model: SpeculativeModel, model_name: str | None = None) -> PromptCache:
+def load(
+    path: str | Path, model: SpeculativeModel, model_name: str | None = None
+) -> PromptCache:
     """Read a prompt cache that this project or mlx_lm wrote.
 
     Args:
@@ -174,6 +177,7 @@ def load(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
         UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
             cache that cannot drop rejected drafts.
     """
+    path = Path(path)
     metadata, classes = _header(path)
     ours = _our_facts(path, metadata)
     if ours is not None:

@@ -47,7 +47,7 @@ def alone(model, prompt, count, sampler=None):
 
 def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
     response = batch_generate(
-        model, tokenizer(*ends), prompts, max_tokens, return_token_ids=True, **settings
+        model, tokenizer(*ends), prompts, max_tokens=max_tokens, return_token_ids=True, **settings
     )
     assert response.texts == [tokenizer().decode(ids) for ids in response.token_ids]
     return response
@@ -212,7 +212,7 @@ def test_without_streams():
         ({"prompts": [[1], []]}, "the prompt is empty"),
         ({"prompts": [[VOCAB_SIZE]]}, "the prompt holds token 97"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_tokens": [5, 5]}, "there are 5 prompts and max_tokens is"),
+        ({"max_tokens": [5, 5]}, "there are 5 prompts and 2 max_tokens, expected one for each"),
         ({"samplers": [None]}, "there are 5 prompts and 1 samplers, expected one for each"),
         ({"samplers": [keyed_sampler(1, top_k=97)] * 5}, "top_k is 97, expected less than the"),
         ({"num_streams": 9}, "num_streams is 9, the adapter has 3"),

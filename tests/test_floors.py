@@ -13,7 +13,7 @@ FLOORS = [
     {"checked_files", "bundled", "hardware", "models", "drafting"},
     {"engine", "adapters"},
     {"loading", "prompts"},
-    {"autotune", "prompt_cache", "inspection"},
+    {"autotune", "prompt_cache", "refused", "inspection"},
     {"prompt_cache_files", "loop"},
     {"acceptance", "generation", "batch"},
     {"cli"},

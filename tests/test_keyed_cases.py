@@ -112,7 +112,7 @@ def check_batch(rng, model):
     tokenizer = TokenizerWrapper(tiny_tokenizer())
     tokenizer.eos_token_ids = ()
     found = batch_generate(
-        model, tokenizer, prompts, limits, samplers=[make() for make in samplers],
+        model, tokenizer, prompts, max_tokens=limits, samplers=[make() for make in samplers],
         speculation=rng.random() < 0.9, deferred=rng.random() < 0.5, return_token_ids=True,
     )  # fmt: skip
     for prompt, make, limit, tokens in zip(prompts, samplers, limits, found.token_ids, strict=True):

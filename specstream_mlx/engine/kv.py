@@ -85,6 +85,12 @@ class StackedKVCache(KVCache):
         kept = mx.array(sequences)
         self.keys, self.values = self.keys[kept], self.values[kept]
 
+    def extract(self, sequence: int, rows: int) -> KVCache:
+        """The first ``rows`` rows of one sequence, as a cache of its own."""
+        cache, part = KVCache(), (slice(sequence, sequence + 1), slice(None), slice(rows))
+        cache.state = self.keys[part], self.values[part], rows
+        return cache
+
     def _reserve(self, sequences: int, keys: mx.array, values: mx.array) -> None:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
         count = -(-self.columns // self.step) * self.step

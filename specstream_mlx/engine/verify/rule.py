@@ -67,9 +67,13 @@ class VerifyRule:
             (.., m) int32, of which that of the last node is the correction or bonus token; and the
             processed logits.
         """
-        logits = self._processors(tree, nodes.kept, logits)
+        logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
         return self._last(tree, nodes, logits, predictions), predictions, logits
+
+    def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        """(.., m, vocab) logits of the kept nodes, after the logits processors."""
+        return self._processors(tree, kept, logits)
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The target's own token (1,) after the committed text, and its processed (1, vocab)."""

@@ -1,6 +1,7 @@
 """Several sequences whose trees have one shape, each under a rule of its own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -12,7 +13,7 @@ class SideBySide(VerifyRule):
     """One rule for each sequence; all arrays have a leading axis for the sequences.
 
     Args:
-        rules: of the sequences; what they verify is not pruned and not processed.
+        rules: of the sequences; what they verify is not pruned.
     """
 
     def __init__(self, rules: Sequence[VerifyRule]):
@@ -22,6 +23,12 @@ class SideBySide(VerifyRule):
     def keep(self, sequences: Sequence[int]) -> None:
         """Drop the sequences that are not listed."""
         self._rules = [self._rules[number] for number in sequences]
+
+    def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        rows = zip(self._rules, tree.tokens, logits, strict=True)
+        return mx.stack(
+            [rule.processed(replace(tree, tokens=tokens), kept, own) for rule, tokens, own in rows]
+        )
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         rows = zip(self._rules, logits, strict=True)

@@ -1,0 +1,48 @@
+"""What mlx_lm's functions take and ours do not, with the reason."""
+
+from typing import Any
+
+from .arguments import shown
+from .config import UserError
+from .hardware import device
+from .loading import SpeculativeModel
+
+
+def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -> None:
+    """Refuse what only mlx_lm's own functions take.
+
+    Raises:
+        UserError: one of these was given.
+    """
+    if draft_model is not None:
+        raise UserError(
+            "draft_model was given, but streams and lookup draft here, expected None; "
+            "mlx_lm.stream_generate(model, .., draft_model=..) takes this model too"
+        )
+    if stream is not None and stream is not device.generation_stream:
+        raise UserError(
+            f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
+        )
+    if input_embeddings is not None:
+        raise UserError(
+            "input_embeddings were given, but drafts and their checks are of tokens, expected a "
+            "prompt of token ids"
+        )
+
+
+def check_kv_size(
+    model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
+) -> None:
+    """Check that a text fits into so many rows, so that none has to be overwritten.
+
+    Raises:
+        UserError: it may not.
+    """
+    if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
+        return
+    most = "no limit" if max_tokens < 0 else prompt_tokens + max_tokens
+    if max_tokens < 0 or most > max_kv_size:
+        raise UserError(
+            f"max_kv_size is {max_kv_size} and prompt and text may have {most} tokens, expected "
+            "that they fit: a cache that overwrites rows cannot drop rejected drafts"
+        )
