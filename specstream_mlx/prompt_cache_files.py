@@ -163,9 +163,7 @@ def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
     return metadata.get("0.model"), config
 
 
-def load(
-    path: str | Path, model: SpeculativeModel, model_name: str | None = None
-) -> PromptCache:
+def load(path: str | Path, model: SpeculativeModel, model_name: str | None = None) -> PromptCache:
     """Read a prompt cache that this project or mlx_lm wrote.
 
     Args:

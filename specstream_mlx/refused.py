@@ -40,9 +40,9 @@ def check_kv_size(
     """
     if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
         return
-    most = "no limit" if max_tokens < 0 else prompt_tokens + max_tokens
-    if max_tokens < 0 or most > max_kv_size:
+    if max_tokens < 0 or prompt_tokens + max_tokens > max_kv_size:
+        most = "no limit" if max_tokens < 0 else f"{prompt_tokens + max_tokens} tokens"
         raise UserError(
-            f"max_kv_size is {max_kv_size} and prompt and text may have {most} tokens, expected "
-            "that they fit: a cache that overwrites rows cannot drop rejected drafts"
+            f"max_kv_size is {max_kv_size} and prompt and text may have {most}, expected that they "
+            "fit: a cache that overwrites rows cannot drop rejected drafts"
         )

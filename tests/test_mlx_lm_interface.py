@@ -1,0 +1,412 @@
+"""What is written for mlx_lm runs here with only the import changed, and writes the same text."""
+
+import contextlib
+import inspect
+import io
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import speculative_model
+from tiny_models import (
+    VOCAB_SIZE,
+    stream_adapter_directory,
+    tiny_llama_directory,
+    tiny_tokenizer,
+)
+
+import specstream_mlx
+from specstream_mlx import (
+    PromptCache,
+    UserError,
+    batch_generate,
+    generate,
+    keyed_sampler,
+    load,
+    load_prompt_cache,
+    save_prompt_cache,
+    stream_generate,
+)
+from specstream_mlx.prompts import chat_prompt, encode_prompt
+
+TEMPLATE = "Correct this: {text}"
+MESSAGES = [
+    {"role": "user", "content": "is the meeting at noon"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "send the report"},
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    root = tmp_path_factory.mktemp("interface")
+    base = tiny_llama_directory(
+        root / "base", seed=3, tie_word_embeddings=False, num_attention_heads=2
+    )
+    write_ascii_only(base)
+    stream_adapter_directory(root / "streams", base, prompt_template=TEMPLATE)
+    stream_adapter_directory(root / "shared", base, mode="shared", lora_rank=4)
+    return root
+
+
+def write_ascii_only(base):
+    """Let tokens that are no ASCII text be unlikely: mlx_lm is slow to decode half characters."""
+    weights, words = mx.load(str(base / "model.safetensors")), tiny_tokenizer()
+    ascii_only = [words.decode([token]).isascii() for token in range(VOCAB_SIZE)]
+    weights["lm_head.weight"] *= mx.array(ascii_only)[:, None]
+    mx.save_safetensors(str(base / "model.safetensors"), weights, {"format": "mlx"})
+
+
+@pytest.fixture(scope="module")
+def pair(directory):
+    return load(str(directory / "base"), adapter_path=str(directory / "streams"))
+
+
+# Signatures -------------------------------------------------------------------------------------
+
+
+def parameters(*functions):
+    found = {}
+    for function in functions:
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+                found.setdefault(name, parameter)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "further", "left_out"),
+    [
+        (load, mlx_lm.load, [], set()),
+        (generate, mlx_lm.generate, [], set()),
+        (
+            stream_generate,
+            mlx_lm.stream_generate,
+            [generate_step, speculative_generate_step],
+            set(),
+        ),
+        # mlx_lm's batch_generate gives this one itself.
+        (batch_generate, mlx_lm.batch_generate, [BatchGenerator.__init__], {"stop_tokens"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_signatures(ours, theirs, further, left_out):
+    found, expected = parameters(ours), parameters(theirs, *further)
+    assert set(expected) - left_out <= set(found)
+    positional = list(parameters(theirs))
+    assert list(found)[: len(positional)] == positional
+    for name in set(expected) - left_out:
+        if name in positional:
+            assert found[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        assert found[name].default is expected[name].default or (
+            found[name].default == expected[name].default
+        ), name
+
+
+# Scripts ----------------------------------------------------------------------------------------
+
+QUICK_START = """
+from mlx_lm import load, generate
+
+model, tokenizer = load(REPO)
+prompt = "Write a story about Einstein"
+messages = [{"role": "user", "content": prompt}]
+prompt = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True,
+)
+text = generate(model, tokenizer, prompt=prompt, verbose=True)
+"""
+
+STREAMING = """
+from mlx_lm import load, stream_generate
+
+repo = REPO
+model, tokenizer = load(repo)
+prompt = "Write a story about Einstein"
+messages = [{"role": "user", "content": prompt}]
+prompt = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True,
+)
+for response in stream_generate(model, tokenizer, prompt, max_tokens=512):
+    print(response.text, end="", flush=True)
+print()
+"""
+
+TOKENIZER_OPTIONS = """
+from mlx_lm import generate, load
+
+model, tokenizer = load(REPO, tokenizer_config={"eos_token": "<|pad|>"})
+text = generate(model, tokenizer, "the report", max_tokens=20)
+"""
+
+CHAT = """
+from mlx_lm import generate, load
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+
+model, tokenizer = load(path_or_hf_repo=REPO)
+prompt_cache = make_prompt_cache(model)
+text = ""
+for prompt in ("Hi my name is <Name>.", "What's my name?"):
+    messages = [{"role": "user", "content": prompt}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    text += generate(
+        model, tokenizer, prompt=prompt, verbose=True, prompt_cache=prompt_cache, max_tokens=30
+    )
+save_prompt_cache(str(FILE), prompt_cache)
+prompt_cache = load_prompt_cache(str(FILE))
+text += generate(model, tokenizer, prompt="and now", prompt_cache=prompt_cache, max_tokens=10)
+"""
+
+BATCH = """
+from mlx_lm import batch_generate, load
+
+model, tokenizer = load(REPO)
+prompts = ["Write a story about Einstein", "Why is the sky blue?", "Hi!"]
+prompts = [
+    tokenizer.apply_chat_template([{"role": "user", "content": p}], add_generation_prompt=True)
+    for p in prompts
+]
+result = batch_generate(
+    model, tokenizer, prompts, verbose=False, return_prompt_caches=True, max_tokens=24
+)
+prompts = [tokenizer.encode(text) for text in ("one", "two", "more")]
+result2 = batch_generate(
+    model, tokenizer, prompts, prompt_caches=result.caches, max_tokens=[8, 3, 12],
+    return_token_ids=True,
+)
+text = [*result.texts, *result2.texts, *result2.token_ids]
+"""
+
+LONG = """
+import mlx.core as mx
+from mlx_lm import batch_generate, generate, load, stream_generate
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from specstream_mlx import keyed_sampler
+
+model, tokenizer, config = load(REPO, return_config=True, lazy=True)
+text = [config["vocab_size"]]
+
+# a chat over turns on one cache, in two ways
+for kwargs in ({}, {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 30}):
+    cache = make_prompt_cache(model)
+    for turn, question in enumerate(["the meeting", "please send the report", "noon?"]):
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        processors = make_logits_processors(repetition_penalty=1.3, logit_bias={5: 1.5})
+        answer = generate(
+            model, tokenizer, prompt, max_tokens=16, prompt_cache=cache,
+            logits_processors=processors, sampler=keyed_sampler(turn, 0.8), **kwargs,
+        )
+        text += [answer, len(prompt)]
+    text.append(sorted({layer.offset for layer in cache}))
+assert can_trim_prompt_cache(cache) and trim_prompt_cache(cache, 4) == 4
+
+# leaving early, then going on
+cache = make_prompt_cache(model)
+for number, response in enumerate(
+    stream_generate(model, tokenizer, "the table", max_tokens=-1, prompt_cache=cache)
+):
+    text.append((response.token, response.from_draft and None, response.finish_reason))
+    if number == 6:
+        break
+del response
+text.append(generate(model, tokenizer, mx.array([9, 4, 17]), prompt_cache=cache, max_tokens=9))
+
+# arguments
+progress = []
+text.append(
+    generate(
+        model, tokenizer, prompt=list(range(20, 60)), max_tokens=8, prefill_step_size=16,
+        prompt_progress_callback=lambda *read: progress.append(read),
+        max_kv_size=64, sampler=make_sampler(temp=0.0), num_draft_tokens=3,
+    )
+)
+text.append(progress)
+
+# a batch
+prompts = [tokenizer.encode(words) for words in ("the numbers", "x", "in the table before")]
+response = batch_generate(
+    model, tokenizer, prompts, max_tokens=[20, 4, 11], return_token_ids=True,
+    return_logprobs=True, completion_batch_size=2, prefill_batch_size=1,
+    logits_processors=make_logits_processors(presence_penalty=0.7),
+)
+text += [*response.texts, *response.token_ids, [len(row) for row in response.logprobs]]
+text.append([round(sum(row), 2) for row in response.logprobs])
+"""
+
+SCRIPTS = [QUICK_START, STREAMING, TOKENIZER_OPTIONS, CHAT, BATCH, LONG]
+
+
+def run(script, **names):
+    """What a script prints, without figures of speed, and what it leaves in ``text``."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(script, names)
+    figures = ("Prompt:", "Generation:", "Peak memory:", "Accepted length:")
+    lines = [line for line in printed.getvalue().split("\n") if not line.startswith(figures)]
+    return lines, names.get("text")
+
+
+@pytest.mark.parametrize("number", range(len(SCRIPTS)))
+def test_the_same_script(number, directory, tmp_path):
+    """mlx_lm's documented examples, its chat and batch examples, and a longer one."""
+    script = SCRIPTS[number].lstrip()
+    names = {"REPO": str(directory / "base"), "FILE": tmp_path / "cache.safetensors"}
+    changed = script.replace("\nfrom mlx_lm import", "\nfrom specstream_mlx import")
+    changed = changed.replace("from mlx_lm import", "from specstream_mlx import", 1)
+    assert "from specstream_mlx import" in changed and "from mlx_lm import" not in changed
+    expected = run(script, **names)
+    assert run(changed, **names) == expected
+    assert expected[1] or len(expected[0]) > 1
+
+
+# mlx_lm's functions on our model ----------------------------------------------------------------
+
+
+def test_mlx_lms_functions_decode_our_model(pair):
+    """Plainly, in batches too, and with a draft model."""
+    model, tokenizer = pair
+    prompt = tokenizer.encode("the meeting is")
+    expected = generate(model, tokenizer, prompt, max_tokens=20)
+    assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=20) == expected
+    drafted = mlx_lm.generate(model, tokenizer, prompt, max_tokens=20, draft_model=model)
+    assert drafted == expected
+    rotating = make_prompt_cache(model, 64)
+    found = mlx_lm.generate(model, tokenizer, prompt, max_tokens=20, prompt_cache=rotating)
+    assert found == expected
+    batch = mlx_lm.batch_generate(model, tokenizer, [prompt, prompt[:1]], max_tokens=20)
+    assert batch.texts[0] == expected
+
+
+def test_a_model_that_chooses_its_caches():
+    """One with sliding windows: mlx_lm's caches for it are taken too, and can go on in mlx_lm."""
+    model = speculative_model("sliding windows", seed=1)
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    tokenizer.eos_token_ids = ()
+    caches = {name: make_prompt_cache(model) for name in ("ours", "theirs", "mixed")}
+    assert type(caches["ours"][1]).__name__ == "RotatingKVCache"
+    found = {name: [] for name in caches}
+
+    def tokens(module, prompt, cache):
+        steps = module.stream_generate(model, tokenizer, prompt, 12, prompt_cache=cache)
+        return [response.token for response in steps]
+
+    for turn, prompt in enumerate(([5, 9, 33], [7] * 9, [1, 2])):
+        found["ours"].append(tokens(specstream_mlx, prompt, caches["ours"]))
+        found["theirs"].append(tokens(mlx_lm, prompt, caches["theirs"]))
+        module = specstream_mlx if turn < 2 else mlx_lm
+        found["mixed"].append(tokens(module, prompt, caches["mixed"]))
+    assert found["ours"] == found["theirs"] == found["mixed"]
+    with pytest.raises(UserError, match="layer 1 of prompt_cache has a RotatingKVCache that drop"):
+        generate(model, tokenizer, [5], prompt_cache=caches["theirs"])
+
+
+@pytest.mark.parametrize("adapter", ["streams", "shared"])
+def test_a_list_of_caches_is_a_conversation(adapter, directory):
+    """Each turn is what reading everything again would write; the adapter decides how."""
+    model, tokenizer = load(directory / "base", adapter_path=directory / adapter)
+    cache, read = make_prompt_cache(model), []
+    for turn in range(3):
+        prompt = [turn + 30, 7, 60 + turn]
+        options = {"sampler": keyed_sampler(turn), "max_tokens": 10}
+        steps = stream_generate(model, tokenizer, prompt, prompt_cache=cache, **options)
+        found = [response.token for response in steps]
+        steps = stream_generate(model, tokenizer, [*read, *prompt], **options)
+        assert found == [response.token for response in steps]
+        read += [*prompt, *found]
+        assert {layer.offset for layer in cache} == {len(read)}
+    fresh = make_prompt_cache(model)
+    mx.eval(model(mx.array([read]), cache=fresh))
+    for ours, theirs in zip(cache, fresh, strict=True):
+        pairs = zip(ours.keys_and_values(), theirs.keys_and_values(), strict=True)
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_bundled_adapters_by_name():
+    model, tokenizer = load(specstream_mlx.bundled.base_path(), adapter_path="sql")
+    text = "table t(name, city): for t with city Paris, what are the name sorted by name?"
+    expected = generate(model, tokenizer, chat_prompt(tokenizer, text, model.prompt_template))
+    assert generate(model, tokenizer, text) == expected
+    assert expected.startswith("SELECT")
+    assert batch_generate(model, tokenizer, [text]).texts == [expected]
+    model.swap_adapter("proofread")
+    assert model.adapter is not None
+
+
+# Prompts ----------------------------------------------------------------------------------------
+
+
+def test_what_is_templated(pair):
+    _, tokenizer = pair
+    raw = "see you at noon"
+    once = chat_prompt(tokenizer, raw, TEMPLATE)
+    assert encode_prompt(tokenizer, raw) == tokenizer.encode(raw)
+    assert encode_prompt(tokenizer, raw, TEMPLATE) == once != chat_prompt(tokenizer, raw)
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    for template in (None, TEMPLATE):
+        for prompt in (text, ids, tuple(ids), mx.array(ids), np.array(ids), MESSAGES):
+            assert encode_prompt(tokenizer, prompt, template) == ids
+    begun = [*MESSAGES, {"role": "assistant", "content": "it was"}]
+    assert tokenizer.decode(encode_prompt(tokenizer, begun)).endswith("it was")
+
+
+def test_text_that_begins_with_bos_is_given_no_other(monkeypatch):
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    seen = []
+    tokenizer._tokenizer.bos_token = "<|user|>"
+    monkeypatch.setattr(
+        type(tokenizer._tokenizer), "encode", lambda *_, **options: seen.append(options) or [1]
+    )
+    encode_prompt(tokenizer, "<|user|>hello")
+    encode_prompt(tokenizer, "hello")
+    assert [options["add_special_tokens"] for options in seen] == [False, True]
+
+
+def test_messages_without_a_chat_template(pair):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="the tokenizer has no chat template, expected text or"):
+        generate(pair[0], tokenizer, MESSAGES)
+
+
+# Prompt caches ----------------------------------------------------------------------------------
+
+
+def test_prompt_caches_are_saved_and_read(pair, tmp_path):
+    model, tokenizer = pair
+    cache, file = PromptCache(), tmp_path / "cache.safetensors"
+    assert (len(cache), repr(cache)) == (0, "PromptCache(0 rows of 0 layers)")
+    prompt = tokenizer.encode("the meeting is at noon")
+    text = generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache)
+    assert len(cache) == len(prompt) + 7
+    assert repr(cache) == f"PromptCache({len(cache)} rows of 4 layers)"
+    save_prompt_cache(str(file), cache, model)
+    read = load_prompt_cache(str(file), model)
+    assert (read.tokens, len(read)) == (cache.tokens, len(cache))
+    assert generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=read) == text
+    assert read.reused == len(prompt) - 1
+
+
+def test_an_adapter_with_streams_writes_the_script_too(pair, directory):
+    """The chat of the script, with drafts that are mostly wrong, is the bare model's."""
+    bare = mlx_lm.load(str(directory / "base"))
+    found = []
+    for module, (model, tokenizer) in ((specstream_mlx, pair), (mlx_lm, bare)):
+        cache = make_prompt_cache(model)
+        processors = make_logits_processors(repetition_penalty=1.2)
+        for question in ("the meeting", "noon?"):
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+            )
+            options = {"prompt_cache": cache, "max_tokens": 15, "logits_processors": processors}
+            found.append(module.generate(model, tokenizer, text, **options))
+    assert found[:2] == found[2:]

@@ -1,0 +1,211 @@
+"""Every argument of a wrong type or out of range is refused with one sentence."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import speculative_model
+from tiny_models import tiny_tokenizer
+
+from specstream_mlx import (
+    DraftSettings,
+    PromptCache,
+    Sampling,
+    UserError,
+    batch_generate,
+    generate,
+    keyed_sampler,
+    load,
+)
+from specstream_mlx.refused import check_kv_size
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speculative_model(seed=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return TokenizerWrapper(tiny_tokenizer())
+
+
+def a_cache(rows):
+    cache = KVCache()
+    cache.update_and_fetch(mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)))
+    return cache
+
+
+def rotated():
+    cache = RotatingKVCache(4)
+    for _ in range(6):
+        cache.update_and_fetch(mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8)))
+    return cache
+
+
+def columns(*ids, dtype=mx.uint32):
+    return lambda log_probs: mx.array(ids, dtype)
+
+
+GENERATE = [
+    ("model", "a model", "expected what specstream_mlx.load returns"),
+    ("tokenizer", None, "expected what specstream_mlx.load returns"),
+    ("prompt", b"ab", "expected text, token ids or chat messages"),
+    ("prompt", None, "expected text, token ids or chat messages"),
+    ("prompt", 5, "expected text, token ids or chat messages"),
+    ("prompt", [1.5], "expected text, token ids or chat messages"),
+    ("prompt", [True, False], "expected text, token ids or chat messages"),
+    ("prompt", ["a", "b"], "expected text, token ids or chat messages"),
+    ("prompt", [[1, 2]], "expected text, token ids or chat messages"),
+    ("prompt", {"role": "user"}, "expected text, token ids or chat messages"),
+    ("prompt", mx.array([[1, 2]]), "expected text, token ids or chat messages"),
+    ("prompt", mx.array(3), "expected text, token ids or chat messages"),
+    ("prompt", np.array([0.5]), "expected text, token ids or chat messages"),
+    ("prompt", [{"content": "a"}], "expected a role and a content"),
+    ("prompt", [{"role": 5, "content": "a"}], "expected a role and a content"),
+    ("prompt", [{"role": "user", "content": 5}], "the tokenizer's chat template fails"),
+    ("prompt", [], "the prompt is empty"),
+    ("prompt", [-1], "the prompt holds token -1"),
+    ("prompt", [2**70], "the prompt holds token"),
+    ("max_tokens", 0, "expected an integer of at least 1, or -1"),
+    ("max_tokens", -2, "expected an integer of at least 1, or -1"),
+    ("max_tokens", 1.5, "max_tokens is 1.5, expected an integer"),
+    ("max_tokens", NAN, "max_tokens is nan, expected an integer"),
+    ("max_tokens", True, "max_tokens is True, expected an integer"),
+    ("max_tokens", "5", "max_tokens is '5', expected an integer"),
+    ("max_tokens", None, "max_tokens is None, expected an integer"),
+    ("draft_model", 5, "expected a model of mlx_lm's or None"),
+    ("draft_model", speculative_model(), "draft_model was given, but streams and lookup draft"),
+    ("num_draft_tokens", 0, "expected an integer of at least 1"),
+    ("stream", mx.default_stream(mx.cpu), "expected mlx_lm's generation_stream"),
+    ("input_embeddings", mx.zeros((2, 32)), "input_embeddings were given"),
+    ("sampler", 0.7, "sampler is 0.7, expected a function or None"),
+    ("sampler", lambda log_probs: 3, "the sampler returned 3, expected an mx.array of one"),
+    ("sampler", columns(1, 2), "expected an mx.array of one token"),
+    ("sampler", columns(97), "drew a token outside the vocabulary"),
+    ("sampler", columns(2**31), "drew a token outside the vocabulary"),
+    ("sampler", columns(-1, dtype=mx.int32), "drew a token outside the vocabulary"),
+    ("sampler", columns(NAN, dtype=mx.float32), "drew a token outside the vocabulary"),
+    ("logits_processors", lambda tokens, logits: logits, "expected a list of functions"),
+    ("logits_processors", [1], "expected a list of functions or None"),
+    ("logits_processors", [lambda tokens, logits: None], "a logits processor returned None"),
+    ("logits_processors", [lambda tokens, logits: logits[0]], "of the shape \\(1, 97\\)"),
+    ("max_kv_size", 0, "max_kv_size is 0, expected an integer of at least 1"),
+    ("prefill_step_size", 0, "expected an integer of at least 1"),
+    ("prefill_step_size", 2.0, "expected an integer of at least 1"),
+    ("kv_bits", "4", "kv_bits is '4', expected one of"),
+    ("kv_bits", 4.0, "kv_bits is 4.0, expected one of"),
+    ("kv_bits", 3, "kv_bits is 3, expected one of"),
+    ("kv_group_size", None, "kv_group_size is None, expected one of"),
+    ("quantized_kv_start", -1, "expected an integer of at least 0"),
+    ("prompt_progress_callback", 1, "expected a function or None"),
+    ("prompt_cache", {}, "prompt_cache is {}, expected a PromptCache, or what mlx_lm's"),
+    ("prompt_cache", [], "a list of one cache for each of 4 layers"),
+    ("prompt_cache", [KVCache()], "a list of one cache for each of 4 layers"),
+    ("prompt_cache", "file.safetensors", "expected a PromptCache"),
+    ("prompt_cache", [None] * 4, "layer 0 of prompt_cache is None, expected a KVCache"),
+    ("prompt_cache", [ArraysCache(2)] * 4, "layer 0 of prompt_cache is"),
+    ("prompt_cache", [rotated()] * 4, "has a RotatingKVCache that dropped rows"),
+    ("prompt_cache", [a_cache(3), *map(a_cache, (2, 2, 2))], r"hold \[2, 3\] rows"),
+    ("prompt_cache", PromptCache, "expected a PromptCache"),
+    ("stop", [1], "stop is \\[1\\], expected a string or a list of strings"),
+    ("stop", 5, "expected a string or a list of strings"),
+    ("stop", [""], "a stop string is empty"),
+    ("verify", 5, "verify is 5, expected a rule's name, a class or None"),
+    ("verify", "magic", "verify is 'magic', expected one of"),
+    ("profile", None, "profile is None, expected a Profile"),
+    ("settings", {}, "settings is {}, expected DraftSettings or None"),
+    ("verbose", "yes", "verbose is 'yes', expected True or False"),
+    ("tree_width", 1.5, "tree_width is 1.5, expected an integer of at least 1"),
+    ("tree_size", True, "tree_size is True, expected an integer of at least 1"),
+    ("num_streams", "2", "num_streams is '2', expected an integer of at least 0"),
+    ("draft_threshold", NAN, "draft_threshold is nan, expected a probability below 1"),
+    ("speculation", None, "speculation is None, expected True or False"),
+    ("temperature", 0.5, "was given temperature, which is none of its arguments"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), GENERATE)
+def test_generate(name, value, message, model, tokenizer):
+    arguments = {"model": model, "tokenizer": tokenizer, "prompt": [5, 6], name: value}
+    with pytest.raises(UserError, match=message) as caught:
+        generate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("prompts", "a text", "prompts is 'a text', expected a list of prompts"),
+        ("prompts", [[1], b"a"], "expected text, token ids or chat messages"),
+        ("prompts", [5, 6], "expected text, token ids or chat messages"),
+        ("max_tokens", [5, 1.5], "max_tokens is 1.5, expected an integer"),
+        ("max_tokens", -1, "max_tokens is -1, expected at least one prompt"),
+        ("max_tokens", True, "max_tokens is True, expected an integer"),
+        ("prompt_caches", {}, "prompt_caches is {}, expected a list"),
+        ("prompt_caches", [None], "there are 2 prompts and 1 prompt_caches"),
+        ("prompt_caches", [None, {}], "prompt_cache is {}, expected a PromptCache"),
+        ("samplers", keyed_sampler, "expected a list of functions or None"),
+        ("samplers", [1, None], "expected a list of functions or None"),
+        ("sampler", "greedy", "expected a function or None"),
+        ("sampler", keyed_sampler(1), "would draw with the same noise, expected samplers"),
+        ("sampler", columns(200), "drew a token outside the vocabulary"),
+        ("logits_processors", [None], "expected a list of functions or None"),
+        ("completion_batch_size", 0, "expected an integer of at least 1"),
+        ("prefill_step_size", NAN, "prefill_step_size is nan, expected an integer"),
+        ("return_logprobs", "all", "expected True or False"),
+        ("num_streams", 1.0, "num_streams is 1.0, expected an integer"),
+    ],
+)
+def test_batch_generate(name, value, message, model, tokenizer):
+    with pytest.raises(UserError, match=message):
+        batch_generate(model, tokenizer, **{"prompts": [[5, 6], [7]], name: value})
+
+
+def test_a_text_that_may_not_fit():
+    """Where mlx_lm's model chooses its caches, as Llama, ``max_kv_size`` has no effect there."""
+    check_kv_size(object(), 20, 4, 16)
+    for limit, text in ((17, 21), (-1, "no limit")):
+        with pytest.raises(UserError, match=f"prompt and text may have {text}"):
+            check_kv_size(object(), 20, 4, limit)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("path_or_hf_repo", None, "expected a directory or a Hugging Face repository"),
+        ("tokenizer_config", "fast", "tokenizer_config is 'fast', expected a dictionary"),
+        ("model_config", [1], "model_config is .1., expected a dictionary or None"),
+        ("adapter_path", 5, "adapter_path is 5, expected a directory, a bundled adapter's name"),
+        ("lazy", "no", "lazy is 'no', expected True or False"),
+        ("revision", 1, "revision is 1, expected a branch, a tag, a commit or None"),
+        ("trust_remote_code", True, "no code that comes with a model is run here"),
+    ],
+)
+def test_load(name, value, message):
+    with pytest.raises(UserError, match=message):
+        load(**{"path_or_hf_repo": Path("nowhere"), name: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        (Sampling, {"temp": "hot"}, "temp is 'hot', expected a number of at least 0"),
+        (Sampling, {"temp": NAN}, "temp is nan, expected a number of at least 0"),
+        (Sampling, {"top_k": 1.5}, "top_k is 1.5, expected an integer of at least 0"),
+        (Sampling, {"top_p": None}, "top_p is None, expected a number from 0 to 1"),
+        (Sampling, {"xtc_special_tokens": 5}, "xtc_special_tokens is 5, expected a list"),
+        (keyed_sampler, {"seed": 1.5}, "seed is 1.5, expected an integer"),
+        (DraftSettings, {"tree_width": "4"}, "tree_width is '4', expected an integer"),
+        (DraftSettings, {"lookup": "yes"}, "lookup is 'yes', expected True or False"),
+        (DraftSettings, {"static_tree": 5}, "static_tree is 5, expected a StaticTree or None"),
+    ],
+)
+def test_settings(make, fields, message):
+    with pytest.raises(UserError, match=message):
+        make(**fields)
