@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from .arguments import shown
@@ -76,6 +77,8 @@ class PromptCache:
             raise UserError(
                 f"the layers of prompt_cache hold {sorted(rows)} rows, expected the same number"
             )
+        if any(rows):
+            _check_heads(model, own)
         return cls.of(model, own, [], rows.pop())
 
     def into_list(self, caches: list[Any]) -> None:
@@ -210,6 +213,28 @@ def _of_mlx_lm(number: int, cache: Any, window: int | None) -> Any:
         own = KVCache() if window is None else WindowedKVCache(window)
     own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
     return own
+
+
+def _check_heads(model: SpeculativeModel, caches: Sequence[Any]) -> None:
+    """Check that filled caches are of one sequence and have the model's heads.
+
+    Raises:
+        UserError: one does not.
+    """
+    probe = make_caches(model.model, model.config)
+    model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape
+    for number, (cache, expected) in enumerate(zip(caches, probe, strict=True)):
+        arrays = cache.keys if isinstance(cache, QuantizedKVCache) else (cache.keys,)
+        size = arrays[0].shape[-1]
+        if isinstance(cache, QuantizedKVCache):
+            size = size * 32 // cache.bits
+        found = (*arrays[0].shape[:2], size)
+        heads, head_dim = expected.keys.shape[1], expected.keys.shape[3]
+        if found != (1, heads, head_dim):
+            raise UserError(
+                f"layer {number} of prompt_cache has {found[0]} sequences with {found[1]} heads of "
+                f"{size}, expected one with the model's {heads} heads of {head_dim}"
+            )
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:

@@ -35,9 +35,9 @@ def tokenizer():
     return TokenizerWrapper(tiny_tokenizer())
 
 
-def a_cache(rows):
+def a_cache(rows, heads=2):
     cache = KVCache()
-    cache.update_and_fetch(mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)))
+    cache.update_and_fetch(mx.zeros((1, heads, rows, 8)), mx.zeros((1, heads, rows, 8)))
     return cache
 
 
@@ -112,6 +112,7 @@ GENERATE = [
     ("prompt_cache", [ArraysCache(2)] * 4, "layer 0 of prompt_cache is"),
     ("prompt_cache", [rotated()] * 4, "has a RotatingKVCache that dropped rows"),
     ("prompt_cache", [a_cache(3), *map(a_cache, (2, 2, 2))], r"hold \[2, 3\] rows"),
+    ("prompt_cache", [a_cache(2, heads=4)] * 4, "1 sequences with 4 heads of 8, expected one with"),
     ("prompt_cache", PromptCache, "expected a PromptCache"),
     ("stop", [1], "stop is \\[1\\], expected a string or a list of strings"),
     ("stop", 5, "expected a string or a list of strings"),
