@@ -112,6 +112,12 @@ def encode_prompt(
         UserError: it is none of these, or the chat template refuses it.
     """
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"prompt is {shown(prompt)}, which holds half a character, expected Unicode text"
+            ) from None
         if template is not None and not _is_templated(tokenizer, prompt):
             return chat_prompt(tokenizer, prompt, template)
         bos = tokenizer.bos_token

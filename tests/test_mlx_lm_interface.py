@@ -140,7 +140,8 @@ print()
 TOKENIZER_OPTIONS = """
 from mlx_lm import generate, load
 
-model, tokenizer = load(REPO, tokenizer_config={"eos_token": "<|pad|>"})
+options = {"eos_token": "<|pad|>"}
+model, tokenizer = load(REPO, tokenizer_config=options, model_config={"rope_theta": 50.0})
 text = generate(model, tokenizer, "the report", max_tokens=20)
 """
 

@@ -70,6 +70,7 @@ GENERATE = [
     ("prompt", [{"role": 5, "content": "a"}], "expected a role and a content"),
     ("prompt", [{"role": "user", "content": 5}], "the tokenizer's chat template fails"),
     ("prompt", [], "the prompt is empty"),
+    ("prompt", "a\ud800", "which holds half a character, expected Unicode text"),
     ("prompt", [-1], "the prompt holds token -1"),
     ("prompt", [2**70], "the prompt holds token"),
     ("max_tokens", 0, "expected an integer of at least 1, or -1"),
