@@ -1,18 +1,101 @@
-"""JSON objects and safetensors headers of files that a user gave, checked as they are read."""
+"""The guard at the door: all files that a user gave are read here, and checked as they are read.
+
+Whatever is wrong with one becomes a ``UserError`` whose one sentence names the file. MLX is
+imported only where tensors are read: training checks its files without it.
+"""
 
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from .config import UserError
+from .config import UserError, is_number, shown
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 Headers = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of tensors by name; the dtype as safetensors writes it, such as ``BF16``."""
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
+_MOST_DIGITS = 38  # of an integer, which then fits a float32 too
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def reason(error: BaseException, limit: int = 160) -> str:
+    """What another library says is wrong: its first sentence, without what it advises to do."""
+    if "trust_remote_code" in str(error):
+        return "it asks for code that comes with it, which is never run"
+    text = " ".join(str(error).strip().partition("\n")[0].split()).partition(". ")[0]
+    text = text.rstrip(".:") or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def short(path: str | Path, limit: int = 400) -> str:
+    """A path as a sentence shows it; one that is too long for any file is cut."""
+    text = str(path)
+    return text if len(text) <= limit else f"{text[:limit]} .."
+
+
+def template_error(error: Exception) -> UserError:
+    """What becomes of an exception of a tokenizer's chat template, whatever it is."""
+    return UserError(f"the tokenizer's chat template fails: {reason(error)}")
+
+
+# Text and JSON ------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, its line ends as they are.
+
+    Raises:
+        UserError: the file is missing, cannot be read or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: see byte {error.start}") from None
+    except OSError as error:
+        raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
+    except ValueError:  # a zero byte
+        raise UserError(f"{short(path)!r} is no name of a file") from None
+
+
+def parse_json(text: str, where: str | Path) -> Any:
+    """A JSON value whose numbers are finite.
+
+    Args:
+        text: of the value.
+        where: the file, or the place in a file, for the error.
+
+    Raises:
+        UserError: it is not JSON, nested too deeply, or has a number that no field can hold.
+    """
+
+    def integer(digits: str) -> int:
+        if len(digits) > _MOST_DIGITS:
+            raise UserError(f"{where} has a number of {len(digits)} digits, expected fewer")
+        return int(digits)
+
+    def number(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise UserError(f"{where} has the number {digits[:40]}, expected a finite one")
+        return value
+
+    try:
+        return json.loads(text, parse_int=integer, parse_float=number, parse_constant=number)
+    except RecursionError:
+        raise UserError(f"{where} is nested too deeply, expected plain JSON") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{where} is not valid JSON: {error.msg} at {place}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -21,36 +104,106 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
+    values = parse_json(read_text(path), path)
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, expected a JSON object")
     return values
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    r"""Number and value of each line that is not blank.
+
+    Lines end in ``\n`` alone: others of Unicode's line ends may stand within JSON's texts.
+
+    Raises:
+        UserError: the file cannot be read, or a line is not JSON.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            yield number, parse_json(line, f"{path}, line {number}")
+
+
+@contextmanager
+def tokenizer_files(directory: Path) -> Iterator[None]:
+    """A context that reads a tokenizer with a library; whatever this raises becomes one sentence.
+
+    Raises:
+        UserError: a file is damaged, or the library cannot read them.
+    """
+    for name in _TOKENIZER_FILES:
+        if os.path.lexists(path := directory / name):
+            length = read_json(path).get("model_max_length", 0)
+            if not is_number(length):
+                raise UserError(f"{path}: model_max_length is {shown(length)}, expected a number")
+    try:
+        yield
+    except Exception as error:  # transformers and tokenizers raise many types
+        large = directory / "tokenizer.json"
+        if os.path.lexists(large):
+            read_json(large)
+        raise UserError(f"{directory}: the tokenizer cannot be read: {reason(error)}") from None
+
+
+# Tensors ------------------------------------------------------------------------------------
 
 
 def tensor_headers(path: Path) -> Headers:
     """Shape and dtype of every tensor of a safetensors file, without reading the tensors.
 
     Raises:
-        UserError: the file is missing, truncated or of another format.
+        UserError: the file is missing, truncated, of another format or without tensors.
     """
-    if not path.is_file():
-        raise UserError(f"{path} is missing")
+    if not os.path.isfile(path):
+        found = "is not a file" if os.path.lexists(path) else "is missing"
+        raise UserError(f"{path} {found}")
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()}
-    except SafetensorError as error:
+            headers = {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()}
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
-            f"{path} is not a complete safetensors file ({error}); "
+            f"{path} is not a complete safetensors file ({reason(error)}); "
             "expected one that is neither truncated nor of another format"
         ) from None
+    if not headers:
+        raise UserError(f"{path} has no tensor, expected some")
+    return headers
+
+
+def read_arrays(path: Path) -> "dict[str, mx.array]":
+    """The tensors of a safetensors file as MLX arrays by name; those of floats are finite.
+
+    Raises:
+        UserError: the file is missing or damaged, or a tensor is not finite.
+    """
+    import mlx.core as mx
+
+    tensor_headers(path)
+    try:
+        arrays = dict(mx.load(str(path)))
+        name = not_finite(arrays)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    if name is not None:
+        raise UserError(f"{path}: {name} holds NaN or infinity, expected finite numbers")
+    return arrays
+
+
+def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
+    """The name of the first array that holds NaN or infinity; all arrays are evaluated.
+
+    A sum is finite only if all that it adds is, and takes a fraction of the time of looking at
+    each element, which is done where a sum is not.
+    """
+    import mlx.core as mx
+
+    floats = {n: array for n, array in arrays.items() if mx.issubdtype(array.dtype, mx.floating)}
+    sums = {name: mx.isfinite(array.sum()) for name, array in floats.items()}
+    mx.eval(list(arrays.values()), sums)
+    for name, finite in sums.items():
+        if not finite.item() and not mx.isfinite(floats[name]).all().item():
+            return name
+    return None
 
 
 def check_tensors(path: Path, found: Headers, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -3,6 +3,7 @@
 Pure Python: neither torch nor mlx is imported here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -25,6 +26,40 @@ class UserError(ValueError):
 
 class ConfigError(UserError):
     """A field of the configuration is missing, unknown or out of range."""
+
+
+MOST = 2**31 - 1
+"""The largest size: MLX counts the elements of an axis in 32 bits."""
+
+MOST_LAYERS = 4096
+MOST_STREAMS = 1024
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value as a sentence shows it, cut to ``limit`` characters."""
+    if isinstance(value, int) and value.bit_length() > 4 * limit:
+        return "a number of more digits than fit here"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
+    """Check that a value is an integer from ``least`` to ``most``.
+
+    Raises:
+        ConfigError: it is not; the sentence begins with ``name``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {shown(value)}, expected an integer of at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {shown(value)}, expected an integer of at most {most}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    if isinstance(value, int):
+        return type(value) is not bool and value.bit_length() < 1024  # so it has a float
+    return isinstance(value, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -75,24 +110,27 @@ class StreamConfig:
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected one of {allowed}")
-        for name in ("num_streams", "num_msa_layers", "hidden_size", "num_hidden_layers"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}, expected an integer of at least 1")
+                found = shown(getattr(self, name))
+                raise ConfigError(f"{name} is {found}, expected one of {allowed}")
+        check_integer("num_streams", self.num_streams, most=MOST_STREAMS)
+        check_integer("hidden_size", self.hidden_size)
+        for name in ("num_msa_layers", "num_hidden_layers"):
+            check_integer(name, getattr(self, name), most=MOST_LAYERS)
         for name in ("stream_init_rank", "stream_adapter_rank", "pruner_rank"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"{name} is {value!r}, expected an integer of at least 0")
-        if not isinstance(self.value_rotation_epsilon, int | float):
-            raise ConfigError(
-                f"value_rotation_epsilon is {self.value_rotation_epsilon!r}, expected a number"
-            )
+            check_integer(name, getattr(self, name), least=0)
+        if not is_number(self.value_rotation_epsilon):
+            found = shown(self.value_rotation_epsilon)
+            raise ConfigError(f"value_rotation_epsilon is {found}, expected a number")
+        for name in ("base_model", "base_fingerprint"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is {shown(getattr(self, name))}, expected a text")
         template = self.prompt_template
         if template is not None and (not isinstance(template, str) or "{text}" not in template):
-            raise ConfigError(f"prompt_template is {template!r}, expected text with {{text}} in it")
+            found = shown(template)
+            raise ConfigError(f"prompt_template is {found}, expected text with {{text}} in it")
         if self.version != FORMAT_VERSION:
-            raise ConfigError(f"version is {self.version!r}, this release reads {FORMAT_VERSION}")
+            found = shown(self.version)
+            raise ConfigError(f"version is {found}, this release reads {FORMAT_VERSION}")
         if self.num_msa_layers > self.num_hidden_layers:
             raise ConfigError(
                 f"num_msa_layers is {self.num_msa_layers}, "
@@ -149,7 +187,7 @@ class StreamConfig:
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ConfigError(f"unknown field {unknown[0]!r}")
+            raise ConfigError(f"unknown field {shown(unknown[0])}")
         try:
             return cls(**values)
         except TypeError as error:

@@ -1,5 +1,6 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
@@ -15,15 +17,31 @@ from .adapters.files import Adapter, read_adapter
 from .adapters.lora import unmount
 from .adapters.mounting import mount
 from .arguments import check_arguments
-from .checked_files import read_json, tensor_headers
-from .config import Mode, UserError
+from .checked_files import (
+    not_finite,
+    read_arrays,
+    read_json,
+    reason,
+    short,
+    tensor_headers,
+    tokenizer_files,
+)
+from .config import ConfigError, Mode, UserError, shown
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
-from .models.architectures import architecture_of, check_config, explicit_fields, model_classes
+from .models.architectures import (
+    architecture_of,
+    check_config,
+    check_end_tokens,
+    explicit_fields,
+    model_classes,
+)
 from .models.fingerprint import fingerprint
 from .models.streams import Streams
 
 INDEX_FILE = "model.safetensors.index.json"
+_WEIGHTS = "model*.safetensors"
+_LONGEST_REPO = 200  # no path of a directory that exists gets here
 
 
 @dataclass
@@ -156,7 +174,7 @@ def load(
     model, full_config = read_model(path, model_config=model_config)
     model, held = hold_weights(model, weights)
     if not lazy:
-        mx.eval(model.parameters())
+        _check_finite(path, model)
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
     speculative = SpeculativeModel(model, read_config(path, model_config), path, held=held)
     if adapter_path is not None:
@@ -180,11 +198,13 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
         UserError: there is neither such a directory nor such a repository.
     """
     path = Path(path_or_hf_repo)
-    if path.is_dir():
+    if os.path.isdir(path):
         return path
     text = str(path_or_hf_repo)
-    if path.exists():
+    if os.path.exists(path):
         raise UserError(f"the model {text} is a file, expected a directory")
+    if len(text) > _LONGEST_REPO or "\0" in text:
+        raise UserError(f"the model directory {short(text)!r} does not exist")
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise UserError(f"the model directory {text} does not exist")
     from huggingface_hub import is_offline_mode, snapshot_download
@@ -194,16 +214,16 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:
-        reason = "the hub cannot be reached"
+        obstacle = "the hub cannot be reached"
         if is_offline_mode():
-            reason = "HF_HUB_OFFLINE forbids to download it"
+            obstacle = "HF_HUB_OFFLINE forbids to download it"
         raise UserError(
             f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
-            f"and {reason}"
+            f"and {obstacle}"
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(
-            f"the model {text} is neither a directory nor a repository in reach: {one_line(error)}"
+            f"the model {text} is neither a directory nor a repository in reach: {reason(error)}"
         ) from None
 
 
@@ -215,8 +235,11 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
     """
     path = directory / "config.json"
     config = {**read_json(path), **(changes or {})}
+    headers = {}
+    for file in sorted(directory.glob(_WEIGHTS)):
+        headers |= tensor_headers(file)
     try:
-        check_config(config)
+        check_config(config, headers)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return config
@@ -228,7 +251,7 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         UserError: there is none, or one that the index lists is missing.
     """
-    files = sorted(directory.glob("model*.safetensors"))
+    files = sorted(directory.glob(_WEIGHTS))
     if not files:
         sentence = f"{directory} has no model*.safetensors, expected weights in that format"
         if any(directory.glob("pytorch_model*.bin")):
@@ -237,11 +260,14 @@ def weight_files(directory: Path) -> list[Path]:
                 ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
             )
         raise UserError(sentence)
-    if (directory / INDEX_FILE).exists():
-        listed = read_json(directory / INDEX_FILE).get("weight_map") or {}
+    index = directory / INDEX_FILE
+    if os.path.lexists(index):
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
+            raise UserError(f"{index} has no weight_map, expected names of files by tensor")
         missing = sorted(set(listed.values()) - {file.name for file in files})
         if missing:
-            raise UserError(f"{directory / missing[0]} is missing, {INDEX_FILE} lists it")
+            raise UserError(f"{directory} lacks {shown(missing[0])}, which {INDEX_FILE} lists")
     return files
 
 
@@ -265,15 +291,21 @@ def read_model(
     """
     config = read_config(directory, model_config)
     fields = {**(model_config or {}), **explicit_fields(config)}
-    for file in weight_files(directory):
-        tensor_headers(file)
+    weight_files(directory)
+    generation = directory / "generation_config.json"
+    if os.path.lexists(generation):
+        try:
+            check_end_tokens(read_json(generation))
+        except ConfigError as error:
+            raise UserError(f"{generation}: {error}") from None
     try:
         model, full_config = load_model(
             directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
     except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
-        reason = one_line(error)
-        raise UserError(f"{directory}: config.json and the weights do not fit: {reason}") from None
+        path = directory / "config.json"
+        raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
+    _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
         try:
             check_tree(model, config)
@@ -296,13 +328,41 @@ def read_tokenizer(
         UserError: it cannot be read.
     """
     arguments = {"trust_remote_code": False, **(extra or {})}
-    try:
+    with tokenizer_files(directory):
         return load_tokenizer(directory, arguments, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:  # transformers and tokenizers raise many types
-        raise UserError(f"{directory}: the tokenizer cannot be read: {one_line(error)}") from None
 
 
-def one_line(error: Exception, limit: int = 240) -> str:
-    """An error's message on one line, cut to ``limit`` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[:limit]} ..."
+def _check_dtypes(directory: Path, model: nn.Module) -> None:
+    """Whether all weights are numbers of a float's dtype, but those that are packed."""
+    for path, module in model.named_modules():
+        packed = any("scale" in name for name in module)
+        affine = packed and getattr(module, "mode", None) == "affine"
+        if affine and module.weight.dtype != mx.uint32:
+            raise UserError(
+                f"{_origin(directory, f'{path}.weight')} has dtype {module.weight.dtype}, "
+                "expected uint32, since it has scales"
+            )
+        for name, tensor in module.items():
+            if not isinstance(tensor, mx.array) or mx.issubdtype(tensor.dtype, mx.floating):
+                continue
+            if not packed or (affine and name != "weight"):
+                raise UserError(
+                    f"{_origin(directory, f'{path}.{name}')} has dtype {tensor.dtype}, "
+                    "expected a floating-point one"
+                )
+
+
+def _check_finite(directory: Path, model: nn.Module) -> None:
+    """Evaluate a model's weights, none of which may be NaN or infinite."""
+    name = not_finite(dict(tree_flatten(model.parameters())))
+    if name is None:
+        return
+    for file in weight_files(directory):  # a scale is not finite where expanded weights are not
+        read_arrays(file)
+    raise UserError(f"{_origin(directory, name)} is not finite in the dtype that it is held in")
+
+
+def _origin(directory: Path, name: str) -> str:
+    """A tensor with the file that it is in, where it has the same name there."""
+    files = (file for file in weight_files(directory) if name in tensor_headers(file))
+    return f"{next(files, directory)}: {name}"

@@ -7,6 +7,7 @@ mlx_lm's says neither: its rows must have the model's shape, and the model the n
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import Adapter
-from .config import UserError
+from .checked_files import parse_json, read_arrays, reason, short
+from .config import UserError, shown
 from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 from .engine.kv_quantization import KVQuantization
 from .loading import SpeculativeModel
@@ -153,10 +155,7 @@ def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
         UserError: the file is missing, damaged or no prompt cache.
     """
     metadata, _ = _header(path)
-    try:
-        config = json.loads(metadata.get("0.tokenizer_config", "{}"))
-    except json.JSONDecodeError:
-        config = None
+    config = parse_json(metadata.get("0.tokenizer_config", "{}"), f"{path}: its tokenizer_config")
     if not isinstance(config, dict):
         raise _damaged(path, "its tokenizer_config is not a JSON object")
     config.pop("trust_remote_code", None)  # which a file has no say in
@@ -177,7 +176,7 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
     """
     path = Path(path)
     metadata, classes = _header(path)
-    ours = _our_facts(path, metadata)
+    ours = _our_facts(path, metadata, model.config["vocab_size"])
     if ours is not None:
         _check_made_by(path, ours, metadata.get("0.model"), model)
     else:
@@ -185,8 +184,9 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
     try:
         layers = load_prompt_cache(str(path))
         mx.eval([layer.state for layer in layers])
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, str(error)) from None
+    except Exception as error:  # whatever the metadata lead to in mlx_lm
+        raise _damaged(path, reason(error)) from None
+    read_arrays(path)
     caches = list(_checked_layers(path, layers, classes, model, own_windows=ours is not None))
     rows = caches[0].offset
     tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
@@ -207,13 +207,14 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 def _header(path: Path) -> tuple[dict[str, str], list[str]]:
     """A file's metadata as mlx_lm flattens it, and the classes of its layers' caches."""
-    if not path.is_file():
-        raise UserError(f"the prompt cache file {path} does not exist")
+    if not os.path.isfile(path):
+        found = "is not a file" if os.path.lexists(path) else "does not exist"
+        raise UserError(f"the prompt cache file {short(path)} {found}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, str(error)) from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, reason(error)) from None
     classes = []
     while (name := metadata.get(f"1.{len(classes)}")) is not None:
         classes.append(name)
@@ -222,20 +223,21 @@ def _header(path: Path) -> tuple[dict[str, str], list[str]]:
     return metadata, classes
 
 
-def _our_facts(path: Path, metadata: dict[str, str]) -> dict[str, Any] | None:
+def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[str, Any] | None:
     """What the metadata says beside mlx_lm's, checked; ``None`` for a file of mlx_lm's."""
     if f"0.{_OURS}" not in metadata:
         return None
     try:
-        facts = json.loads(metadata[f"0.{_OURS}"])
+        facts = parse_json(metadata[f"0.{_OURS}"], f"{path}: its metadata {_OURS}")
         sound = (
             all(isinstance(facts[name], str) for name in ("base_fingerprint", "weights"))
             and isinstance(facts["adapter"], str | None)
-            and isinstance(facts["unknown_rows"], int)
+            and type(facts["unknown_rows"]) is int
+            and facts["unknown_rows"] >= 0
             and isinstance(facts["tokens"], list)
-            and all(type(token) is int for token in facts["tokens"])
+            and all(type(token) is int and 0 <= token < vocab_size for token in facts["tokens"])
         )
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (KeyError, TypeError):
         sound = False
     if not sound:
         raise _damaged(path, f"its metadata {_OURS} is not what we write")
@@ -270,9 +272,11 @@ def _check_name(
 ) -> None:
     """mlx_lm compares the names of the models; two names of one directory are the same here."""
     expected = model_name or str(model.path)
-    if found in (expected, None) or Path(found).resolve() == model.path.resolve():
+    if found in (expected, None):
         return
-    raise UserError(f"{path} was made by the model {found}, expected {expected}")
+    if os.path.isdir(found) and os.path.samefile(found, model.path):
+        return
+    raise UserError(f"{path} was made by the model {shown(found)}, expected {expected}")
 
 
 def _checked_layers(
@@ -322,13 +326,15 @@ def _check_rows(path: Path, layer: Any, expected: KVCache, different_offsets: in
         raise _damaged(path, "its layers hold different numbers of rows, or none")
     for name in ("keys", "values"):
         _, heads, _, size = getattr(expected, name).shape
-        found = getattr(layer, name)
+        parts = [array for _, array in tree_flatten(getattr(layer, name))]
+        if not parts:
+            raise _damaged(path, f"it has no {name}")
+        found = parts[0]
+        size_found = found.shape[-1] if found.ndim else 0
         if isinstance(layer, QuantizedKVCache):
-            parts = [array for _, array in tree_flatten(found)]
-            size_found = parts[0].shape[-1] * 32 // layer.bits if len(parts) == 3 else None
-            found = parts[0]
-        else:
-            size_found = found.shape[-1]
+            size_found = size_found * 32 // layer.bits if len(parts) == 3 else None
+        elif not mx.issubdtype(found.dtype, mx.floating):
+            raise UserError(f"{path}: {name} have dtype {found.dtype}, expected a floating one")
         if (
             found.ndim != 4
             or found.shape[:2] != (1, heads)

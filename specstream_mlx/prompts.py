@@ -5,10 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import is_integer, shown
+from .checked_files import template_error
 from .config import UserError
 from .models.architectures import completed
 
@@ -68,7 +68,10 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     content = text + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:
         mark = "<query>"
-        content = _turn(tokenizer, content)[_turn(tokenizer, mark).index(mark) :]
+        before, found, _ = _turn(tokenizer, mark).partition(mark)
+        if not found:
+            raise UserError("the tokenizer's chat template leaves out what the user says")
+        content = _turn(tokenizer, content)[len(before) :]
     return tokenizer.encode(content, add_special_tokens=False)
 
 
@@ -82,14 +85,16 @@ def _chat(
 ) -> str:
     """The template's text of messages, left open or up to where the answer begins."""
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             messages,
             tokenize=False,
             add_generation_prompt=not continue_final_message,
             continue_final_message=continue_final_message,
         )
-    except (TemplateError, TypeError, KeyError, ValueError) as error:
-        raise UserError(f"the tokenizer's chat template fails: {error}") from None
+        text.encode()  # half a character of UTF-16 is no text
+        return text
+    except Exception as error:  # a template may raise anything
+        raise template_error(error) from None
 
 
 def encode_prompt(

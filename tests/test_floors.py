@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[1] / "specstream_mlx"
 
 FLOORS = [
     {"config"},
-    {"arguments", "staging"},
-    {"checked_files", "bundled", "hardware", "models", "drafting"},
+    {"arguments", "checked_files", "staging"},
+    {"bundled", "hardware", "models", "drafting"},
     {"engine", "adapters"},
     {"loading", "prompts"},
     {"autotune", "prompt_cache", "refused", "inspection"},

@@ -6,12 +6,12 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
     tensor_file,
 )
-from specstream_mlx.checked_files import check_shapes
+from specstream_mlx.checked_files import check_shapes, tensor_headers
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import other_file, staged_directory
 
@@ -47,19 +47,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         UserError: the file is missing or damaged, would run code, or holds anything but named
             tensors.
     """
-    if not path.is_file():
+    if path.suffix == ".safetensors":
+        tensor_headers(path)
+    elif not os.path.isfile(path):
         raise UserError(f"{path} is missing")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from None
-    except Exception as error:  # torch.load raises what the damaged or hostile bytes lead to
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{path} is refused: {type(error).__name__}: {reason}") from None
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # torch.load raises what the damaged or hostile bytes lead to
+        raise UserError(
+            f"{path} is refused: it is damaged, or asks for more than tensors, of which nothing "
+            "was run; expected tensors by name"
+        ) from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{path} holds something other than named tensors")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise UserError(f"{path} holds something other than named tensors")
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{path}: {name} holds NaN or infinity, expected finite numbers")
     return tensors
 
 

@@ -80,9 +80,12 @@ def load_checkpoint(
                 f"{path} was made with {name} = {found.get(name)}, expected {expected.get(name)} "
                 "as in this run"
             )
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            parameter.copy_(state["weights"][name])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"])
+    try:
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(state["weights"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} does not fit this run: {type(error).__name__}") from None
     return step, seconds

@@ -1,5 +1,6 @@
 """PyTorch models loaded from directories: a base alone, or a base with an adapter mounted on it."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -10,7 +11,6 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,8 +20,8 @@ from specstream_mlx.adapters.torch_files import (
     LORA_TENSORS,
     tensor_file,
 )
-from specstream_mlx.checked_files import read_json
-from specstream_mlx.config import ConfigError, UserError
+from specstream_mlx.checked_files import read_json, reason, short, tensor_headers
+from specstream_mlx.config import ConfigError, UserError, shown
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
@@ -39,21 +39,25 @@ def load_base(model_dir: Path) -> torch.nn.Module:
         UserError: the directory or a file in it is missing or damaged, or describes a model that
             the MLX runtime refuses too.
     """
-    if not model_dir.is_dir():
-        raise UserError(f"model directory {model_dir} does not exist")
-    config = read_json(model_dir / "config.json")
+    if not os.path.isdir(model_dir):
+        raise UserError(f"model directory {short(model_dir)} does not exist")
+    config, headers = read_json(model_dir / "config.json"), {}
+    for file in sorted(model_dir.glob("model*.safetensors")):
+        headers |= tensor_headers(file)
     try:
-        check_config(config)
+        check_config(config, headers)
     except UserError as error:
         raise UserError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=True
+            model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         ).eval()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{model_dir} is not a readable model directory: {reason}") from None
+    except Exception as error:  # transformers raises what a wrong field or file leads to
+        raise UserError(f"{model_dir} is not a readable model directory: {reason(error)}") from None
+    for name, tensor in model.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{model_dir}: {name} holds NaN or infinity, expected finite numbers")
     use_long_factors(model)
     return model
 
@@ -108,11 +112,11 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
     path = directory / LORA_CONFIG
     kind = read_json(path).get("peft_type")
     if kind != "LORA":
-        raise UserError(f"{path}: peft_type is {kind!r}, expected 'LORA'")
+        raise UserError(f"{path}: peft_type is {shown(kind)}, expected 'LORA'")
     try:
         model = get_peft_model(base, LoraConfig.from_pretrained(directory))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    except Exception as error:  # PEFT raises what a wrong field leads to
+        raise UserError(f"{path} describes no LoRA of this base: {reason(error)}") from None
     path = tensor_file(directory / LORA_TENSORS)
     tensors = read_tensors(path)
     expected = get_peft_model_state_dict(model)

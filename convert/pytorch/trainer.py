@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
+from specstream_mlx.checked_files import tokenizer_files
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import StreamConfig, UserError
 
@@ -301,11 +302,10 @@ def _describe(accuracy: dict[str, Any]) -> str:
 
 
 def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{settings.model} has no readable tokenizer: {reason}") from None
+    with tokenizer_files(settings.model):
+        tokenizer = AutoTokenizer.from_pretrained(
+            settings.model, local_files_only=True, trust_remote_code=False
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {settings.model} has no end token")
     sets = []

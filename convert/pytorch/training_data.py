@@ -1,6 +1,5 @@
 """Training data: prompts and completions from JSONL files, tokenized and batched by length."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from specstream_mlx.checked_files import read_json_lines, template_error
 from specstream_mlx.config import UserError
 
 from .losses import Batch
@@ -36,18 +36,12 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
         UserError: the file is missing or empty, or a line is not such an object.
     """
     pairs = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data file {path} cannot be read: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, value in read_json_lines(path):
         try:
-            value = json.loads(line)
             prompt, completion = value["prompt"], value["completion"]
             usable = isinstance(prompt, str) and isinstance(completion, str) and completion
-        except (ValueError, KeyError, TypeError):
+            f"{prompt}{completion}".encode()  # JSON can spell half a character, which is no text
+        except (KeyError, TypeError, UnicodeEncodeError):
             usable = False
         if not usable:
             raise UserError(
@@ -74,17 +68,22 @@ def tokenize(
         max_length: tokens; longer items are left out.
 
     Raises:
-        UserError: no item is short enough.
+        UserError: the chat template refuses a prompt, or no item is short enough.
     """
     prompts = [template.replace("{text}", prompt) if template else prompt for prompt, _ in pairs]
     has_chat = bool(tokenizer.chat_template)
     if has_chat:
-        prompts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-            )
-            for prompt in prompts
-        ]
+        try:
+            prompts = [
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": prompt}],
+                    add_generation_prompt=True,
+                    tokenize=False,
+                )
+                for prompt in prompts
+            ]
+        except Exception as error:  # a template may raise anything
+            raise template_error(error) from None
     heads = tokenizer(prompts, add_special_tokens=not has_chat)["input_ids"]
     tails = tokenizer([tail for _, tail in pairs], add_special_tokens=False)["input_ids"]
     items = [

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specstream_mlx.config import UserError
+from specstream_mlx.config import UserError, check_integer, is_number, shown
 
 _FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "resume"}
 """What may differ between a run and its continuation."""
@@ -111,8 +111,19 @@ class TrainSettings:
             *("log_every", "save_every"),
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"{name} is {value}, expected more than 0")
+            if value is not None and not (is_number(value) and value > 0):
+                raise UserError(f"{name} is {shown(value)}, expected more than 0")
+        for name in ("weight_decay", "alpha_main", "alpha_streams"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value >= 0):
+                raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
+        for name in (
+            *("lora_rank", "lora_layers", "batch_size", "iters", "max_seq_length", "segments"),
+            *("log_every", "save_every"),
+        ):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
+        check_integer("seed", self.seed, least=0, most=2**63 - 1)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
 

@@ -24,7 +24,7 @@ from specstream_mlx.adapters.lora import (
 )
 from specstream_mlx.adapters.torch_files import LORA_CONFIG, LORA_TENSORS, tensor_file
 from specstream_mlx.checked_files import read_json
-from specstream_mlx.config import UserError
+from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.models.architectures import architecture_of
 
 from .source_tensors import read_arrays
@@ -127,28 +127,26 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
 
 def _check_fields(path: Path, config: dict[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise UserError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
+        raise UserError(f"{path}: peft_type is {shown(config.get('peft_type'))}, expected 'LORA'")
     for field, value in config.items():
         if field not in _READ | _WITHOUT_EFFECT and value not in _EMPTY:
             raise UserError(
-                f"{path}: {field} is {_short(value)}, expected none: "
+                f"{path}: {field} is {shown(value)}, expected none: "
                 "an mlx-lm adapter cannot hold it"
             )
     start = config.get("init_lora_weights")
     if start not in _BASE_UNTOUCHED:
         raise UserError(
-            f"{path}: init_lora_weights is {start!r}, which changes the base; expected an adapter "
-            "that PEFT saved with path_initial_model_for_weight_conversion"
+            f"{path}: init_lora_weights is {shown(start)}, which changes the base; expected an "
+            "adapter that PEFT saved with path_initial_model_for_weight_conversion"
         )
     for field in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(field)
         if pattern is not None and not isinstance(pattern, dict):
-            raise UserError(f"{path}: {field} is {_short(pattern)}, expected numbers by module")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} ..."
+            raise UserError(f"{path}: {field} is {shown(pattern)}, expected numbers by module")
+    for field in ("use_rslora", "use_dora"):
+        if not isinstance(config.get(field), bool | None):
+            raise UserError(f"{path}: {field} is {shown(config[field])}, expected true or false")
 
 
 def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
@@ -169,10 +167,9 @@ def _rank_and_scale(path: Path, config: dict[str, Any], name: str) -> tuple[int,
     """A module's rank and its scale: ``alpha / r``, or ``alpha / sqrt(r)`` with rsLoRA."""
     rank = _by_pattern(path, config, "rank_pattern", name, config.get("r"))
     alpha = _by_pattern(path, config, "alpha_pattern", name, config.get("lora_alpha"))
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise UserError(
-            f"{path}: r is {rank!r} and lora_alpha {alpha!r} for {name}, expected numbers"
-        )
+    check_integer(f"{path}: r of {name}", rank)
+    if not is_number(alpha):
+        raise UserError(f"{path}: lora_alpha of {name} is {shown(alpha)}, expected a number")
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -183,7 +180,7 @@ def _by_pattern(path: Path, config: dict[str, Any], field: str, name: str, defau
             if re.match(rf"(.*\.)?({pattern})$", name):
                 return value
         except re.error:
-            raise UserError(f"{path}: {field} has {pattern!r}, expected a pattern") from None
+            raise UserError(f"{path}: {field} has {shown(pattern)}, expected a pattern") from None
     return default
 
 

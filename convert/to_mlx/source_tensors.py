@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import mlx.core as mx
-from safetensors import SafetensorError
 
 from specstream_mlx.adapters.torch_files import tensor_file
-from specstream_mlx.checked_files import tensor_headers
+from specstream_mlx.checked_files import read_arrays as read_safetensors
 from specstream_mlx.config import UserError
 
 
@@ -17,25 +16,17 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
         Arrays by name, in the dtypes of the file.
 
     Raises:
-        UserError: the file is missing, damaged, or holds anything but floating-point tensors; or
-            it needs torch, which is not installed.
+        UserError: the file is missing, damaged, or holds anything but finite floating-point
+            tensors; or it needs torch, which is not installed.
     """
     path = tensor_file(path)
-    arrays = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
+    arrays = read_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
     for name, array in arrays.items():
         if not mx.issubdtype(array.dtype, mx.floating):
             raise UserError(
                 f"{path}: {name} has dtype {array.dtype}, expected a floating-point one"
             )
     return arrays
-
-
-def _from_safetensors(path: Path) -> dict[str, mx.array]:
-    tensor_headers(path)
-    try:
-        return dict(mx.load(str(path)))
-    except (RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def _from_torch(path: Path) -> dict[str, mx.array]:

@@ -4,13 +4,14 @@ This reads a directory in MLX's format (see ``files``) and one of the PyTorch si
 alike. It reads no weights and does not import MLX.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checked_files import Headers, check_tensors, read_json, tensor_headers
-from ..config import ConfigError, StreamConfig, UserError
+from ..checked_files import Headers, check_tensors, read_json, short, tensor_headers
+from ..config import ConfigError, StreamConfig, UserError, check_integer, is_number, shown
 from ..models.architectures import completed
 from ..models.fingerprint import fingerprint
 from .torch_files import LORA_TENSORS, STREAM_CONFIG
@@ -63,7 +64,7 @@ class AdapterDescription:
         """The file with LoRA's tensors; ``None`` where none lies here and none has to."""
         if self.is_peft:
             return self.path / LORA_TENSORS
-        return path if (path := self.path / LORA_FILE).exists() else None
+        return path if os.path.lexists(path := self.path / LORA_FILE) else None
 
     def check_base(self, base_config: Mapping[str, Any]) -> None:
         """Whether the streams were made for a base.
@@ -108,14 +109,10 @@ class AdapterDescription:
         if not isinstance(fields, dict):
             raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
         rank, scale = (fields.get(name) for name in names)
-        if not isinstance(rank, int) or rank < 1:
+        check_integer(f"{self.config_path}: the LoRA {names[0]}", rank)
+        if not is_number(scale):
             raise UserError(
-                f"{self.config_path}: the LoRA {names[0]} is {rank!r}, "
-                "expected an integer of at least 1"
-            )
-        if not isinstance(scale, int | float):
-            raise UserError(
-                f"{self.config_path}: the LoRA {names[1]} is {scale!r}, expected a number"
+                f"{self.config_path}: the LoRA {names[1]} is {shown(scale)}, expected a number"
             )
         if self.is_peft:
             scale /= rank**0.5 if self.config.get("use_rslora") else rank
@@ -150,13 +147,13 @@ def describe(directory: str | Path) -> AdapterDescription:
             damaged.
     """
     path = Path(directory)
-    if not path.is_dir():
-        raise UserError(f"the adapter directory {path} does not exist")
+    if not os.path.isdir(path):
+        raise UserError(f"the adapter directory {short(path)} does not exist")
     config_path, stream_path = path / ADAPTER_CONFIG, path / STREAM_CONFIG
-    if not config_path.exists() and not stream_path.exists():
+    torch_streams = os.path.lexists(stream_path)
+    if not os.path.lexists(config_path) and not torch_streams:
         raise UserError(f"{path} has neither {STREAM_CONFIG} nor {ADAPTER_CONFIG}")
-    config = read_json(config_path) if config_path.exists() else {}
-    torch_streams = stream_path.exists()
+    config = read_json(config_path) if os.path.lexists(config_path) else {}
     if torch_streams:
         streams = _stream_config(str(stream_path), read_json(stream_path))
     elif STREAM_KEY in config:
@@ -169,7 +166,7 @@ def describe(directory: str | Path) -> AdapterDescription:
 
 def _stream_config(where: str, values: Any) -> StreamConfig:
     if not isinstance(values, dict):
-        raise UserError(f"{where} is {values!r}, expected an object")
+        raise UserError(f"{where} is {shown(values)}, expected an object")
     try:
         return StreamConfig.from_dict(values)
     except ConfigError as error:
@@ -178,6 +175,6 @@ def _stream_config(where: str, values: Any) -> StreamConfig:
 
 def _headers(path: Path) -> Headers:
     pickled = path.with_suffix(".bin")
-    if not path.exists() and pickled.exists():
+    if not os.path.lexists(path) and pickled.exists():
         raise UserError(f"{pickled} has no header to read, expected {path.name}")
     return tensor_headers(path)

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checked_files import check_tensors, tensor_headers
-from ..config import StreamConfig, UserError
+from ..checked_files import check_tensors, read_arrays, tensor_headers
+from ..config import StreamConfig, UserError, shown
 from .description import (
     ADAPTER_CONFIG,
     LORA_FILE,
@@ -82,7 +82,7 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         config=found.config,
         stream_config=found.stream_config,
         lora=read_lora(found, model),
-        stream_tensors=dict(mx.load(str(found.stream_file))) if found.stream_file else {},
+        stream_tensors=read_arrays(found.stream_file) if found.stream_file else {},
     )
 
 
@@ -99,13 +99,13 @@ def read_lora(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array
     kind = found.config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
         raise UserError(
-            f"{found.config_path}: fine_tune_type is {kind!r}, expected 'lora' or 'dora'"
+            f"{found.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'"
         )
     expected = _expected_lora(found, model, dora=kind == "dora")
     path = found.path / LORA_FILE
     if expected or path.exists():
         check_tensors(path, tensor_headers(path), expected)
-    return dict(mx.load(str(path))) if expected else {}
+    return read_arrays(path) if expected else {}
 
 
 def _expected_lora(
@@ -117,10 +117,12 @@ def _expected_lora(
     if not isinstance(parameters, dict) or "num_layers" not in config:
         raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
     count, keys, layers = config["num_layers"], parameters.get("keys"), len(model.layers)
-    if not isinstance(count, int) or not -1 <= count <= layers:
-        raise UserError(f"{path}: num_layers is {count!r}, expected 0 to {layers}, or -1 for all")
-    if keys is not None and not isinstance(keys, list):
-        raise UserError(f"{path}: the LoRA keys are {keys!r}, expected a list of names")
+    if type(count) is not int or not -1 <= count <= layers:
+        raise UserError(
+            f"{path}: num_layers is {shown(count)}, expected 0 to {layers}, or -1 for all"
+        )
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
+        raise UserError(f"{path}: the LoRA keys are {shown(keys)}, expected a list of names")
     if keys == [] or (count == 0 and parameters.get("rank") == 0):
         return {}
     rank, _ = found.rank_and_scale()

@@ -107,7 +107,7 @@ def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dor
         parameters: mlx-lm's ``lora_parameters``.
         dora: DoRA.
     """
-    linear_to_lora_layers(model, num_layers, {"dropout": 0.0, **parameters}, dora)
+    linear_to_lora_layers(model, num_layers, {**parameters, "dropout": 0.0}, dora)
     use_fewer_operations(model)
 
 

@@ -6,7 +6,7 @@ one shared-mode adapter per task; the last two are adapter directories.
 
 from pathlib import Path
 
-from ..config import UserError
+from ..config import UserError, shown
 
 ROOT = Path(__file__).parent
 
@@ -44,7 +44,8 @@ def adapter_path(name: str) -> Path:
     if not names:
         _existing(ROOT / "adapters", "*/adapter_config.json")
     if name not in names:
-        raise UserError(f"there is no bundled adapter {name!r}, expected one of {', '.join(names)}")
+        expected = ", ".join(names)
+        raise UserError(f"there is no bundled adapter {shown(name)}, expected one of {expected}")
     return ROOT / "adapters" / name
 
 

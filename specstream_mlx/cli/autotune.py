@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from ..checked_files import read_text
 from ..config import UserError
 from ..hardware import blas
 from . import reporting
@@ -136,12 +137,7 @@ def _read(path: Path) -> list[str]:
     Raises:
         UserError: it cannot be read, or is empty.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: see byte {error.start}") from None
+    lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
     found = [line for line in lines if line.strip()]
     if not found:
         raise UserError(f"{path} is empty, expected a prompt on each line")

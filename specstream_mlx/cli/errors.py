@@ -11,6 +11,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
 
+from ..checked_files import short
 from ..config import UserError
 
 Parameters = ParamSpec("Parameters")
@@ -30,9 +31,22 @@ def reported() -> Iterator[None]:
         _print_error(str(error))
     except typer.TyperException as error:
         _print_error(error.format_message())
+    except OSError as error:
+        _print_error(file_error(error))
     else:
         return
     raise typer.Exit(2)
+
+
+def file_error(error: OSError) -> str:
+    """What the operating system says about a file that the user named.
+
+    Raises:
+        OSError: the same, where it is about no file, as with a pipe that is closed.
+    """
+    if error.filename is None:
+        raise error
+    return f"{short(str(error.filename))}: {error.strerror}"
 
 
 def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

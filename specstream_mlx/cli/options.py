@@ -193,9 +193,11 @@ class SamplingOptions:
     )
     min_p: Annotated[float, Option("--min-p", metavar="P", help="Sampling min-p; 0: all.")] = 0.0
     min_tokens_to_keep: Annotated[
-        int, Option(metavar="N", help="Minimum tokens to keep for min-p.")
+        int, Option(parser=at_least(1), metavar="N", help="Minimum tokens to keep for min-p.")
     ] = 1
-    top_k: Annotated[int, Option("--top-k", metavar="K", help="Sampling top-k; 0: all.")] = 0
+    top_k: Annotated[
+        int, Option("--top-k", parser=at_least(0), metavar="K", help="Sampling top-k; 0: all.")
+    ] = 0
     xtc_probability: Annotated[
         float,
         Option(

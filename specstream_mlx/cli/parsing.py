@@ -3,15 +3,17 @@
 Click may hand a parser a default that is parsed already.
 """
 
-import json
 import math
 from collections.abc import Callable
 
 from typer import BadParameter
 
+from ..checked_files import parse_json
+from ..config import MOST, is_number
+
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """A parser of integers from ``minimum`` on."""
+    """A parser of integers from ``minimum`` on, to what 32 bits hold."""
 
     def parse(text: str) -> int:
         try:
@@ -19,10 +21,18 @@ def at_least(minimum: int) -> Callable[[str], int]:
         except ValueError:
             number = minimum - 1
         if number < minimum:
-            raise BadParameter(f"found {text}, expected an integer of at least {minimum}")
+            raise BadParameter(f"found {_cut(text)}, expected an integer of at least {minimum}")
+        if number > MOST:
+            raise BadParameter(f"found {_cut(text)}, expected an integer of at most {MOST}")
         return number
 
     return parse
+
+
+def _cut(text: str) -> str:
+    """What the user typed, as far as it fits a sentence."""
+    text = str(text)
+    return text if len(text) <= 80 else f"{text[:80]} .."
 
 
 def between(least: int, most: int) -> Callable[[str], int]:
@@ -34,7 +44,7 @@ def between(least: int, most: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if not least <= number <= most:
-            raise BadParameter(f"found {text}, expected an integer from {least} to {most}")
+            raise BadParameter(f"found {_cut(text)}, expected an integer from {least} to {most}")
         return number
 
     return parse
@@ -46,7 +56,7 @@ def one_of(*choices: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if str(text) not in map(str, choices):
-            raise BadParameter(f"found {text}, expected {expected}")
+            raise BadParameter(f"found {_cut(text)}, expected {expected}")
         return int(text)
 
     return parse
@@ -56,7 +66,7 @@ def positive(text: str) -> float:
     """Parse a finite number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
-        raise BadParameter(f"found {text}, expected a number above 0")
+        raise BadParameter(f"found {_cut(text)}, expected a number above 0")
     return number
 
 
@@ -64,7 +74,7 @@ def probability(text: str) -> float:
     """Parse a probability below 1."""
     number = _number(text)
     if not 0 <= number < 1:
-        raise BadParameter(f"found {text}, expected a probability of at least 0 and below 1")
+        raise BadParameter(f"found {_cut(text)}, expected a probability of at least 0 and below 1")
     return number
 
 
@@ -81,8 +91,11 @@ def token_bias(text: str) -> dict[int, float]:
     if isinstance(text, dict):
         return text
     try:
-        return {int(token): float(value) for token, value in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise BadParameter(
-            f'found {text}, expected a JSON object from token ids to numbers, such as {{"5": -2}}'
-        ) from None
+        found = {int(token): value for token, value in parse_json(text, "it").items()}
+        if all(is_number(value) for value in found.values()):
+            return found
+    except (ValueError, AttributeError):
+        pass
+    raise BadParameter(
+        f'found {_cut(text)}, expected a JSON object from token ids to numbers, such as {{"5": -2}}'
+    )

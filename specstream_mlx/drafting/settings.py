@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..arguments import check_arguments
-from ..config import StreamConfig, UserError
+from ..config import MOST_STREAMS, StreamConfig, UserError, check_integer
 from .static_tree import StaticTree
+from .tree import MAX_TREE_SIZE
 
-MAX_TREE_SIZE = 4096
+MOST_NGRAM = 64
+"""Every token costs as many n-grams as this, and a text hardly repeats longer ones by chance."""
 
 StreamPlacement = Literal["beside", "deferred", "none"]
 """Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
@@ -55,6 +57,13 @@ class DraftSettings:
 
     def __post_init__(self) -> None:
         check_arguments(**vars(self))
+        for name in ("tree_width", "tree_size", "max_nodes", "lookup_size", "stream_nodes"):
+            value = getattr(self, name)
+            if value is not None:
+                check_integer(name, value, most=MAX_TREE_SIZE)
+        check_integer("lookup_ngram", self.lookup_ngram, most=MOST_NGRAM)
+        if self.num_streams is not None:
+            check_integer("num_streams", self.num_streams, least=0, most=MOST_STREAMS)
         if self.stream_nodes is not None:
             for name in ("max_nodes", "prune_threshold"):
                 if getattr(self, name) is not None:

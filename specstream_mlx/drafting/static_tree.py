@@ -7,7 +7,6 @@ of these ranks is the same in every step. The file is a JSON object::
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,16 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..config import UserError
+from ..checked_files import read_json
+from ..config import UserError, check_integer, is_number, shown
 from ..staging import staged_file
 from .best_first import Guesses, best_first
-from .tree import DraftTree
+from .tree import MAX_TREE_SIZE, DraftTree
 
 _ROUNDING = 1e-6
-
-
-class TreeFileError(UserError):
-    """A tree file that cannot be used; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,11 @@ class StaticTree:
         rows = self.acceptance
         if not rows or not rows[0]:
             raise UserError("acceptance is empty, expected at least one depth with one rank")
+        if max(len(rows), len(rows[0])) > MAX_TREE_SIZE:
+            raise UserError(
+                f"acceptance has {len(rows)} depths of {len(rows[0])} ranks, "
+                f"expected at most {MAX_TREE_SIZE} of each"
+            )
         for depth, row in enumerate(rows, start=1):
             if len(row) != len(rows[0]):
                 raise UserError(
@@ -54,9 +55,9 @@ class StaticTree:
                     "as at depth 1"
                 )
             for rank, rate in enumerate(row):
-                if not _is_number(rate) or not 0 <= rate <= 1:
+                if not is_number(rate) or not 0 <= rate <= 1:
                     raise UserError(
-                        f"acceptance at depth {depth}, rank {rank} is {rate!r}, "
+                        f"acceptance at depth {depth}, rank {rank} is {shown(rate)}, "
                         "expected a probability"
                     )
             if sum(row) > 1 + _ROUNDING:
@@ -64,8 +65,7 @@ class StaticTree:
                     f"acceptance at depth {depth} sums to {sum(row):.4g}, expected at most 1: "
                     "one candidate at most is right"
                 )
-        if type(self.tree_size) is not int or self.tree_size < 1:
-            raise UserError(f"tree_size is {self.tree_size!r}, expected an integer of at least 1")
+        check_integer("tree_size", self.tree_size, most=MAX_TREE_SIZE)
 
     @property
     def depth(self) -> int:
@@ -94,18 +94,13 @@ class StaticTree:
         """Read a tree file.
 
         Raises:
-            TreeFileError: one sentence: the file, what was found and what was expected.
+            UserError: one sentence: the file, what was found and what was expected.
         """
-        try:
-            values = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise TreeFileError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            raise TreeFileError(f"{path} is not JSON, expected a tree file") from None
+        values = read_json(Path(path))
         try:
             return cls(**_fields(values))
         except UserError as error:
-            raise TreeFileError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
 
 
 class StaticTreeDrafter:
@@ -184,18 +179,12 @@ def best_shape(
     )
 
 
-def _fields(values: Any) -> dict[str, Any]:
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
     """The arguments of ``StaticTree``, read from a file's content."""
-    if not isinstance(values, dict):
-        raise UserError(f"found a {type(values).__name__}, expected an object with acceptance")
     unknown = sorted(set(values) - {"acceptance", "tree_size"})
     if unknown:
-        raise UserError(f"found {unknown[0]!r}, expected acceptance and tree_size only")
+        raise UserError(f"found {shown(unknown[0])}, expected acceptance and tree_size only")
     table = values.get("acceptance")
     if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
         raise UserError("acceptance is not a list of lists, expected one list for each depth")
     return values | {"acceptance": tuple(map(tuple, table))}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..checked_files import read_json
 from ..config import UserError
 from ..staging import staged_file
 
@@ -22,10 +23,9 @@ def directory() -> Path:
 def read(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; empty if the file is missing or damaged."""
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except UserError:
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def write(path: Path, values: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checked_files import Headers, read_json, tensor_headers
-from ..config import UserError
+from ..config import UserError, check_integer, is_number, shown
 from ..loading import weight_files
 from ..models.architectures import architecture_of, check_config, completed
 from ..models.fingerprint import fingerprint
@@ -145,7 +145,7 @@ def inspect_base(directory: Path) -> BaseReport:
     return BaseReport(
         path=str(directory),
         architecture=str(outer.get("model_type")),
-        refusal=_refusal(outer),
+        refusal=_refusal(outer, headers),
         hidden_size=hidden_size,
         intermediate_size=_integer(path, config, "intermediate_size", required=False),
         num_hidden_layers=_integer(path, config, "num_hidden_layers"),
@@ -210,21 +210,20 @@ def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = 
     value = config.get(name)
     if value is None and not required:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{path}: {name} is {value!r}, expected an integer of at least 1")
+    check_integer(f"{path}: {name}", value)
     return value
 
 
 def _number(path: Path, name: str, value: Any) -> float | None:
     """A field that must be a number, or may be missing."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    if value is None or is_number(value):
         return value
-    raise UserError(f"{path}: {name} is {value!r}, expected a number")
+    raise UserError(f"{path}: {name} is {shown(value)}, expected a number")
 
 
-def _refusal(config: Mapping[str, Any]) -> str | None:
+def _refusal(config: Mapping[str, Any], headers: Headers) -> str | None:
     try:
-        check_config(config)
+        check_config(config, headers)
     except UserError as error:
         return str(error)
     return None
@@ -234,7 +233,7 @@ def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A field that must be an object, empty where it is missing."""
     value = config.get(name) or {}
     if not isinstance(value, dict):
-        raise UserError(f"{path}: {name} is {value!r}, expected an object")
+        raise UserError(f"{path}: {name} is {shown(value)}, expected an object")
     return value
 
 
@@ -252,7 +251,7 @@ def _packed_weights(
         if foreign is not None:
             method = foreign.get("quant_method") if isinstance(foreign, dict) else foreign
             raise UserError(
-                f"{path}: the weights are quantized by {method!r}, "
+                f"{path}: the weights are quantized by {shown(method)}, "
                 "expected MLX's own quantization or none"
             )
         return {}
@@ -266,10 +265,13 @@ def _packed_weights(
             continue
         listed = settings.get(layer)
         size = _integer(path, listed if isinstance(listed, dict) else settings, "group_size")
-        bits, remainder = divmod(shape[-1] * 32, scales[0][-1] * size)
+        groups = (0, *scales[0])[-1]
+        if not groups or not shape:
+            raise UserError(f"{path}: {name} is packed, expected groups that have scales")
+        bits, remainder = divmod(shape[-1] * 32, groups * size)
         if remainder or bits not in _BITS:
             raise UserError(
-                f"{path}: {name} has {shape[-1]} words for {scales[0][-1]} groups, "
+                f"{path}: {name} has {shape[-1]} words for {groups} groups, "
                 f"which is no number of bits with the group size {size} of quantization"
             )
         packed[name] = (bits, size)

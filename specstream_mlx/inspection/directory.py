@@ -3,12 +3,14 @@
 Headers and configurations are read, never weights; printing is the command line's.
 """
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..adapters.description import ADAPTER_CONFIG
 from ..adapters.torch_files import STREAM_CONFIG
+from ..checked_files import short
 from ..config import UserError
 from .adapter import AdapterReport, inspect_adapter
 from .base import BaseReport, inspect_base
@@ -75,9 +77,9 @@ def inspect_directory(path: Path, base: Path | None = None) -> Report:
     Raises:
         UserError: the directory is none of these, or a file is missing or damaged.
     """
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {found}, expected the directory of a model or an adapter")
+    if not os.path.isdir(path):
+        found = "is a file" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{short(path)} {found}, expected the directory of a model or an adapter")
     is_adapter = (path / ADAPTER_CONFIG).exists() or (path / STREAM_CONFIG).exists()
     if is_adapter and not any(path.glob("model*.safetensors")):
         return _adapter_and_base(inspect_adapter(path), base)
@@ -93,10 +95,11 @@ def inspect_directory(path: Path, base: Path | None = None) -> Report:
 
 def _adapter_and_base(adapter: AdapterReport, base: Path | None) -> Report:
     """An adapter with its base, where that is given or is a directory that the adapter names."""
-    if base is None and adapter.base_model and (Path(adapter.base_model) / "config.json").exists():
-        base = Path(adapter.base_model)
+    named = adapter.base_model
+    if base is None and named and os.path.exists(os.path.join(named, "config.json")):
+        base = Path(named)
     if base is None:
-        name = adapter.base_model or "unnamed"
+        name = short(named) or "unnamed"
         note = f"the base ({name}) is not a directory here, so its cost is not compared"
         return Report(None, adapter, None, [note])
     report = inspect_base(base)

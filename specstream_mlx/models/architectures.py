@@ -5,13 +5,16 @@ transformers reads otherwise, and the few names and forms that the decoder needs
 only where a model is asked: training reads the table without it.
 """
 
+import contextlib
+import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config import UserError
+from ..checked_files import Headers
+from ..config import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
 from .rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windo
 def _qwen_slides(config: Config, layer: int) -> bool:
     if not config.get("use_sliding_window"):
         return False
-    _check_integer("max_window_layers", config["max_window_layers"], least=0)
+    check_integer("max_window_layers", config["max_window_layers"], least=0)
     return layer >= config["max_window_layers"]
 
 
@@ -97,7 +100,7 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     for name in ("_sliding_window_pattern", "sliding_window_pattern"):
         if config.get(name) is not None:
             period = config[name]
-            _check_integer(name, period)
+            check_integer(name, period)
     if types:
         full = [number for number, kind in enumerate(types) if kind == "full_attention"]
         period = full[0] + 1 if full else len(types) + 1
@@ -290,15 +293,17 @@ def model_classes(config: Config) -> Classes:
     if isinstance(model_type, str) and re.fullmatch(r"[\w-]+", model_type):
         from mlx_lm.utils import MODEL_REMAPPING
 
+        name = f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}"
         try:
-            module = import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
-        except ImportError:
+            with contextlib.redirect_stdout(io.StringIO()):
+                module = import_module(name)
+        except (ImportError, SystemExit):  # one of them exits where its package is missing
             module = None
         # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
         if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
             return module.Model, module.ModelArgs
     raise UserError(
-        f"model_type is {model_type!r}, expected one that mlx-lm has a model for, "
+        f"model_type is {shown(model_type)}, expected one that mlx-lm has a model for, "
         f"or one of {tuple(ARCHITECTURES)}"
     )
 
@@ -325,11 +330,23 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     return fields
 
 
-_COUNTS_IF_GIVEN = ("num_attention_heads", "head_dim", "sliding_window", "max_position_embeddings")
+_LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.")  # the first number in a name is the layer's
+_EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight")
+_COUNTS = ("hidden_size", "num_hidden_layers", "vocab_size")
+_COUNTS_IF_GIVEN = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+    *("sliding_window", "max_position_embeddings"),
+)
+_EPSILONS_IF_GIVEN = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+_OBJECTS_IF_GIVEN = ("quantization", "quantization_config")
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, headers: Headers | None = None) -> None:
     """Check, as far as ``config.json`` tells, that a model can be run here.
+
+    Args:
+        config: a ``config.json``.
+        headers: of the model's weights, which the sizes are compared with; ``None``: unknown.
 
     Raises:
         UserError: it cannot; the sentence names the field.
@@ -338,22 +355,28 @@ def check_config(config: Config) -> None:
     architecture = architecture_of(model_type)
     if isinstance(model_type, str) and model_type in REFUSED:
         raise UserError(f"model_type is {model_type!r}, which is refused: {REFUSED[model_type]}")
+    if config.get("model_file") is not None:
+        raise UserError(
+            f"model_file is {shown(config['model_file'])}, which is refused: code that comes with "
+            "a model is never run"
+        )
     if not architecture.tested:
         model_classes(config)
     if config.get("text_config") is not None and config.get("hidden_size") is None:
         raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        _check_integer(name, config.get(name))
-    for name in _COUNTS_IF_GIVEN:
-        if config.get(name) is not None:
-            _check_integer(name, config[name])
+    for name in (*_COUNTS, *(name for name in _COUNTS_IF_GIVEN if config.get(name) is not None)):
+        check_integer(name, config.get(name), most=_most(name))
+    _check_other_fields(config)
+    if headers:
+        check_sizes(config, headers)
     types, count = config.get("layer_types"), config["num_hidden_layers"]
     if types is not None and (not isinstance(types, list) or len(types) != count):
-        raise UserError(f"layer_types is {types!r}, expected a list of num_hidden_layers = {count}")
+        found = shown(types)
+        raise UserError(f"layer_types is {found}, expected a list of num_hidden_layers = {count}")
     for name, expected in architecture.assumes.items():
         found = config.get(name)
         if found is not None and found != expected:
-            raise UserError(f"{name} is {found!r}, expected {expected!r}")
+            raise UserError(f"{name} is {shown(found)}, expected {expected!r}")
     fields = explicit_fields(config)
     if architecture.windows is not None:
         architecture.windows(completed(config))
@@ -361,9 +384,69 @@ def check_config(config: Config) -> None:
         _check_caches({**config, **fields})
 
 
-def _check_integer(name: str, value: Any, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} is {value!r}, expected an integer of at least {least}")
+def _most(name: str) -> int:
+    return MOST_LAYERS if name == "num_hidden_layers" else MOST
+
+
+def _check_other_fields(config: Config) -> None:
+    for name in _EPSILONS_IF_GIVEN:
+        value = config.get(name, 1)
+        if not is_number(value) or value < 0:
+            raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
+    tied = config.get("tie_word_embeddings")
+    if not isinstance(tied, bool | None):
+        raise UserError(f"tie_word_embeddings is {shown(tied)}, expected true or false")
+    for name in _OBJECTS_IF_GIVEN:
+        if not isinstance(config.get(name), Mapping | None):
+            raise UserError(f"{name} is {shown(config[name])}, expected an object")
+    for name in ("bits", "group_size"):
+        if config.get("quantization"):
+            check_integer(f"quantization's {name}", config["quantization"].get(name))
+    check_end_tokens(config)
+
+
+def check_end_tokens(config: Config) -> None:
+    """Check ``eos_token_id`` of a ``config.json`` or ``generation_config.json``.
+
+    Raises:
+        UserError: it is neither a token id nor a list of them.
+    """
+    ends = config.get("eos_token_id")
+    for token in ends if isinstance(ends, list) else [ends]:
+        if token is not None:
+            check_integer("eos_token_id", token, least=-1)
+
+
+def check_sizes(config: Config, headers: Headers) -> None:
+    """Compare a configuration with the shapes of the weights, before a module of it is made.
+
+    A model of the table has all its tensors in the files; the files of another one may hold more
+    layers than it uses, such as those for the prediction of further tokens.
+
+    Args:
+        config: a ``config.json`` with sizes that are integers.
+        headers: of all weight files.
+
+    Raises:
+        UserError: a size is not what the tensors say.
+    """
+    architecture = architecture_of(config.get("model_type"))
+    for name, found in _sizes(architecture, headers).items():
+        wrong = config[name] != found if architecture.tested else config[name] > found
+        if wrong:
+            raise UserError(f"{name} is {config[name]}, expected {found}, which the tensors have")
+
+
+def _sizes(architecture: Architecture, headers: Headers) -> dict[str, int]:
+    """Layers, vocabulary and width, as far as the tensors' names tell them."""
+    numbers = [int(match[1]) for name in headers if (match := _LAYER.search(name))]
+    sizes = {"num_hidden_layers": max(numbers, default=-1) + 1}
+    for name, (shape, _) in headers.items():
+        if name.endswith(_EMBEDDINGS) and len(shape) == 2:
+            sizes["vocab_size"] = shape[0]
+        elif name.endswith(f".{architecture.norm}.weight") and len(shape) == 1:
+            sizes["hidden_size"] = shape[0]
+    return sizes
 
 
 def _check_caches(config: Config) -> None:

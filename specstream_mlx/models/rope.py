@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import UserError
+from ..config import UserError, is_number, shown
 
 POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Rope types whose angles depend on a token's position alone, not on the length of the text.
@@ -53,11 +53,11 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} is {value!r}, expected an object")
+            raise UserError(f"{name} is {shown(value)}, expected an object")
     for name in _LAYER_TYPES:
         value = new.get(name)
         if value is not None and not isinstance(value, Mapping):
-            raise UserError(f"{name} of rope_parameters is {value!r}, expected an object")
+            raise UserError(f"{name} of rope_parameters is {shown(value)}, expected an object")
     if layer_type is not None and any(isinstance(value, Mapping) for value in new.values()):
         new, old = new.get(layer_type) or {}, {}
     rope = {name: value for name, value in {**old, **new}.items() if value is not None}
@@ -67,7 +67,7 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"
     if not isinstance(kind, str):
-        raise UserError(f"rope_type is {kind!r}, expected a text")
+        raise UserError(f"rope_type is {shown(kind)}, expected a text")
     return {**rope, "rope_type": _ALIASES.get(kind, kind)}
 
 
@@ -97,12 +97,12 @@ def check_rope(
             raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
     for name in _NUMBERS:
         value = rope.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UserError(f"rope's {name} is {value!r}, expected a number above 0")
+        if not is_number(value) or value <= 0:
+            raise UserError(f"rope's {name} is {shown(value)}, expected a number above 0")
     for name in _NUMBERS_OR_ZERO:
         value = rope.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise UserError(f"rope's {name} is {value!r}, expected a number of at least 0")
+        if not is_number(value) or value < 0:
+            raise UserError(f"rope's {name} is {shown(value)}, expected a number of at least 0")
     length = _original_length(rope, config)
     if kind in _NEED_ORIGINAL_LENGTH and (not isinstance(length, int) or length < 2):
         raise UserError(

@@ -9,8 +9,9 @@ import pytest
 from random_models import PROMPT, Oracle, assert_lossless, sequel, speculative_model, tokens_of
 from trees import assert_well_formed, grow, random_candidates, ranks_of
 
+from specstream_mlx.config import UserError
 from specstream_mlx.drafting.settings import DraftSettings, draft_settings
-from specstream_mlx.drafting.static_tree import StaticTree, StaticTreeDrafter, TreeFileError
+from specstream_mlx.drafting.static_tree import StaticTree, StaticTreeDrafter
 
 
 def random_table(depth, width, seed):
@@ -145,7 +146,7 @@ def test_bad_files_end_in_one_sentence(case, tmp_path):
         path.write_bytes(content)
     elif content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(TreeFileError) as refused:
+    with pytest.raises(UserError) as refused:
         StaticTree.load(path)
     message = str(refused.value)
     assert message.startswith(str(path))
