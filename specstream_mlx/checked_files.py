@@ -7,7 +7,7 @@ imported only where tensors are read: training checks its files without it.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,7 @@ def tensor_headers(path: Path) -> Headers:
     """Shape and dtype of every tensor of a safetensors file, without reading the tensors.
 
     Raises:
-        UserError: the file is missing, truncated, of another format or without tensors.
+        UserError: the file is missing, truncated or of another format.
     """
     if not os.path.isfile(path):
         found = "is not a file" if os.path.lexists(path) else "is missing"
@@ -159,14 +159,25 @@ def tensor_headers(path: Path) -> Headers:
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            headers = {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()}
+            return {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
             f"{path} is not a complete safetensors file ({reason(error)}); "
             "expected one that is neither truncated nor of another format"
         ) from None
-    if not headers:
-        raise UserError(f"{path} has no tensor, expected some")
+
+
+def model_headers(files: Sequence[Path]) -> Headers:
+    """Shape and dtype of every tensor of a model's weight files; empty without files.
+
+    Raises:
+        UserError: a file is damaged, or there is no tensor in any of them.
+    """
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
+    for file in files:
+        headers |= tensor_headers(file)
+    if files and not headers:
+        raise UserError(f"{files[0]} has no tensor, expected a model's weights")
     return headers
 
 
@@ -176,17 +187,35 @@ def read_arrays(path: Path) -> "dict[str, mx.array]":
     Raises:
         UserError: the file is missing or damaged, or a tensor is not finite.
     """
+    arrays = _lazy_arrays(path)
+    _refuse(path, not_finite(arrays))
+    return arrays
+
+
+def check_finite(path: Path) -> None:
+    """Check a safetensors file tensor by tensor, with no more than one in memory.
+
+    Raises:
+        UserError: the file is missing or damaged, or a tensor is not finite.
+    """
+    arrays = _lazy_arrays(path)
+    for name in list(arrays):
+        _refuse(path, not_finite({name: arrays.pop(name)}))
+
+
+def _lazy_arrays(path: Path) -> "dict[str, mx.array]":
     import mlx.core as mx
 
     tensor_headers(path)
     try:
-        arrays = dict(mx.load(str(path)))
-        name = not_finite(arrays)
+        return dict(mx.load(str(path)))
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def _refuse(path: Path, name: str | None) -> None:
     if name is not None:
         raise UserError(f"{path}: {name} holds NaN or infinity, expected finite numbers")
-    return arrays
 
 
 def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:

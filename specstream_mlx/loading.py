@@ -18,8 +18,9 @@ from .adapters.lora import unmount
 from .adapters.mounting import mount
 from .arguments import check_arguments
 from .checked_files import (
+    check_finite,
+    model_headers,
     not_finite,
-    read_arrays,
     read_json,
     reason,
     short,
@@ -235,9 +236,7 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
     """
     path = directory / "config.json"
     config = {**read_json(path), **(changes or {})}
-    headers = {}
-    for file in sorted(directory.glob(_WEIGHTS)):
-        headers |= tensor_headers(file)
+    headers = model_headers(sorted(directory.glob(_WEIGHTS)))
     try:
         check_config(config, headers)
     except UserError as error:
@@ -358,7 +357,7 @@ def _check_finite(directory: Path, model: nn.Module) -> None:
     if name is None:
         return
     for file in weight_files(directory):  # a scale is not finite where expanded weights are not
-        read_arrays(file)
+        check_finite(file)
     raise UserError(f"{_origin(directory, name)} is not finite in the dtype that it is held in")
 
 

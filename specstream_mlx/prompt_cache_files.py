@@ -25,8 +25,8 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import Adapter
-from .checked_files import parse_json, read_arrays, reason, short
-from .config import UserError, shown
+from .checked_files import not_finite, parse_json, reason, short
+from .config import UserError
 from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 from .engine.kv_quantization import KVQuantization
 from .loading import SpeculativeModel
@@ -183,10 +183,12 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
         _check_name(path, metadata.get("0.model"), model, model_name)
     try:
         layers = load_prompt_cache(str(path))
-        mx.eval([layer.state for layer in layers])
+        states = tree_flatten([layer.state for layer in layers])
+        name = not_finite({n: array for n, array in states if isinstance(array, mx.array)})
     except Exception as error:  # whatever the metadata lead to in mlx_lm
         raise _damaged(path, reason(error)) from None
-    read_arrays(path)
+    if name is not None:
+        raise UserError(f"{path}: {name} holds NaN or infinity, expected finite rows")
     caches = list(_checked_layers(path, layers, classes, model, own_windows=ours is not None))
     rows = caches[0].offset
     tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
@@ -276,7 +278,7 @@ def _check_name(
         return
     if os.path.isdir(found) and os.path.samefile(found, model.path):
         return
-    raise UserError(f"{path} was made by the model {shown(found)}, expected {expected}")
+    raise UserError(f"{path} was made by the model {short(found)}, expected {expected}")
 
 
 def _checked_layers(

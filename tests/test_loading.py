@@ -34,7 +34,7 @@ def test_what_is_no_directory(base, tmp_path):
     [
         ({"model_type": "mamba"}, "model_type is 'mamba'"),
         ({"hidden_size": ...}, "hidden_size"),
-        ({"num_hidden_layers": 5}, "config.json and the weights do not fit"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, expected 4, which the tensors have"),
     ],
 )
 def test_configuration(fields, sentence, model):

@@ -20,7 +20,7 @@ from specstream_mlx.adapters.torch_files import (
     LORA_TENSORS,
     tensor_file,
 )
-from specstream_mlx.checked_files import read_json, reason, short, tensor_headers
+from specstream_mlx.checked_files import model_headers, read_json, reason, short
 from specstream_mlx.config import ConfigError, UserError, shown
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
@@ -41,9 +41,8 @@ def load_base(model_dir: Path) -> torch.nn.Module:
     """
     if not os.path.isdir(model_dir):
         raise UserError(f"model directory {short(model_dir)} does not exist")
-    config, headers = read_json(model_dir / "config.json"), {}
-    for file in sorted(model_dir.glob("model*.safetensors")):
-        headers |= tensor_headers(file)
+    config = read_json(model_dir / "config.json")
+    headers = model_headers(sorted(model_dir.glob("model*.safetensors")))
     try:
         check_config(config, headers)
     except UserError as error:

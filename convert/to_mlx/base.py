@@ -15,8 +15,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
+from specstream_mlx.checked_files import check_finite
 from specstream_mlx.config import UserError
-from specstream_mlx.loading import read_model, read_tokenizer
+from specstream_mlx.loading import read_model, read_tokenizer, weight_files
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
@@ -61,6 +62,8 @@ def convert_base(
     check_replaceable(target, source, overwrite=overwrite)
     with staged_directory(target, replace=overwrite) as scratch:
         model, config = read_model(source, to_run=False)
+        for file in weight_files(source):  # quantization would make numbers of NaN
+            check_finite(file)
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
         if bits is not None or recipe is not None:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..checked_files import Headers, read_json, tensor_headers
+from ..checked_files import Headers, model_headers, read_json
 from ..config import UserError, check_integer, is_number, shown
 from ..loading import weight_files
 from ..models.architectures import architecture_of, check_config, completed
@@ -187,9 +187,7 @@ def _loaded_headers(files: list[Path], tied: bool) -> Headers:
         files: the weight files.
         tied: whether the head is the embedding.
     """
-    headers: dict[str, tuple[tuple[int, ...], str]] = {}
-    for file in files:
-        headers |= tensor_headers(file)
+    headers = dict(model_headers(files))
     if tied:
         headers.pop("lm_head.weight", None)
     return {n: h for n, h in headers.items() if not n.endswith("rotary_emb.inv_freq")}

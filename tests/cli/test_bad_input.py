@@ -38,7 +38,7 @@ from specstream_mlx.prompts import chat_prompt
         (("--lookup-size", 4), "expected with --lookup"),
         (("--lookup", "--tree-size", 5000), "5000 nodes, expected at most 4096"),
         (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
-        (("--tree", "none.json"), "none.json cannot be read"),
+        (("--tree", "none.json"), "none.json is missing"),
     ],
 )
 def test_options(flags, sentence, base):

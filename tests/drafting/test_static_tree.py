@@ -115,11 +115,11 @@ def test_a_saved_tree_is_the_same_when_loaded(tmp_path):
 
 
 BAD_FILES = {
-    "no file": (None, "cannot be read: No such file or directory"),
-    "not JSON": ("acceptance", "is not JSON, expected a tree file"),
-    "not text": (b"\xff\xfe\xfd", "is not JSON, expected a tree file"),
-    "nested": ("[" * 100_000, "is not JSON, expected a tree file"),
-    "a list": ([[0.5]], "found a list, expected an object with acceptance"),
+    "no file": (None, "is missing"),
+    "not JSON": ("acceptance", "is not valid JSON"),
+    "not text": (b"\xff\xfe\xfd", "is not UTF-8 text"),
+    "nested": ("[" * 100_000, "is nested too deeply"),
+    "a list": ([[0.5]], "holds a list, expected a JSON object"),
     "nothing": ({}, "acceptance is not a list of lists"),
     "a flat list": ({"acceptance": [0.5]}, "acceptance is not a list of lists"),
     "empty": ({"acceptance": []}, "acceptance is empty"),
@@ -129,8 +129,8 @@ BAD_FILES = {
     "below 0": ({"acceptance": [[0.5], [-0.1]]}, "depth 2, rank 0 is -0.1"),
     "a word": ({"acceptance": [["0.5"]]}, "depth 1, rank 0 is '0.5'"),
     "a truth": ({"acceptance": [[True]]}, "depth 1, rank 0 is True"),
-    "no number": ('{"acceptance": [[NaN]]}', "depth 1, rank 0 is nan"),
-    "infinite": ('{"acceptance": [[1e999]]}', "depth 1, rank 0 is inf"),
+    "no number": ('{"acceptance": [[NaN]]}', "has the number NaN"),
+    "infinite": ('{"acceptance": [[1e999]]}', "has the number 1e999"),
     "too likely": ({"acceptance": [[0.7, 0.6]]}, "depth 1 sums to 1.3, expected at most 1"),
     "another field": ({"acceptance": [[0.5]], "size": 3}, "found 'size', expected acceptance"),
     "no nodes": ({"acceptance": [[0.5]], "tree_size": 0}, "tree_size is 0, expected an integer"),
