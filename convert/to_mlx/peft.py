@@ -167,9 +167,9 @@ def _rank_and_scale(path: Path, config: dict[str, Any], name: str) -> tuple[int,
     """A module's rank and its scale: ``alpha / r``, or ``alpha / sqrt(r)`` with rsLoRA."""
     rank = _by_pattern(path, config, "rank_pattern", name, config.get("r"))
     alpha = _by_pattern(path, config, "alpha_pattern", name, config.get("lora_alpha"))
-    check_integer(f"{path}: r of {name}", rank)
+    check_integer(f"{path}: for {name} r", rank)
     if not is_number(alpha):
-        raise UserError(f"{path}: lora_alpha of {name} is {shown(alpha)}, expected a number")
+        raise UserError(f"{path}: for {name} lora_alpha is {shown(alpha)}, expected a number")
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

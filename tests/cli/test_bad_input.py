@@ -36,7 +36,10 @@ from specstream_mlx.prompts import chat_prompt
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
         (("--lookup-size", 4), "expected with --lookup"),
-        (("--lookup", "--tree-size", 5000), "5000 nodes, expected at most 4096"),
+        (
+            ("--lookup", "--tree-size", 5000),
+            "tree_size is 5000, expected an integer of at most 4096",
+        ),
         (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
         (("--tree", "none.json"), "none.json is missing"),
     ],

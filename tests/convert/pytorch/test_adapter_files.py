@@ -99,7 +99,7 @@ def test_damaged_and_foreign_files(adapter, tied, tmp_path):
     tensors = adapter / "speculative_streaming.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="not a readable safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         read_streams(describe(adapter))
     tensors.unlink()
     with pytest.raises(UserError, match="is missing"):
@@ -126,7 +126,7 @@ def test_pickles_run_no_code(tmp_path, capsys):
     with pytest.raises(UserError, match=r"bad\.pt is refused"):
         read_tensors(tmp_path / "bad.pt")
     (tmp_path / "bad.pt").rename(tmp_path / "bad.safetensors")
-    with pytest.raises(UserError, match="not a readable safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         read_tensors(tmp_path / "bad.safetensors")
     torch.save({"a": 3}, tmp_path / "other.bin")
     with pytest.raises(UserError, match="something other than named tensors"):

@@ -62,7 +62,9 @@ def test_refused_field(field, value, hf, spoilt, tmp_path):
     edit(spoilt / "adapter_config.json", **{field: value})
     sentence = refused(hf, spoilt, tmp_path / "out")
     assert "adapter_config.json: " in sentence
-    assert {"r": "r is 'four'", "alpha_pattern": "lora_alpha 'much'"}.get(field, field) in sentence
+    assert {"r": "r is 'four'", "alpha_pattern": "lora_alpha is 'much'"}.get(
+        field, field
+    ) in sentence
 
 
 def test_what_peft_writes_is_refused_by_its_field(hf, tmp_path):
