@@ -220,7 +220,7 @@ def test_bad_line_is_named(tmp_path, line):
     ("values", "sentence"),
     [
         ({"model": Path("/nowhere")}, "model directory /nowhere does not exist"),
-        ({"data": Path("/nowhere.jsonl")}, "data file /nowhere.jsonl cannot be read"),
+        ({"data": Path("/nowhere.jsonl")}, "/nowhere.jsonl is missing"),
         ({"lora_rank": 4}, "lora_rank is for shared mode"),
         ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x'"),
         ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
