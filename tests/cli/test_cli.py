@@ -307,7 +307,7 @@ def test_autotune_shows_costs_and_what_it_expects(base, streams, command):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(None, "cannot be read"), (b"", "is empty"), (b"\xff", "is not UTF-8")],
+    [(None, "is missing"), (b"", "is empty"), (b"\xff", "is not UTF-8")],
 )
 def test_prompts_that_cannot_be_read(base, tmp_path, content, sentence):
     path = tmp_path / "prompts.txt"

@@ -233,10 +233,7 @@ def test_without_matplotlib_the_tables_are_written(app, tmp_path, monkeypatch):
 def test_a_bad_tree_file_ends_in_one_sentence(app, tmp_path):
     result = app("--tree", tmp_path / "none.json", "--output", tmp_path)
     assert result.exit_code == 2
-    assert (
-        result.stderr
-        == f"error: {tmp_path / 'none.json'} cannot be read: No such file or directory\n"
-    )
+    assert result.stderr == f"error: {tmp_path / 'none.json'} is missing\n"
     assert app("--msa-layers", 16, "--output", tmp_path).exit_code == 2
     assert app("--context", -1, "--output", tmp_path).exit_code == 2
 
