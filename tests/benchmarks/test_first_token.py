@@ -1,0 +1,22 @@
+"""The benchmark of the first text: what it waits for."""
+
+import pytest
+
+from benchmarks import first_token
+from specstream_mlx import bundled
+
+needs_bundled = pytest.mark.skipif(
+    "sql" not in bundled.adapter_names(), reason="needs the bundled model"
+)
+
+
+@needs_bundled
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [first_token.OURS, first_token.MLX_LM])
+def test_both_commands_come_to_text(way):
+    assert 0.1 < first_token.seconds_to_text(way, bundled.base_path(), "Hi Ana") < 300
+
+
+def test_a_process_that_ends_without_text_is_no_measurement(tmp_path):
+    with pytest.raises(RuntimeError, match="ended without text"):
+        first_token.seconds_to_text(first_token.OURS, tmp_path / "none", "Hi")
