@@ -76,7 +76,8 @@ def measure_acceptance(
         raise UserError("acceptance was to be measured without streams, expected some that draft")
     config = model.streams.config
     settings.check(model.config["vocab_size"], config)
-    counts = AcceptanceCounts(config.num_streams, settings.tree_width)
+    depth = settings.streams_run(config)
+    counts = AcceptanceCounts(depth, settings.tree_width)
     for prompt in prompts:
         text: list[int] = []
         drafts: list[tuple[int, np.ndarray]] = []
@@ -90,5 +91,5 @@ def measure_acceptance(
             if len(text) >= max_tokens:
                 break
         for start, candidates in drafts:
-            counts.add(candidates, text[start : start + config.num_streams])
+            counts.add(candidates, text[start : start + depth])
     return counts

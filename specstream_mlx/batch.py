@@ -323,8 +323,8 @@ class _Batch:
         start = time.perf_counter()
         read = [self._read(text) for text in texts]
         nodes, placement = 1 + self._depth, settings.placement(config)
-        gamma = 0 if placement == "none" else config.num_streams
-        room = nodes * (1 + gamma) if placement == "beside" else nodes + gamma
+        count = 0 if placement == "none" else settings.streams_run(config)
+        room = nodes * (1 + count) if placement == "beside" else nodes + count
         caches = [StackedKVCache(layer, room) for layer in zip(*read, strict=True)]
         self._decoder = Decoder(model.model, model.streams, caches)
         self._lengths = [cache.offset for cache, *_ in read]

@@ -21,7 +21,8 @@ class DraftSettings:
     """How a step drafts and what it keeps.
 
     Attributes:
-        num_streams: depth of the tree; ``None``: all trained streams; 0: no drafts.
+        num_streams: streams that draft, and so the depth of their trees; ``None``: all that were
+            trained; 0: no drafts. In shared mode all run nevertheless: the target sees them.
         tree_width: children of every node in a full tree, and candidates per stream.
         tree_size: nodes drafted best-first by joint probability; ``None``: the full tree, with
             ``lookup`` as many nodes as it and one run have, with ``static_tree`` its own size.
@@ -88,6 +89,12 @@ class DraftSettings:
         if streams is None or not self.speculates:
             return "none"
         return "deferred" if self.deferred and self.stream_nodes is None else "beside"
+
+    def streams_run(self, streams: StreamConfig) -> int:
+        """How many streams run where some do; a stream sees none behind it, so the last may go."""
+        if streams.mode == "shared" or self.num_streams is None:
+            return streams.num_streams
+        return min(self.num_streams, streams.num_streams)
 
     def prunes(self, nodes: int) -> bool:
         """Whether early-exit pruning may drop nodes of a tree with so many nodes."""

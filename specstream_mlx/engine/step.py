@@ -40,10 +40,10 @@ class StepResult:
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
             places that pruning has left, since shapes are fixed. ``None``: all of them.
-        candidates: (gamma, k) the streams' tokens at the accepted node, best first, or in the order
-            in which they were drawn.
-        log_probs: (gamma, k) their log-probabilities in nats.
-        stream_logits: (gamma, vocab) at the accepted node.
+        candidates: (streams, k) the tokens of the streams that ran at the accepted node, best
+            first, or in the order in which they were drawn.
+        log_probs: (streams, k) their log-probabilities in nats.
+        stream_logits: (streams, vocab) at the accepted node.
         has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
             ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
@@ -160,6 +160,7 @@ class Decoder:
         profile, config = self.profile, self.streams and self.streams.config
         # Streams run nowhere ("none"), in this pass ("beside"), or in a second one ("deferred").
         placement = settings.placement(config)
+        count = 0 if placement == "none" else settings.streams_run(config)
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         shape, offset = shape_of(tree), self.caches[0].offset
@@ -189,13 +190,13 @@ class Decoder:
         if placement == "beside":
             beside = self._nodes_with_streams(tree, settings)
             seeded = main if beside is None else main[:, mx.array(beside)]
-            seeds = self.streams.seed(seeded).flatten(1, 2)
+            seeds = self.streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
             shared = config.mode == "shared"
-            rows = rows_with_streams(nodes, shape, config.num_streams, shared, beside)
+            rows = rows_with_streams(nodes, shape, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
-        hidden = self._through_msa_layers(hidden, rows, main_rows=len(nodes))
+        hidden = self._through_msa_layers(hidden, rows, count, main_rows=len(nodes))
         main, streams = hidden, None
         if placement == "beside":
             main, streams = mx.split(hidden, [len(nodes)], axis=1)
@@ -205,11 +206,11 @@ class Decoder:
         if not settings.speculates:  # shared streams run all the same: the main stream sees them
             return result
         if placement == "beside":
-            hidden, result.has_streams = self._streams_of(result.last, streams, beside)
+            hidden, result.has_streams = _streams_of(streams, count, result.last, beside)
         else:
-            rows = deferred_rows(nodes, result.last, config.num_streams)
-            hidden = self.streams.seed(_at(entry, result.last)).flatten(1, 2)
-            hidden = self._through_msa_layers(hidden, rows, main_rows=0, skip=len(nodes))
+            rows = deferred_rows(nodes, result.last, count)
+            hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
+            hidden = self._through_msa_layers(hidden, rows, count, main_rows=0, skip=len(nodes))
         logits = self.model.head(hidden)
         result.stream_logits = logits[0] if single else logits
         depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
@@ -265,20 +266,21 @@ class Decoder:
         return tree.likeliest_last(few).tolist()
 
     def _through_msa_layers(
-        self, hidden: mx.array, rows: Rows, main_rows: int, skip: int = 0
+        self, hidden: mx.array, rows: Rows, count: int, main_rows: int, skip: int = 0
     ) -> mx.array:
         """Main rows first, then stream rows, through all MSA layers.
 
         Args:
             hidden: (sequences, rows, h).
             rows: their positions and visibility.
+            count: streams beside each node that has some.
             main_rows: how many are main rows, which may be committed later.
             skip: how many rows this step's first pass wrote behind the committed ones; these go
                 behind them.
         """
         config = self.streams.config
         for number in range(config.first_msa_layer, config.num_hidden_layers):
-            rotate = self.streams.value_rotation(main_rows, hidden.shape[1] - main_rows)
+            rotate = self.streams.value_rotation(main_rows, hidden.shape[1] - main_rows, count)
             cache = UncommittedRows(self.caches[number], rows, skip, rotate)
             if main_rows:
                 self._uncommitted[number] = cache
@@ -295,29 +297,30 @@ class Decoder:
         self.profile.border("verify", last, predictions)
         return StepResult(last, predictions, logits, nodes.kept, nodes.in_play)
 
-    def _streams_of(
-        self, last: mx.array, streams: mx.array, beside: Sequence[int] | None
-    ) -> tuple[mx.array, mx.array | None]:
-        """The (sequences, gamma, h) streams beside the accepted node.
-
-        Args:
-            last: the node among the kept ones.
-            streams: (sequences, nodes * gamma, h) after the last layer.
-            beside: the nodes that have some; ``None``: all.
-
-        Returns:
-            The streams, and whether they are the node's own: ``None`` where all nodes have some.
-        """
-        gamma = self.streams.config.num_streams
-        streams = streams.reshape(len(streams), -1, gamma, streams.shape[-1])
-        if beside is None:
-            return _at(streams, last)[:, 0], None
-        found = mx.array(beside) == last
-        return _at(streams, mx.argmax(found))[:, 0], found.any()
-
 
 def _at(array: mx.array, node: mx.array) -> mx.array:
     """(sequences, 1, ..) of an array (sequences, nodes, ..) at one node of each sequence."""
     if node.ndim == 0:
         return array[:, node[None]]
     return array[mx.arange(node.size), node][:, None]
+
+
+def _streams_of(
+    streams: mx.array, count: int, last: mx.array, beside: Sequence[int] | None
+) -> tuple[mx.array, mx.array | None]:
+    """The (sequences, count, h) streams beside the accepted node.
+
+    Args:
+        streams: (sequences, nodes * count, h) after the last layer.
+        count: streams beside each node that has some.
+        last: the accepted node among the kept ones.
+        beside: the nodes that have some; ``None``: all.
+
+    Returns:
+        The streams, and whether they are the node's own: ``None`` where all nodes have some.
+    """
+    streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
+    if beside is None:
+        return _at(streams, last)[:, 0], None
+    found = mx.array(beside) == last
+    return _at(streams, mx.argmax(found))[:, 0], found.any()

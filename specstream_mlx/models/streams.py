@@ -53,43 +53,45 @@ class Streams(nn.Module):
         """The configuration of this adapter's streams."""
         return self._config
 
-    def seed(self, hidden: mx.array) -> mx.array:
+    def seed(self, hidden: mx.array, count: int) -> mx.array:
         """Initial streams ``f_eta(M) + P_j`` (Eq. 4).
 
         Args:
             hidden: (.., h) main-stream rows at the input of the first MSA layer.
+            count: streams to run, the first of the trained ones.
 
         Returns:
-            (.., gamma, h)
+            (.., count, h)
         """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
         hidden = hidden[..., None, :]
         if "embeddings" in self.streams:
-            return hidden + self.streams["embeddings"].astype(hidden.dtype)
-        shape = *hidden.shape[:-2], self._config.num_streams, hidden.shape[-1]
+            return hidden + self.streams["embeddings"][:count].astype(hidden.dtype)
+        shape = *hidden.shape[:-2], count, hidden.shape[-1]
         return mx.broadcast_to(hidden, shape)
 
-    def value_rotation(self, main_rows: int, stream_rows: int) -> ValueRotation | None:
+    def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """The function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
 
         Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows' stay.
 
         Args:
             main_rows: m.
-            stream_rows: s * gamma, behind the main rows.
+            stream_rows: s * count, behind the main rows.
+            count: streams beside each of the s rows that have some.
 
         Returns:
-            A map of values (sequences, kv_heads, m + s * gamma, d); ``None`` for the other variants
+            A map of values (sequences, kv_heads, m + s * count, d); ``None`` for the other variants
             and where there are no streams.
         """
-        gamma, epsilon = self._config.num_streams, self._config.value_rotation_epsilon
+        epsilon = self._config.value_rotation_epsilon
         if self._config.stream_init != "value_rotation" or not stream_rows:
             return None
 
         def rotate(values: mx.array) -> mx.array:
             main, streams = mx.split(values, [main_rows], axis=2)
-            angle = epsilon * mx.tile(mx.arange(1, gamma + 1), (stream_rows // gamma,))[:, None]
+            angle = epsilon * mx.tile(mx.arange(1, count + 1), (stream_rows // count,))[:, None]
             cos, sin = mx.cos(angle).astype(values.dtype), mx.sin(angle).astype(values.dtype)
             first, second = mx.split(streams, 2, axis=-1)
             rotated = [first * cos - second * sin, first * sin + second * cos]

@@ -30,6 +30,7 @@ from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loop import decode
 
 
@@ -274,3 +275,30 @@ def test_after_a_miss_the_next_tree_is_the_root(monkeypatch):
     assert len(after_miss) >= 5
     assert set(after_miss) == {1}
     assert set(after_hit[1:]) == {9}
+
+
+@pytest.mark.parametrize("streams", ["adapter", "value rotation"])
+@pytest.mark.parametrize("placed", ["deferred", "beside", "beside 2"])
+def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
+    """Their rows are counted, and they guess what they guess beside all the others."""
+    model, tree = speculative_model(seed=1, **STREAMS[streams]), some_tree()
+    where = {"deferred": {}, "beside": {"deferred": False}, "beside 2": {"stream_nodes": 2}}[placed]
+    seeded = {"deferred": 1, "beside": len(tree), "beside 2": 2}[placed]
+    first = model.streams.config.first_msa_layer
+    rows, layer = [], BorrowedModel.layer
+
+    def counted(self, number, hidden, cache, main_rows):
+        rows.append(hidden.shape[1] - main_rows)
+        return layer(self, number, hidden, cache, main_rows)
+
+    monkeypatch.setattr(BorrowedModel, "layer", counted)
+    found = {}
+    for count in (None, 1, 2):
+        rows.clear()
+        settings = DraftSettings(num_streams=count, **where)
+        result = decoder_after(model, PROMPT).step(tree, settings, VerifyRule())
+        found[count] = np.array(result.stream_logits)
+        assert max(rows) == seeded * (count or model.streams.config.num_streams)
+        assert len(rows) == (len(model.model.layers) - first) * (2 if placed == "deferred" else 1)
+    for count in (1, 2):
+        assert_close(found[count], found[None][:count])
