@@ -62,6 +62,36 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
+def check_value_rotation(stream_init: str, epsilon: Any, num_streams: int) -> None:
+    """Check the angle of ``value_rotation``, which every other ``stream_init`` leaves at 0.
+
+    Streams have nothing but their turns to be told apart by, so stream 1 must turn, and the last
+    one less than once around: then no two of them, nor a stream and the main stream, are alike.
+
+    Args:
+        stream_init: see ``StreamConfig``.
+        epsilon: in radians.
+        num_streams: gamma.
+
+    Raises:
+        ConfigError: streams would not be told apart, or there is an angle that nothing turns by.
+    """
+    name = "value_rotation_epsilon"
+    if not is_number(epsilon):
+        raise ConfigError(f"{name} is {shown(epsilon)}, expected a number")
+    if stream_init != "value_rotation":
+        if epsilon:
+            raise ConfigError(
+                f"{name} is {shown(epsilon)} with stream_init {shown(stream_init)}, expected 0: "
+                "only 'value_rotation' turns"
+            )
+    elif not (0 < epsilon < 2 * math.pi / num_streams):
+        raise ConfigError(
+            f"{name} is {shown(epsilon)} with stream_init 'value_rotation', expected more than 0 "
+            f"and less than 2 pi / num_streams = {2 * math.pi / num_streams:.4g} radians"
+        )
+
+
 @dataclass(frozen=True)
 class StreamConfig:
     """The ``speculative_streaming`` object of an adapter directory.
@@ -76,7 +106,8 @@ class StreamConfig:
         stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4, or
             ``value_rotation``, which has no stream embeddings.
         stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
-        value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``.
+        value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
+            unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
         stream_mlp: what a stream passes through where the main stream has its MLP: ``base`` (the
             MLP itself: shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter``
             (beside it, Fig. 2a).
@@ -118,9 +149,7 @@ class StreamConfig:
             check_integer(name, getattr(self, name), most=MOST_LAYERS)
         for name in ("stream_init_rank", "stream_adapter_rank", "pruner_rank"):
             check_integer(name, getattr(self, name), least=0)
-        if not is_number(self.value_rotation_epsilon):
-            found = shown(self.value_rotation_epsilon)
-            raise ConfigError(f"value_rotation_epsilon is {found}, expected a number")
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         for name in ("base_model", "base_fingerprint"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}, expected a text")
@@ -151,6 +180,19 @@ class StreamConfig:
     def first_msa_layer(self) -> int:
         """Index of the layer at which the streams start, ``N - N_s``."""
         return self.num_hidden_layers - self.num_msa_layers
+
+    def check_lora(self) -> None:
+        """Check that LoRA may stand beside these streams; called where there is some.
+
+        Raises:
+            ConfigError: the mode is lossless.
+        """
+        if self.mode == "lossless":
+            raise ConfigError(
+                "mode is 'lossless' and there is LoRA beside the streams, expected none, since "
+                "lossless text is the base's own: merge the LoRA into the base and train the "
+                "streams on that, or train both in shared mode"
+            )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every stream and pruner tensor of this configuration.

@@ -88,6 +88,7 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
     found.check_base(read_json(model_dir / "config.json"))
     base = load_base(model_dir)
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
+        found.check_lora()
         base = mount_lora(base, directory)
     try:
         model = SpeculativeStreamingModel(base, found.stream_config)

@@ -145,8 +145,8 @@ class SpeculativeStreamingModel(nn.Module):
                 raise ConfigError(f"{name} of the base is {found}, the streams expect {expected}")
         for name, parameter in base.named_parameters():
             is_lora = "lora_" in name
-            if is_lora and config.mode == "lossless":
-                raise ConfigError("the base has LoRA, lossless mode expects none: merge it first")
+            if is_lora:
+                config.check_lora()
             if is_lora and ".layers." not in name:
                 raise ConfigError(f"the base has LoRA in {name}, expected it in decoder layers")
             parameter.requires_grad_(is_lora)

@@ -393,7 +393,11 @@ def main(
         int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 8.")
     ] = None,
     value_rotation_epsilon: Annotated[
-        float, typer.Option(help="Angle of --stream-init value_rotation, in radians.")
+        float,
+        typer.Option(
+            help="Angle of --stream-init value_rotation in radians, more than 0 and less than "
+            "2 pi / --num-streams."
+        ),
     ] = 0.0,
     stream_mlp: Annotated[
         str | None,

@@ -3,7 +3,13 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specstream_mlx.config import UserError, check_integer, is_number, shown
+from specstream_mlx.config import (
+    UserError,
+    check_integer,
+    check_value_rotation,
+    is_number,
+    shown,
+)
 
 _FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "resume"}
 """What may differ between a run and its continuation."""
@@ -124,6 +130,8 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         check_integer("seed", self.seed, least=0, most=2**63 - 1)
+        check_integer("num_streams", self.num_streams)
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
 

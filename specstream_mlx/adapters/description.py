@@ -66,6 +66,24 @@ class AdapterDescription:
             return self.path / LORA_TENSORS
         return path if os.path.lexists(path := self.path / LORA_FILE) else None
 
+    @property
+    def _stream_config_path(self) -> Path:
+        """Where the streams are described."""
+        return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
+
+    def check_lora(self) -> None:
+        """Check that the streams, if there are any, may stand beside LoRA; called where it is.
+
+        Raises:
+            UserError: they are lossless.
+        """
+        if self.stream_config is None:
+            return
+        try:
+            self.stream_config.check_lora()
+        except ConfigError as error:
+            raise UserError(f"{self._stream_config_path}: {error}") from None
+
     def check_base(self, base_config: Mapping[str, Any]) -> None:
         """Whether the streams were made for a base.
 
@@ -78,7 +96,7 @@ class AdapterDescription:
         streams = self.stream_config
         if streams is None:
             return
-        where = self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
+        where = self._stream_config_path
         found, expected = streams.base_fingerprint, fingerprint(base_config)
         if found and found != expected:
             raise UserError(

@@ -77,11 +77,14 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         )
     found.check_base(base_config)
     found.stream_headers()
+    lora = read_lora(found, model)
+    if lora:
+        found.check_lora()
     return Adapter(
         path=found.path,
         config=found.config,
         stream_config=found.stream_config,
-        lora=read_lora(found, model),
+        lora=lora,
         stream_tensors=read_arrays(found.stream_file) if found.stream_file else {},
     )
 

@@ -56,6 +56,7 @@ def test_configuration(fields, sentence, model, adapter):
         (STREAM_KEY, "num_streams", 3, "streams.embeddings has shape (4, 64), expected (3, 64)"),
         (STREAM_KEY, "num_hidden_layers", 3, "num_hidden_layers is 3, expected the base's 4"),
         (STREAM_KEY, "num_msa_layers", 5, "num_msa_layers is 5, expected at most num_hidden_lay"),
+        (STREAM_KEY, "mode", "lossless", "mode is 'lossless' and there is LoRA beside the streams"),
         (STREAM_KEY, "prompt_template", "Fix this:", "'Fix this:', expected text with {text}"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -225,9 +226,15 @@ def test_bad_line_is_named(tmp_path, line):
         ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x'"),
         ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
         ({"num_streams": 0}, "num_streams is 0"),
+        ({"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
         ({"num_msa_layers": 7}, "num_msa_layers is 7"),
         ({"iters": -1}, "iters is -1"),
         ({"epochs": 1}, "iters and epochs were both given"),
+        ({"stream_init": "value_rotation"}, "value_rotation_epsilon is 0.0 with stream_init"),
+        (
+            {"stream_init": "value_rotation", "value_rotation_epsilon": math.nan},
+            "value_rotation_epsilon is nan, expected a number",
+        ),
         ({"stream_init": "zero"}, "stream_init is 'zero'"),
         ({"prompt_template": "Hello"}, "{text}"),
         ({"resume": True}, "nothing to resume"),
