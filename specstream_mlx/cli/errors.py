@@ -1,5 +1,6 @@
 """How commands end: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
+import errno
 import signal
 import sys
 import threading
@@ -17,6 +18,8 @@ from ..config import UserError
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
 
 @contextmanager
 def reported() -> Iterator[None]:
@@ -27,6 +30,7 @@ def reported() -> Iterator[None]:
     try:
         with _unwound_by_sigterm():
             yield
+            sys.stdout.flush()  # else what is buffered fails where nobody can report it
     except UserError as error:
         _print_error(str(error))
     except typer.TyperException as error:
@@ -39,11 +43,20 @@ def reported() -> Iterator[None]:
 
 
 def file_error(error: OSError) -> str:
-    """What the operating system says about a file that the user named.
+    """What the operating system says about a file that the user named, or about the output.
+
+    Of some errors it is known that something was being written. Files of ours are written within
+    ``staging``, which names them, so where there is no name it was standard output.
 
     Raises:
-        OSError: the same, where it is about no file, as with a pipe that is closed.
+        OSError: the same, where it is about neither, as with a pipe that is closed.
     """
+    if error.errno in _OF_WRITING:
+        name = error.filename
+        where = "standard output" if name is None else short(str(name))
+        if name is None:
+            sys.stdout = None  # else Python tries to write the rest of it when it ends
+        return f"{where} cannot be written: {error.strerror}"
     if error.filename is None:
         raise error
     return f"{short(str(error.filename))}: {error.strerror}"

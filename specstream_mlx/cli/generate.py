@@ -184,13 +184,8 @@ def _write(responses: "Iterator[GenerationResponse]", output: OutputOptions) -> 
 
 
 def _print(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(f"standard output cannot be written: {error.strerror}") from None
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _report(

@@ -1,12 +1,17 @@
 """Commands that are modules of their own: a user's mistake is one line and exit code 2."""
 
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from specstream_mlx import UserError
+from specstream_mlx import UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
 
 app = typer.Typer(add_completion=False)
@@ -40,3 +45,47 @@ def test_other_errors_stay_what_they_are():
 
     with pytest.raises(ZeroDivisionError):
         fails()
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "expected"),
+    [
+        (errno.ENOSPC, "out.json", "out.json cannot be written: No space left on device"),
+        (errno.EROFS, "out.json", "out.json cannot be written: Read-only file system"),
+        (errno.ENOSPC, None, "standard output cannot be written: No space left on device"),
+        (errno.EACCES, "in.json", "in.json: Permission denied"),
+        (errno.ENOTDIR, "in/a", "in/a: Not a directory"),
+    ],
+)
+def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which is closed where it fails
+
+    @one_line_errors
+    def fails() -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    with pytest.raises(typer.Exit) as end:
+        fails()
+    assert (end.value.exit_code, capsys.readouterr().err) == (2, f"error: {expected}\n")
+
+
+def test_errors_about_no_file_stay_what_they_are():
+    @one_line_errors
+    def fails() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        fails()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+@pytest.mark.parametrize(
+    "command", [("doctor",), ("doctor", "--help"), ("inspect", "--json", str(bundled.base_path()))]
+)
+def test_output_to_a_full_disk(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "specstream_mlx", *command], stdout=full, stderr=-1, text=True
+        )
+    expected = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, expected)
