@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from .arguments import shown
@@ -70,8 +71,10 @@ class PromptCache:
                 f"prompt_cache is {shown(caches)}, expected a PromptCache, or what mlx_lm's "
                 f"make_prompt_cache makes, a list of one cache for each of {len(windows)} layers"
             )
-        pairs = enumerate(zip(caches, windows, strict=True))
-        own = [_of_mlx_lm(number, cache, window) for number, (cache, window) in pairs]
+        pairs = list(zip(caches, windows, strict=True))
+        for number, (cache, window) in enumerate(pairs):
+            check_goes_back(f"layer {number} of prompt_cache", cache, window)
+        own = [as_ours(cache, window) for cache, window in pairs]
         rows = {cache.offset for cache in own}
         if len(rows) > 1:
             raise UserError(
@@ -190,28 +193,51 @@ class PromptCache:
             )
 
 
-def _of_mlx_lm(number: int, cache: Any, window: int | None) -> Any:
-    """The rows of one of mlx_lm's caches, in the class that ``make_caches`` has for the layer."""
+def check_goes_back(where: str, cache: Any, window: int | None) -> None:
+    """Check that one of mlx_lm's caches holds all its rows, of which the last may be dropped.
+
+    Args:
+        where: which one it is, for the error, such as ``layer 3 of prompt_cache``.
+        cache: of one layer.
+        window: the layer's sliding window, if it has one.
+
+    Raises:
+        UserError: it is of another class, or has dropped rows.
+    """
     if isinstance(cache, RotatingKVCache):
         kept, most, end = cache.state[3:]
         if kept or most != window or end != cache.offset:
             raise UserError(
-                f"layer {number} of prompt_cache has a RotatingKVCache that dropped rows or has "
-                "another window than the model, expected all rows: only then can it go back; a "
-                "PromptCache keeps them"
+                f"{where} has a RotatingKVCache that dropped rows or has another window than the "
+                "model, expected all rows: only then can it go back; a PromptCache keeps them"
             )
     elif not isinstance(cache, KVCache | QuantizedKVCache):
         raise UserError(
-            f"layer {number} of prompt_cache is {shown(cache)}, expected a KVCache or a "
-            "QuantizedKVCache: no other can drop rejected drafts"
+            f"{where} is {shown(cache)}, expected a KVCache or a QuantizedKVCache: no other can "
+            "drop rejected drafts"
         )
+
+
+def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
+    """The rows of one of mlx_lm's caches, in the class that ``make_caches`` has for the layer.
+
+    Args:
+        cache: one that ``check_goes_back`` lets through.
+        window: the layer's sliding window, if it has one.
+        dtype: that the rows are cast to; ``None``: their own.
+    """
     if isinstance(cache, QuantizedKVCache):
-        if window is not None:
-            return WindowedQuantizedKVCache(window, cache)
         own = QuantizedKVCache(cache.group_size, cache.bits)
     else:
         own = KVCache() if window is None else WindowedKVCache(window)
     own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
+    if dtype is not None:
+        own.keys, own.values = tree_map(
+            lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
+            (own.keys, own.values),
+        )
+    if window is not None and isinstance(own, QuantizedKVCache):
+        return WindowedQuantizedKVCache(window, own)
     return own
 
 

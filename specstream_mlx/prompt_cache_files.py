@@ -27,11 +27,11 @@ from safetensors import SafetensorError, safe_open
 from .adapters.files import Adapter
 from .checked_files import not_finite, parse_json, reason, short
 from .config import UserError
-from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
-from .prompt_cache import PromptCache
+from .prompt_cache import PromptCache, as_ours, check_goes_back
 from .staging import staged_file
 
 _OURS = "specstream_mlx"
@@ -175,7 +175,7 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
             cache that cannot drop rejected drafts.
     """
     path = Path(path)
-    metadata, classes = _header(path)
+    metadata, _ = _header(path)
     ours = _our_facts(path, metadata, model.config["vocab_size"])
     if ours is not None:
         _check_made_by(path, ours, metadata.get("0.model"), model)
@@ -189,7 +189,7 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
         raise _damaged(path, reason(error)) from None
     if name is not None:
         raise UserError(f"{path}: {name} holds NaN or infinity, expected finite rows")
-    caches = list(_checked_layers(path, layers, classes, model, own_windows=ours is not None))
+    caches = list(_checked_layers(path, layers, model, own_windows=ours is not None))
     rows = caches[0].offset
     tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
     if unknown + len(tokens) != rows:
@@ -282,14 +282,13 @@ def _check_name(
 
 
 def _checked_layers(
-    path: Path, layers: list[Any], classes: list[str], model: SpeculativeModel, own_windows: bool
+    path: Path, layers: list[Any], model: SpeculativeModel, own_windows: bool
 ) -> Iterator[Any]:
     """The caches in this project's classes, each of the model's shape and dtype.
 
     Args:
         path: the file.
         layers: as mlx_lm reads them.
-        classes: their names.
         model: base and adapter.
         own_windows: the rows were made with the windows that mlx_lm leaves out.
     """
@@ -301,25 +300,15 @@ def _checked_layers(
     offsets = {getattr(layer, "offset", None) for layer in layers}
     for number, (layer, expected, window) in enumerate(zip(layers, probe, windows, strict=True)):
         where = f"{path}: layer {number}"
-        if isinstance(layer, RotatingKVCache):
-            # Rows are in order and none was dropped; those of mlx_lm's --max-kv-size have a keep.
-            if layer.keep or layer.max_size != window or layer._idx != layer.offset:
-                raise UserError(
-                    f"{where} has a RotatingKVCache that dropped rows or has another window than "
-                    f"the model's, expected all rows: only then can it go back"
-                )
-        elif type(layer) not in (KVCache, QuantizedKVCache):
-            raise UserError(
-                f"{where} has a {classes[number]}, expected a KVCache or QuantizedKVCache: "
-                "no other can go back to an accepted path"
-            )
-        elif window is not None and not own_windows and layer.offset > window:
+        check_goes_back(where, layer, window)
+        unwindowed = isinstance(layer, KVCache) and not own_windows  # mlx_lm made them
+        if unwindowed and window is not None and layer.offset > window:
             raise UserError(
                 f"{where} has {layer.offset} rows of mlx_lm's, which leaves out the model's window "
                 f"of {window}, expected at most so many"
             )
         _check_rows(path, layer, expected, len(offsets))
-        yield _as_ours(layer, window, expected.keys.dtype)
+        yield as_ours(layer, window, expected.keys.dtype)
 
 
 def _check_rows(path: Path, layer: Any, expected: KVCache, different_offsets: int) -> None:
@@ -347,18 +336,3 @@ def _check_rows(path: Path, layer: Any, expected: KVCache, different_offsets: in
                 f"{path}: {name} have the shape {found.shape}, expected {rows} rows of the model's "
                 f"{heads} heads of {size}"
             )
-
-
-def _as_ours(layer: Any, window: int | None, dtype: mx.Dtype) -> Any:
-    """The cache in the class that ``kv.make_caches`` and its quantization have for the layer."""
-    keys, values = tree_map(
-        lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
-        (layer.keys, layer.values),
-    )
-    if isinstance(layer, QuantizedKVCache):
-        state = keys, values, layer.offset, layer.group_size, layer.bits
-        cache = QuantizedKVCache.from_state(state)
-        return cache if window is None else WindowedQuantizedKVCache(window, cache)
-    cache = KVCache() if window is None else WindowedKVCache(window)
-    cache.state = keys, values, layer.offset
-    return cache
