@@ -6,10 +6,14 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from .config import UserError
 
@@ -34,8 +38,9 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
         UserError: the file system refused something, within the block too, or there is something
             at ``target`` that is not to be replaced.
     """
-    with _scratch(target) as (scratch, place):
-        yield scratch
+    with _HeldSignals() as signals, _scratch(target) as (scratch, place):
+        with signals.let_through():
+            yield scratch
         scratch.chmod(0o755)
         try:
             if replace and place.exists():
@@ -62,10 +67,11 @@ def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
         UserError: the file system refused something, within the block too, or there is something
             at ``target`` that is not to be replaced: a directory or a device never is.
     """
-    with _scratch(target) as (scratch, place):
+    with _HeldSignals() as signals, _scratch(target) as (scratch, place):
         if place.exists() and not place.is_file():
             raise UserError(f"{target} is a directory or a device, expected a file to replace")
-        yield scratch / place.name
+        with signals.let_through():
+            yield scratch / place.name
         if not replace and not _linked(scratch / place.name, place):
             raise _taken(target)
         (scratch / place.name).replace(place)
@@ -90,6 +96,63 @@ def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
             if name != ".DS_Store" and not expected.fullmatch(path.as_posix()):
                 return path
     return None
+
+
+class _HeldSignals:
+    """Puts SIGINT and SIGTERM off while directories are made, renamed and removed.
+
+    What a signal's handler raises in the midst of that would leave a directory behind.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._came: list[int] = []
+
+    def __enter__(self) -> "_HeldSignals":
+        self._hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    @contextmanager
+    def let_through(self) -> Iterator[None]:
+        """A context in which signals have their handlers; those that came before it come now."""
+        try:
+            self._release()
+            yield
+        finally:
+            self._hold()
+
+    def _hold(self) -> None:
+        if threading.current_thread() is not threading.main_thread():  # others get no signals
+            return
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                    self._handlers[number] = signal.getsignal(number)
+                    signal.signal(number, self._note)
+        except BaseException:  # the handler of one that comes just now
+            self._restore()
+            raise
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._came.append(number)
+
+    def _restore(self) -> None:
+        try:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        except BaseException:  # a handler that is back already has raised; the others are to be
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            raise
+
+    def _release(self) -> None:
+        self._restore()
+        came, self._came = self._came, []
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -187,3 +187,32 @@ def test_what_was_replaced_comes_back_after_a_kill_in_between(tmp_path):
         raise KeyError
     assert (tmp_path / "model" / "mine.txt").read_text() == "mine"
     assert neighbour.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(tempfile, "mkdtemp"), (shutil, "rmtree"), (Path, "rename"), (Path, "chmod")],
+    ids=["made", "removed", "renamed", "complete"],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_while_directories_change(number, module, name, tmp_path, monkeypatch):
+    """It comes before and after a directory is made, replaced or removed; none is left behind."""
+    target, call = tmp_path / "model", getattr(module, name)
+    target.mkdir()
+    handlers = [signal.signal(signal.SIGTERM, signal.default_int_handler)]
+
+    def disturbed(*args, **kwargs):
+        signal.raise_signal(number)
+        result = call(*args, **kwargs)
+        signal.raise_signal(number)
+        return result
+
+    monkeypatch.setattr(module, name, disturbed)
+    try:
+        with pytest.raises(KeyboardInterrupt), staged_directory(target) as scratch:
+            (scratch / "new").touch()
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, handlers[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in target.iterdir()] == ([] if name == "mkdtemp" else ["new"])

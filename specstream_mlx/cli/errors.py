@@ -21,6 +21,10 @@ Result = TypeVar("Result")
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
+class _Terminated(BaseException):
+    """SIGTERM has come. No ``SystemExit``: that may come of the import of a module too."""
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
@@ -31,6 +35,8 @@ def reported() -> Iterator[None]:
         with _unwound_by_sigterm():
             yield
             sys.stdout.flush()  # else what is buffered fails where nobody can report it
+    except _Terminated:
+        raise SystemExit(128 + signal.SIGTERM) from None
     except UserError as error:
         _print_error(str(error))
     except typer.TyperException as error:
@@ -83,12 +89,12 @@ def _unwound_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # others get no signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, _exit)
+    before = signal.signal(signal.SIGTERM, _unwind)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _exit(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+def _unwind(number: int, _: FrameType | None) -> NoReturn:
+    raise _Terminated

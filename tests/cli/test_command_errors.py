@@ -1,7 +1,9 @@
 """Commands that are modules of their own: a user's mistake is one line and exit code 2."""
 
+import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +91,16 @@ def test_output_to_a_full_disk(command):
         )
     expected = "error: standard output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, expected)
+
+
+def test_sigterm_is_not_taken_for_the_exit_of_an_import():
+    """Modules of mlx-lm that miss a package exit as they are imported, which is caught."""
+
+    @one_line_errors
+    def stopped() -> None:
+        with contextlib.suppress(SystemExit, Exception):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as end:
+        stopped()
+    assert end.value.code == 143
