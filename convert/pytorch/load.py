@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import (
@@ -11,7 +12,8 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from specstream_mlx.adapters.description import describe
@@ -27,13 +29,22 @@ from specstream_mlx.models.fingerprint import fingerprint
 
 from .adapter_files import read_streams, read_tensors
 from .backbone import use_long_factors
+from .packed import expanded_weights, is_packed
 from .reference import SpeculativeStreamingModel
 
 
-def load_base(model_dir: Path) -> torch.nn.Module:
-    """Load a base model from a local Hugging Face directory, in float32.
+def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
+    """Load a base model from a local directory in Hugging Face's or MLX's format.
 
-    It computes what mlx-lm computes, see ``use_long_factors``.
+    It computes what mlx-lm computes, see ``use_long_factors``; of a model that MLX has quantized,
+    what that computes, see ``packed``.
+
+    Args:
+        model_dir: the directory.
+        dtype: ``float32``; or ``bfloat16``, which its linear layers are held in. Under autocast
+            these compute in bfloat16 anyway, so they compute the same in half the memory.
+            Embeddings, and a head that is tied to them, and norms stay in float32, since hidden
+            states do.
 
     Raises:
         UserError: the directory or a file in it is missing or damaged, or describes a model that
@@ -42,23 +53,58 @@ def load_base(model_dir: Path) -> torch.nn.Module:
     if not os.path.isdir(model_dir):
         raise UserError(f"model directory {short(model_dir)} does not exist")
     config = read_json(model_dir / "config.json")
-    headers = model_headers(sorted(model_dir.glob("model*.safetensors")))
+    files = sorted(model_dir.glob("model*.safetensors"))
+    headers = model_headers(files)
     try:
         check_config(config, headers)
     except UserError as error:
         raise UserError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
+    kind, weights = getattr(torch, dtype), None
+    if is_packed(config):
+        weights = expanded_weights(files, config, kind)
+    elif dtype != "float32" and {kind for _, kind in headers.values()} == {"BF16"}:
+        kind = torch.bfloat16
+    else:
+        kind = torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        ).eval()
+        model = _model(model_dir, kind, weights).eval()
     except Exception as error:  # transformers raises what a wrong field or file leads to
         raise UserError(f"{model_dir} is not a readable model directory: {reason(error)}") from None
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise UserError(f"{model_dir}: {name} holds NaN or infinity, expected finite numbers")
     use_long_factors(model)
+    _hold(model, getattr(torch, dtype))
     return model
+
+
+def _model(model_dir: Path, dtype: torch.dtype, weights: dict[str, Tensor] | None) -> Any:
+    """A transformers model with the directory's weights, or with others that are given by name."""
+    local = {"local_files_only": True, "trust_remote_code": False}
+    if weights is None:
+        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, **local)
+    config = AutoConfig.from_pretrained(model_dir, **local)
+    if hasattr(config, "quantization_config"):  # MLX's, of which transformers knows nothing
+        del config.quantization_config
+    model, found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+    )
+    if found["missing_keys"] or found["unexpected_keys"]:
+        raise ValueError(f"missing {found['missing_keys']}, unknown {found['unexpected_keys']}")
+    for name, parameter in model.named_parameters():  # those that dtype would round
+        if name in weights:
+            parameter.data = weights[name]
+    return model
+
+
+def _hold(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Hold linear layers in a dtype and all else in float32; one matrix is cast at a time."""
+    tied = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for module in model.modules():
+        linear = isinstance(module, torch.nn.Linear) and id(module.weight) not in tied
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(dtype if linear else torch.float32)
 
 
 def base_fingerprint(model_dir: Path) -> str:
@@ -73,12 +119,15 @@ def base_fingerprint(model_dir: Path) -> str:
     return fingerprint(read_json(model_dir / "config.json"))
 
 
-def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
-    """Load a base and mount an adapter with streams on it, in float32.
+def load_adapter(
+    model_dir: Path, directory: Path, dtype: str = "float32"
+) -> SpeculativeStreamingModel:
+    """Load a base and mount an adapter with streams on it.
 
     Args:
-        model_dir: Hugging Face directory of the base.
+        model_dir: directory of the base.
         directory: adapter directory, see ``adapter_files``.
+        dtype: of the base's linear layers, see ``load_base``.
 
     Raises:
         UserError: a file is missing or damaged, or the adapter was trained on another base.
@@ -86,7 +135,7 @@ def load_adapter(model_dir: Path, directory: Path) -> SpeculativeStreamingModel:
     found = describe(directory)
     tensors = read_streams(found)
     found.check_base(read_json(model_dir / "config.json"))
-    base = load_base(model_dir)
+    base = load_base(model_dir, dtype)
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         found.check_lora()
         base = mount_lora(base, directory)

@@ -52,7 +52,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     Raises:
         UserError: the base cannot be loaded, or a setting does not fit it.
     """
-    base = load_base(settings.model)
+    base = load_base(settings.model, settings.dtype)
     shared = settings.mode == "shared"
     stream_mlp = settings.stream_mlp or ("base" if shared else "adapter")
     adapter_rank, init_rank = settings.stream_adapter_rank, settings.stream_init_rank
@@ -134,7 +134,7 @@ def train(
     torch.manual_seed(settings.seed)
     model = build_model(settings)
     if settings.init_adapter and not settings.resume:
-        _start_from(model, settings.model, settings.init_adapter)
+        _start_from(model, settings)
     items, held_out = _load_items(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -254,9 +254,10 @@ def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float
     return rates
 
 
-def _start_from(model: SpeculativeStreamingModel, base: Path, adapter: Path) -> None:
-    """Copy the weights of an adapter of the same shape into a model."""
-    state = load_adapter(base, adapter).state_dict()
+def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings) -> None:
+    """Copy the weights of ``init_adapter``, which must be of the same shape, into a model."""
+    adapter = settings.init_adapter
+    state = load_adapter(settings.model, adapter, settings.dtype).state_dict()
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in wanted.items():
         found = tuple(state[name].shape) if name in state else "none"
@@ -365,7 +366,10 @@ def _keep_freed_memory() -> None:
 
 @one_line_errors
 def main(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the base model.")],
+    model: Annotated[
+        Path,
+        typer.Option(help="Directory of the base model, Hugging Face's or quantized by MLX."),
+    ],
     data: Annotated[
         Path, typer.Option(help='Training data: JSONL of {"prompt": ..., "completion": ...}.')
     ],
@@ -465,6 +469,13 @@ def main(
         int, typer.Option(help="Pieces in which a completion's streams are computed: less memory.")
     ] = 1,
     bf16: Annotated[bool, typer.Option(help="Whether to compute in bfloat16 by autocast.")] = True,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="What the base's linear layers are held in: float32, or bfloat16 for half the "
+            "memory and, with --bf16, the same loss."
+        ),
+    ] = "float32",
     seed: Annotated[
         int, typer.Option(help="Seed of the new weights and of the order of the data.")
     ] = 0,

@@ -20,7 +20,7 @@ class TrainSettings:
     """The settings of a training run: what to train, on which data, and for how long.
 
     Args:
-        model: Hugging Face directory of the base.
+        model: directory of the base, Hugging Face's or quantized by MLX.
         data: JSONL of ``{"prompt": ..., "completion": ...}``.
         output: directory that ``adapter``, ``log.jsonl`` and ``checkpoint.pt`` are written to.
         valid_data: held-out JSONL on which the streams' accuracy is measured at the end.
@@ -53,6 +53,8 @@ class TrainSettings:
         max_seq_length: tokens; longer items are left out.
         segments: pieces in which a completion's streams are computed, to save memory.
         bf16: compute in bfloat16 by autocast.
+        dtype: what the base's linear layers are held in, ``float32`` or, with ``bf16`` only,
+            ``bfloat16``.
         seed: seed of the new weights and of the order of the data.
         log_every: steps between log lines.
         save_every: steps between checkpoints.
@@ -93,6 +95,7 @@ class TrainSettings:
     max_seq_length: int = 1024
     segments: int = 1
     bf16: bool = True
+    dtype: str = "float32"
     seed: int = 0
     log_every: int = 10
     save_every: int = 200
@@ -106,6 +109,12 @@ class TrainSettings:
         """
         if self.mode not in ("lossless", "shared"):
             raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f"dtype is {shown(self.dtype)}, expected 'float32' or 'bfloat16'")
+        if self.dtype == "bfloat16" and not self.bf16:
+            raise UserError(
+                "dtype is 'bfloat16' and bf16 is off, expected float32 where that is computed in"
+            )
         if self.mode == "lossless":
             for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
                 if getattr(self, name) is not None:

@@ -1,0 +1,117 @@
+"""A base held in bfloat16, and one that MLX has quantized, compute what they should."""
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+import torch
+from specstream_mlx.convert.parity import BOUND
+from specstream_mlx.convert.pytorch import trainer
+from specstream_mlx.convert.pytorch.load import load_base
+from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.packed import expand
+from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_peft import edit
+from torch_tiny import tiny_batch, tiny_completions, tiny_model
+
+from specstream_mlx import UserError, load
+
+
+@pytest.fixture(scope="module")
+def packed(hf, tied, tmp_path_factory):
+    """Models that MLX has quantized, by number of bits and whether the head is tied."""
+    root = tmp_path_factory.mktemp("packed")
+    found = {}
+    for bits in (4, 8):
+        for name, source in (("untied", hf), ("tied", tied)):
+            found[bits, name] = root / f"{name}-{bits}"
+            convert_base(source, found[bits, name], bits, 32)
+    return found
+
+
+def loss_of(directory, dtype, autocast, mode):
+    model = tiny_model(mode, base=load_base(directory, dtype))
+    alphas = default_alphas(mode, model.config.num_streams)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = n_gram_loss(model, tiny_batch(), alphas)
+    loss.total.backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    return torch.cat([loss.per_stream, loss.pruner[None]]), gradients
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("source", ["untied", "tied", "packed"])
+def test_linear_layers_in_bfloat16_have_the_same_loss(mode, source, hf, tied, packed):
+    """Autocast rounds the weights to bfloat16 in any case, so nothing at all differs.
+
+    Against float32 a product of bfloat16 is off by 2^-9 of its factors at most, each way; ten of
+    them, one after the other, by some 4% where all errors add up.
+    """
+    directory = {"untied": hf, "tied": tied, "packed": packed[4, "untied"]}[source]
+    loss, gradients = loss_of(directory, "bfloat16", True, mode)
+    expected, expected_gradients = loss_of(directory, "float32", True, mode)
+    assert torch.equal(loss, expected)
+    for found, wanted in zip(gradients, expected_gradients, strict=True):
+        assert (found is None) == (wanted is None)
+        assert found is None or torch.equal(found, wanted)
+    exact, _ = loss_of(directory, "float32", False, mode)
+    assert not torch.equal(loss, exact)
+    torch.testing.assert_close(loss, exact, rtol=0.04, atol=0)
+
+
+def test_what_is_held_in_bfloat16(hf, tied):
+    for directory, head in ((hf, torch.bfloat16), (tied, torch.float32)):
+        model = load_base(directory, "bfloat16")
+        kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        linear = {kind for name, kind in kinds.items() if "_proj" in name}
+        others = {kind for name, kind in kinds.items() if "norm" in name or "embed" in name}
+        assert (linear, others) == ({torch.bfloat16}, {torch.float32})
+        assert model.get_output_embeddings().weight.dtype == head
+
+
+@pytest.mark.parametrize(("bits", "name"), [(4, "untied"), (4, "tied"), (8, "untied")])
+def test_a_quantized_model_computes_what_it_computes_in_mlx(bits, name, packed):
+    tokens = [3, 17, 41, 5, 22, 9]
+    model, _ = mlx_lm.load(str(packed[bits, name]))
+    expected = np.array(model(mx.array([tokens]))[0].astype(mx.float32))
+    with torch.no_grad():
+        found = load_base(packed[bits, name])(torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_expanding_is_that_of_mlx(bits):
+    weights = mx.random.normal((8, 64), key=mx.random.key(bits))
+    parts = mx.quantize(weights, 32, bits)
+    found = expand(*(torch.tensor(np.array(part)) for part in parts), bits)
+    np.testing.assert_allclose(found, mx.dequantize(*parts, 32, bits), rtol=1e-6, atol=1e-6)
+
+
+def test_streams_are_trained_on_a_quantized_model(packed, tmp_path):
+    """And fit it: the runtime takes them for the model that they were trained on."""
+    base = packed[4, "untied"]
+    data = tiny_completions(tmp_path / "data.jsonl")
+    settings = TrainSettings(
+        base, data, tmp_path / "run", num_msa_layers=1, iters=2, batch_size=4, dtype="bfloat16"
+    )
+    convert_adapter(trainer.train(settings), base, tmp_path / "streams")
+    model, _ = load(base, adapter_path=tmp_path / "streams")
+    assert model.streams is not None
+
+
+def test_refusals(packed, tmp_path, hf):
+    for fields, expected in (
+        ({"dtype": "float16"}, "dtype is 'float16', expected 'float32' or 'bfloat16'"),
+        ({"dtype": "bfloat16", "bf16": False}, "dtype is 'bfloat16' and bf16 is off"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            trainer.train(TrainSettings(hf, hf / "data", tmp_path / "run", **fields))
+    convert_base(hf, tmp_path / "three", 3, 32)
+    with pytest.raises(UserError, match=r"mode 'affine' and bits 3, expected 'affine' and one of"):
+        load_base(tmp_path / "three")
+    convert_base(hf, tmp_path / "other", 8, 32)
+    edit(tmp_path / "other" / "config.json", quantization={"bits": 4, "group_size": 32})
+    with pytest.raises(UserError):
+        load_base(tmp_path / "other")
