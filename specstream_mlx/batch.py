@@ -6,7 +6,7 @@ much of each is accepted differs.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,7 +100,7 @@ def batch_generate(
         prompt_caches: for each prompt a list of mlx_lm's caches, behind whose rows it goes, or
             ``None``; they stay as they are.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
-        verbose: print figures.
+        verbose: print how many texts have ended, as they do, and figures.
         return_prompt_caches: also return each text's caches, lists that hold prompt and text.
         return_token_ids: also return each text's token ids.
         return_logprobs: also return the log-probability of each token.
@@ -188,18 +188,23 @@ def batch_generate(
     ]
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
+
+    def report() -> None:
+        done = sum(bool(text.reason) for text in texts)
+        print(f"[batch_generate] Finished processing {done}/{count} ...", end="\r")
+
+    ended = report if verbose else _nobody
+    ended()
     with device.wired_limit(model.model, [device.generation_stream]):
         for first in range(0, count, size):
             group = texts[first : first + size]
             batch = _Batch(model, group, settings, prefill_step_size, stats, logits_processors)
-            batch.run(tokenizer.eos_token_ids, return_logprobs, return_prompt_caches)
-            if verbose:
-                done = min(first + size, count)
-                print(f"[batch_generate] Finished processing {done}/{count}")
+            batch.run(tokenizer.eos_token_ids, return_logprobs, return_prompt_caches, ended)
     stats.wall_time = stats.prompt_time + stats.decode_time
     stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
     stats.peak_memory = mx.get_peak_memory() / 1e9
     if verbose:
+        print(f"[batch_generate] Finished processing {count}/{count}")
         _print_figures(stats)
     return BatchResponse(
         [tokenizer.decode(text.tokens) for text in texts],
@@ -224,6 +229,10 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
             f"there are {count} prompts and {len(values)} {name}, expected one for each"
         )
     return list(values)
+
+
+def _nobody() -> None:
+    """For a batch whose progress nobody asked for."""
 
 
 def _print_figures(stats: BatchStats) -> None:
@@ -346,13 +355,14 @@ class _Batch:
             return make_caches(self._model.model, self._model.config)
         return text.cache.caches
 
-    def run(self, ends: set[int], log_probs: bool, caches: bool) -> None:
+    def run(self, ends: set[int], log_probs: bool, caches: bool, ended: Callable[[], None]) -> None:
         """Decode until every text has ended.
 
         Args:
             ends: tokens that end a text.
             log_probs: note those of the tokens.
             caches: let each text's ``cache`` hold the rows of prompt and text in the end.
+            ended: called whenever a text has ended.
         """
         alive = list(self._texts)
         start = time.perf_counter()
@@ -368,6 +378,8 @@ class _Batch:
                     text.log_probs += result[number][: len(text.tokens) - before]
                 if text.reason and caches:
                     self._keep_rows(text, number, tokens[:taken])
+                if text.reason:
+                    ended()
             going = [number for number, text in enumerate(alive) if not text.reason]
             if len(going) < len(alive):
                 alive = [alive[number] for number in going]

@@ -173,7 +173,7 @@ prompts = [
     for p in prompts
 ]
 result = batch_generate(
-    model, tokenizer, prompts, verbose=False, return_prompt_caches=True, max_tokens=24
+    model, tokenizer, prompts, verbose=True, return_prompt_caches=True, max_tokens=24
 )
 prompts = [tokenizer.encode(text) for text in ("one", "two", "more")]
 result2 = batch_generate(
@@ -251,7 +251,12 @@ def run(script, **names):
     with contextlib.redirect_stdout(printed):
         exec(script, names)
     figures = ("Prompt:", "Generation:", "Peak memory:", "Accepted length:")
-    lines = [line for line in printed.getvalue().split("\n") if not line.startswith(figures)]
+    batch = "[batch_generate] "
+    lines = [
+        line
+        for line in printed.getvalue().split("\n")
+        if not line.removeprefix(batch).startswith(figures)
+    ]
     return lines, names.get("text")
 
 
