@@ -1,11 +1,14 @@
 """Commands that are stopped at any moment, or find the disk full, lose and half-write nothing."""
 
+import contextlib
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,20 +22,86 @@ from typer.testing import CliRunner, Result
 
 from specstream_mlx import prompt_cache_files
 
-# What a command needs is imported beforehand, so that all moments are moments of its work.
-_READY = 'print("ready", flush=True)\n'
-_COMMAND_LINE = f"""
-import mlx_lm, specstream_mlx.convert.to_mlx.base, specstream_mlx.loop
+_FORKS = """
+import os, sys
+import mlx_lm, specstream_mlx.convert.to_mlx.base, specstream_mlx.loop, typer
 from specstream_mlx.cli import main
-{_READY}main()
-"""
-_TRAINER = f"""
-import typer
-from specstream_mlx.convert.pytorch.trainer import main
-{_READY}typer.run(main)
+from specstream_mlx.convert.pytorch.trainer import main as train
+
+print("ready", flush=True)
+for line in sys.stdin:
+    errors, command, *values = line[:-1].split("\\t")
+    pid = os.fork()
+    if not pid:
+        for path, number in ((os.devnull, 0), (os.devnull, 1), (errors, 2)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv[1:] = values
+        typer.run(train) if command == "trainer" else main()
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
-_MOMENTS = 4
+_MOMENTS = 10
+
+
+class Forks:
+    """A process that has imported what commands need, and forks one process for each call.
+
+    So all moments of a call are moments of its work.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _FORKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        return self._process.stdout.readline().strip()
+
+    def start(self, errors: Path, values: list[str]) -> "Call":
+        """Begin a call whose standard error goes into a file."""
+        self._process.stdin.write("\t".join([str(errors), *values]) + "\n")
+        self._process.stdin.flush()
+        return Call(self, int(self._line()), errors)
+
+    def ended(self) -> bool:
+        """Whether the last call has."""
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def code(self) -> int:
+        """Wait for the last call's end; its exit code, or the signal's number below 0."""
+        return int(self._line())
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.communicate(timeout=60)
+
+
+@dataclass
+class Call:
+    """One call of a command."""
+
+    forks: Forks
+    pid: int
+    errors: Path
+
+    def stop(self, number: int) -> tuple[int, str]:
+        """Send a signal unless the call has ended; its exit code and what it said."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+        return self.forks.code(), self.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def forks():
+    process = Forks()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +114,7 @@ def work(tmp_path_factory):
 
 
 def arguments(command: str, work: Path, target: Path) -> list[str]:
-    """The code that runs a command and its arguments, with which it writes ``target``."""
+    """A command's name and the arguments with which it writes ``target``."""
     base = ("--model", work / "hf")
     if command == "convert":
         values = ("convert", *base, "--mlx-path", target, "--overwrite")
@@ -55,28 +124,14 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
         values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
         values += ("--num-msa-layers", 1, "--batch-size", 4, "--no-bf16")
         values += ("--save-every", 1, "--log-every", 1)
-    code = _TRAINER if command == "trainer" else _COMMAND_LINE
-    return [code, *map(str, values)]
+    return [command, *map(str, values)]
 
 
-def started(command: list[str]) -> subprocess.Popen:
-    """A process that has imported what it needs."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout.readline() == b"ready\n"
-    return process
-
-
-def finished(command: list[str]) -> float:
+def finished(forks: Forks, errors: Path, values: list[str]) -> float:
     """Run a command to its end; returns the seconds that it took."""
-    process = started(command)
     began = time.perf_counter()
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()
+    forks.start(errors, values)
+    assert forks.code() == 0, errors.read_text()
     return time.perf_counter() - began
 
 
@@ -95,33 +150,32 @@ def written(target: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", _CODES, ids=lambda stop: stop.name)
 @pytest.mark.parametrize("command", ["convert", "cache-prompt", "trainer"])
-def test_a_command_that_is_stopped(command, stop, work, tmp_path):
+def test_a_command_that_is_stopped(command, stop, forks, work, tmp_path):
     """At random moments of its work, half of them while a file is being written.
 
     What it writes is complete or as it was before, nothing else is left unless it was killed, and
     the run after the last one that was stopped does what an undisturbed one does.
     """
-    rng = random.Random(f"{command} {stop}")
+    rng, said = random.Random(f"{command} {stop}"), tmp_path / "errors"
     target = tmp_path / "out" / "cache.safetensors"
     target.parent.mkdir()
-    seconds = finished(arguments(command, work, target))
+    seconds = finished(forks, said, arguments(command, work, target))
     complete = written(target)
     if command == "trainer":
         target = tmp_path / "stopped" / "run"
     for moment in range(_MOMENTS):
-        process = started(next_call(command, work, target))
+        call = forks.start(said, next_call(command, work, target))
         if moment % 2:
             beside = target if command == "trainer" else target.parent
-            while not list(beside.glob(".*.partial-*")) and process.poll() is None:
+            while not list(beside.glob(".*.partial-*")) and not forks.ended():
                 pass
             time.sleep(rng.uniform(0, 0.01))
         else:
             time.sleep(rng.uniform(0, seconds))
-        process.send_signal(stop)
-        _, errors = process.communicate(timeout=300)
+        code, errors = call.stop(stop)
         # Before and after its work a command ends by the signal, which a shell reports as the code.
-        assert process.returncode in (_CODES[stop], -stop, 0), errors.decode()
-        assert process.returncode != _CODES[stop] or b"Traceback" not in errors
+        assert code in (_CODES[stop], -stop, 0), errors
+        assert code != _CODES[stop] or "Traceback" not in errors
 
         leftovers = list(target.parent.rglob(".*"))
         assert not leftovers or stop == signal.SIGKILL
@@ -129,7 +183,7 @@ def test_a_command_that_is_stopped(command, stop, work, tmp_path):
             check_run(target, complete)
         else:
             assert written(target) in (complete, {} if leftovers else complete)
-    finished(next_call(command, work, target))
+    finished(forks, said, next_call(command, work, target))
     assert written(target) == complete
     assert not list(target.parent.rglob(".*"))
 
