@@ -23,6 +23,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx import PromptCache, SpeculativeModel, StreamConfig
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.models.streams import Streams
@@ -133,7 +134,7 @@ def main(
         print(json.dumps(one_context(int(contexts), tokens, chunk)))
         return
     rows = []
-    for context in contexts.split(","):
+    for context in track(contexts.split(","), "contexts"):
         sizes = ("--contexts", context, "--tokens", tokens, "--chunk", chunk)
         row = measured_by("benchmarks.long_context", "--one", *sizes)
         rows.append(row if timing else {**row, "step_ratio": None})

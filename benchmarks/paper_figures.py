@@ -26,13 +26,12 @@ from typing import Annotated, Any
 
 import mlx.core as mx
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx import DraftSettings, Sampling, UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.engine.verify.by_name import VerifyName
 
@@ -255,17 +254,16 @@ def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: P
     facts = base.facts()
     machine = f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}"
     written = []
-    with Progress(console=Console(stderr=True)) as progress:
-        for name in dict.fromkeys(names):
-            figure, settings = FIGURES[name], settings_of(name, sizes, by_layers)
-            stem = f"{name}-{machine_suffix(facts)}"
-            file = PointFile(output / f"{stem}.json", settings)
-            groups = groups_of(name, base, sizes, by_layers)
-            for group, measure in progress.track(groups.items(), description=name):
-                file.add(group, measure, facts)
-            title = f"{figure.title}\n{machine}; {settings['items']} held-out items a point"
-            written.append(output / f"{stem}.png")
-            draw(file.points(), written[-1], title, figure.x_label, figure.measures)
+    for name in dict.fromkeys(names):
+        figure, settings = FIGURES[name], settings_of(name, sizes, by_layers)
+        stem = f"{name}-{machine_suffix(facts)}"
+        file = PointFile(output / f"{stem}.json", settings)
+        groups = groups_of(name, base, sizes, by_layers)
+        for group, measure in track(groups.items(), name):
+            file.add(group, measure, facts)
+        title = f"{figure.title}\n{machine}; {settings['items']} held-out items a point"
+        written.append(output / f"{stem}.png")
+        draw(file.points(), written[-1], title, figure.x_label, figure.measures)
     return written
 
 

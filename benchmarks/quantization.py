@@ -22,14 +22,13 @@ from typing import Annotated, Any
 import mlx.core as mx
 import typer
 from mlx_lm.utils import dequantize_model, save
-from rich.console import Console
-from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
 
 from specstream_mlx import UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_model, read_tokenizer
@@ -181,11 +180,11 @@ def main(
     """Measure speed, call reduction, quality and memory by quantization, on the bundled model."""
     rows = []
     chosen, chosen_variants = chosen_tasks(only), check_variants(variants)
-    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as progress:
+    with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         expand_base(scratch / "expanded")
         pairs = [(variant, mode) for variant in chosen_variants for mode in MSA_LAYERS]
-        for number, (variant, mode) in enumerate(progress.track(pairs)):
+        for number, (variant, mode) in enumerate(track(pairs, "quantization")):
             made = make_variant(
                 scratch / "expanded", variant, MSA_LAYERS[mode], scratch / f"{number}"
             )

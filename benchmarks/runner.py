@@ -28,6 +28,7 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.autotune.pace import auto_drafting
+from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
 from specstream_mlx.engine.verify.rejection import RejectionRule
@@ -361,7 +362,6 @@ def interleaved(
     ways: Mapping[Name, Way],
     rounds: int = 1,
     warm_up: bool = True,
-    advance: Callable[[], object] = lambda: None,
 ) -> Compared[Name]:
     """Run every way on every prompt, once a round, in another random order every time.
 
@@ -370,7 +370,6 @@ def interleaved(
         ways: by name.
         rounds: how often each prompt is decoded.
         warm_up: whether all ways run on the first prompt before anything counts.
-        advance: is called behind each prompt of a round.
     """
     if warm_up:
         for way in ways.values():
@@ -378,15 +377,17 @@ def interleaved(
     runs: dict[Name, list[list[Run]]] = {name: [[] for _ in prompts] for name in ways}
     timings: list[tuple[tuple[Name, int], float]] = []
     orders = random.Random(0)
-    for _ in range(rounds):
-        for number, prompt in enumerate(prompts):
-            for name in orders.sample(list(ways), len(ways)):
-                run = ways[name](prompt)
-                runs[name][number].append(run)
-                if run.decode_tps:
-                    timings.append(((name, number), 1 / run.decode_tps))
-            mx.clear_cache()
-            advance()
+    with progress(f"{len(prompts)} texts, {len(ways)} ways") as show:
+        show(0, rounds * len(prompts))
+        for one in range(rounds):
+            for number, prompt in enumerate(prompts):
+                for name in orders.sample(list(ways), len(ways)):
+                    run = ways[name](prompt)
+                    runs[name][number].append(run)
+                    if run.decode_tps:
+                        timings.append(((name, number), 1 / run.decode_tps))
+                mx.clear_cache()
+                show(one * len(prompts) + number + 1, rounds * len(prompts))
     return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
 
 

@@ -32,11 +32,10 @@ from typing import Annotated, Any, Literal
 import mlx.core as mx
 import typer
 from mlx.utils import tree_map
-from rich.console import Console
-from rich.progress import Progress
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
@@ -97,7 +96,6 @@ def measure(
     items: int,
     rounds: int,
     random_streams: bool,
-    progress: Progress,
 ) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
     mounted = base.mount(job.adapter)
@@ -106,10 +104,9 @@ def measure(
     drafts = suite.ways[job.mode]
     texts = [text for task in job.tasks for text in held_out_texts(mounted.tokenizer, task, items)]
     prompts = [text.prompt for text in texts]
-    bar = progress.add_task(f"{job.name}, {job.mode}", total=rounds * len(prompts))
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
-    found = interleaved(prompts, ways, rounds, advance=lambda: progress.advance(bar))
+    found = interleaved(prompts, ways, rounds)
     expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM))
     rows = []
     for name in ways:
@@ -259,11 +256,10 @@ def main(
     file = "-".join(filter(None, (name, label, machine_suffix(facts), own_name)))
     rows: list[dict[str, Any]] = []
     text = ""
-    with Progress(console=Console(stderr=True)) as progress:
-        for job in progress.track(jobs_of(suite, chosen, wanted, streams), description=name):
-            rows += measure(base, job, suite, items, rounds, random_streams, progress)
-            values = {"facts": facts, "rows": rows}
-            text = write_report(output, file, values, markdown(suite, rows, facts))
+    for job in track(jobs_of(suite, chosen, wanted, streams), name):
+        rows += measure(base, job, suite, items, rounds, random_streams)
+        values = {"facts": facts, "rows": rows}
+        text = write_report(output, file, values, markdown(suite, rows, facts))
     print(text)
     check_texts(rows)
 

@@ -28,12 +28,11 @@ from typing import Annotated, Any
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from rich.console import Console
-from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
 
@@ -204,7 +203,7 @@ def main(
     for name, model in models:
         if plain is None:  # lossless comes first
             plain = plain_decoding(model, tokenizer, prompts)
-        for method, settings in track(methods(model).items(), console=Console(stderr=True)):
+        for method, settings in track(methods(model).items(), f"steps, {name}"):
             rows.append(row(method, name, *measure(model, prompts, settings, steps)))
     facts = device.describe()
     summary = {"facts": facts, "rows": rows, "plain_decoding": plain}

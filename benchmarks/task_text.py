@@ -21,18 +21,17 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from rich.console import Console
-from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
@@ -45,9 +44,6 @@ from .texts import chosen_tasks, held_out_texts
 DRAFT_LENGTH = 4
 MOST_SEEN = 0.01
 NEAR = 0.75
-
-console = Console(stderr=True)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -146,11 +142,6 @@ def read_speedup(file: Path | None, results: Path = RESULTS) -> SpeedupFile | No
     return None
 
 
-def bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
-    """``items``, with a progress bar that leaves a terminal when they are through."""
-    return track(items, description, total=total, console=console, transient=console.is_terminal)
-
-
 def log_likelihood(model: nn.Module, prompt: Sequence[int], target: Sequence[int]) -> float:
     """Sum of the target tokens' log-probabilities behind ``prompt``, in one forward pass."""
     logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
@@ -167,8 +158,8 @@ def perplexity(
 ) -> float:
     """Per token of all targets, each behind its prompt."""
     total = 0.0
-    pairs = zip(prompts, targets, strict=True)
-    for prompt, target in bar(pairs, description, total=len(targets)):
+    pairs = list(zip(prompts, targets, strict=True))
+    for prompt, target in track(pairs, description):
         total += log_likelihood(model, prompt, target)
     return math.exp(-total / sum(len(target) for target in targets))
 
@@ -182,7 +173,9 @@ def n_gram_of(
     n-gram knows how answers begin and end.
     """
     opening = chat_prompt(tokenizer, "")
-    sequences = [[*opening, *target_tokens(tokenizer, item)] for item in bar(training, description)]
+    sequences = [
+        [*opening, *target_tokens(tokenizer, item)] for item in track(training, description)
+    ]
     return n_gram(sequences, DRAFT_LENGTH)
 
 
@@ -214,7 +207,7 @@ def measure(
     rng = random.Random(f"task-text-{task}")
     training = [
         tasks.sample(rng, "train", task)
-        for _ in bar(range(counts["training_items"]), f"{task}: training text")
+        for _ in track(range(counts["training_items"]), f"{task}: training text")
     ]
     for_overlap = tasks.held_out(task, counts["overlap_items"])
     held_out = for_overlap[: counts["items"]]
@@ -229,7 +222,7 @@ def measure(
         adapter_perplexity = perplexity(model.model, prompts, targets, description)
     mounted = Mounted(model, model.model, tokenizer, counts["max_tokens"])
     greedy = mounted.ours(LIKELY_DRAFTS)
-    outputs = [greedy(prompt).tokens for prompt in bar(prompts, f"{task}: greedy output")]
+    outputs = [greedy(prompt).tokens for prompt in track(prompts, f"{task}: greedy output")]
     draft = n_gram_of(training, tokenizer, f"{task}: 5-gram")
     n_gram_cr = call_reduction(prompts, outputs, draft)
     ss_cr = speedup.best.get(task) if speedup else None

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, bundled, keyed_sampler
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
 from specstream_mlx.engine.sampling import KeyedSampler
 from specstream_mlx.engine.verify.keyed import KeyedRule
@@ -151,9 +150,8 @@ def main(
         (mode, task, one) for one in temp or [1.0] for mode in MODES for task in chosen_tasks(only)
     ]
     rows = []
-    with Progress(console=Console(stderr=True)) as progress:
-        for mode, task, one in progress.track(cases, description="temperature"):
-            rows += measure(base, mode, task, one, items)
+    for mode, task, one in track(cases, "temperature"):
+        rows += measure(base, mode, task, one, items)
     facts = base.facts() | {"generator": tasks.generator_hash(), "items": items}
     file = f"temperature-{machine_suffix(facts)}"
     print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))

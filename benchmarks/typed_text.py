@@ -28,13 +28,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from rich.console import Console
-from rich.progress import Progress
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import UserError, bundled
 from specstream_mlx.autotune.pace import pace_of
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.prompts import chat_prompt
 
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
@@ -112,15 +111,14 @@ def measure_costs(mounted: Mounted, kind: Kind) -> None:
     raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")
 
 
-def measure(mounted: Mounted, kind: Kind, rounds: int, progress: Progress) -> dict[str, Any]:
+def measure(mounted: Mounted, kind: Kind, rounds: int) -> dict[str, Any]:
     """The row of one kind of text."""
     measure_costs(mounted, kind)
     lossless = kind.mode == "lossless"
     baseline = MLX_LM if lossless else PLAIN
     plainly = mounted.mlx_lm() if lossless else mounted.ours(ONE_TOKEN)
     ways = {baseline: plainly, CONTROL: plainly, OURS: mounted.ours(None)}
-    bar = progress.add_task(f"{kind.name}, {kind.mode}", total=rounds * len(kind.texts))
-    found = interleaved(kind.texts, ways, rounds, advance=lambda: progress.advance(bar))
+    found = interleaved(kind.texts, ways, rounds)
     plain = found.first_runs(baseline)
     expected = expected_runs(mounted, kind.texts, plain) if lossless else plain
     ratios, control = _ratios(found, OURS, baseline), _ratios(found, CONTROL, baseline)
@@ -248,13 +246,12 @@ def main(
     rows: list[dict[str, Any]] = []
     file = "-".join(filter(None, ("typed-text", texts, label, machine_suffix(facts))))
     text = ""
-    with Progress(console=Console(stderr=True)) as progress:
-        for kind in progress.track(kinds, description="typed text"):
-            mounted = base.mount(kind.adapter)
-            if random_streams:
-                randomize(mounted.model)
-            rows.append(measure(mounted, kind, rounds, progress))
-            text = write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts))
+    for kind in track(kinds, "typed text"):
+        mounted = base.mount(kind.adapter)
+        if random_streams:
+            randomize(mounted.model)
+        rows.append(measure(mounted, kind, rounds))
+        text = write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts))
     print(text)
     check_texts(rows)
 

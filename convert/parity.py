@@ -1,6 +1,6 @@
 """The same text through the PyTorch reference and through MLX, compared layer by layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from .pytorch.load import load_adapter, load_base, mount_lora
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
+
+Progress = Callable[[int, int], None]
+"""Told how many of the two programs have run, and that there are two."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def layer_differences(
     mlx_adapter: Path,
     tokens: Sequence[int],
     prompt_length: int,
+    progress: Progress = lambda done, total: None,
 ) -> list[Difference]:
     """Compare every layer's main stream and streams, the final logits and the pruner's.
 
@@ -62,10 +66,12 @@ def layer_differences(
         mlx_adapter: the converted adapter.
         tokens: prompt and completion.
         prompt_length: tokens of the prompt, at least 1.
+        progress: called before and between the two.
 
     Raises:
         UserError: a directory cannot be read.
     """
+    progress(0, 2)
     reference = load_adapter(torch_base, torch_adapter)
     with torch.no_grad():
         expected = reference.forward(
@@ -78,6 +84,7 @@ def layer_differences(
         if reference.config.pruner_rank:
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
+    progress(1, 2)
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
     seen: dict[int, tuple[mx.array, mx.array]] = {}
 
@@ -119,6 +126,7 @@ def plain_differences(
     mlx_base: Path,
     mlx_adapter: Path,
     tokens: Sequence[int],
+    progress: Progress = lambda done, total: None,
 ) -> list[Difference]:
     """Compare the logits of a PEFT adapter without streams after every token.
 
@@ -128,12 +136,15 @@ def plain_differences(
         mlx_base: the base in MLX format, not quantized.
         mlx_adapter: the converted adapter.
         tokens: any text.
+        progress: called before and between the two.
 
     Raises:
         UserError: a directory cannot be read.
     """
+    progress(0, 2)
     reference = mount_lora(load_base(torch_base), torch_adapter).eval()
     with torch.no_grad():
         expected = reference(torch.tensor([list(tokens)])).logits[0]
+    progress(1, 2)
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
     return [_difference("logits", expected, model.model(mx.array([list(tokens)]))[0])]

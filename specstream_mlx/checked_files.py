@@ -7,7 +7,7 @@ imported only where tensors are read: training checks its files without it.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,15 +192,22 @@ def read_arrays(path: Path) -> "dict[str, mx.array]":
     return arrays
 
 
-def check_finite(path: Path) -> None:
+def check_finite(path: Path, count: Callable[[int], None] = lambda _: None) -> None:
     """Check a safetensors file tensor by tensor, with no more than one in memory.
+
+    Args:
+        path: the file.
+        count: told the bytes of the header and of each tensor that has been checked.
 
     Raises:
         UserError: the file is missing or damaged, or a tensor is not finite.
     """
     arrays = _lazy_arrays(path)
+    count(path.stat().st_size - sum(tensor.nbytes for tensor in arrays.values()))
     for name in list(arrays):
-        _refuse(path, not_finite({name: arrays.pop(name)}))
+        tensor = arrays.pop(name)
+        _refuse(path, not_finite({name: tensor}))
+        count(tensor.nbytes)
 
 
 def _lazy_arrays(path: Path) -> "dict[str, mx.array]":

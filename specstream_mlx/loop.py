@@ -210,6 +210,7 @@ def fill(
     prompt: Sequence[int],
     prefill_step_size: int = 2048,
     quantization: KVQuantization = NEVER_QUANTIZED,
+    progress: Progress | None = None,
 ) -> None:
     """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens.
 
@@ -217,6 +218,7 @@ def fill(
         prompt_cache: the cache to fill; tokens whose rows it already holds are not read again.
         model: base and adapter.
         prompt, prefill_step_size, quantization: see ``Request``.
+        progress: called before the prompt is read and after each pass.
 
     Raises:
         UserError: the KV cache cannot be quantized so.
@@ -225,9 +227,11 @@ def fill(
     generation = prompt_cache.begin(model, prompt, quantization)
     decoder = Decoder(model.model, model.streams, prompt_cache.caches)
     prompt_cache.caches = decoder.caches
-    for part in (prompt[prompt_cache.reused : -1], prompt[-1:]):
-        for _ in _prefill(decoder, part, prefill_step_size, quantization):
-            pass
+    progress, reused = progress or _nobody, prompt_cache.reused
+    progress(reused, len(prompt))
+    for start, part in ((reused, prompt[reused:-1]), (len(prompt) - 1, prompt[-1:])):
+        for read in _prefill(decoder, part, prefill_step_size, quantization):
+            progress(start + read, len(prompt))
         prompt_cache.extend(generation, part)
 
 

@@ -14,13 +14,12 @@ from typing import Annotated
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from rich.console import Console
-from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 
 from ..report import RESULTS, table, write_text
 from ..texts import adapter_of, chosen_tasks, held_out_texts
@@ -42,7 +41,7 @@ def measure(
 ) -> AcceptanceCounts:
     """Right candidates on held-out items of the tasks, counted together."""
     total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
-    for task in track(chosen, description=mode, console=Console(stderr=True)):
+    for task in track(chosen, mode):
         model.swap_adapter(adapter_of(task, mode))
         prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
         settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)

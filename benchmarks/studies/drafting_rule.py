@@ -21,8 +21,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import track
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError
@@ -31,6 +29,7 @@ from specstream_mlx.autotune.choose import WIDTH, AutoDrafting, new_pace
 from specstream_mlx.autotune.cost import StepCosts
 from specstream_mlx.autotune.pace import pace_of
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import lookup
 from specstream_mlx.drafting.drafter import Plan
@@ -238,7 +237,7 @@ def main(
         for texts in ("dev", "held-out")
         for name in (*tasks.TASKS, *([PROSE] if texts == "dev" else []))
     ]
-    for mode, texts, name in track(jobs, "Recording", console=Console(stderr=True)):
+    for mode, texts, name in track(jobs, "Recording"):
         mounted = base.mount(adapter_of("friendly" if name == PROSE else name, mode))
         prompts = prompts_of(base.tokenizer, texts, name, items)
         model, ends = mounted.model, base.tokenizer.eos_token_ids
@@ -261,7 +260,7 @@ def main(
         {"constant": f"least text of {FAR} tokens"}
         | {" ".join(key): f"{least[key]:.3f}" if key in least else "-" for key in usual},
     ]
-    for name in track(VARIANTS, "Simulating", console=Console(stderr=True)):
+    for name in track(VARIANTS, "Simulating"):
         with changed(name):
             other = means(recorded, costs, streams)
         shares = {" ".join(key): f"{100 * (other[key] / usual[key] - 1):+.1f}%" for key in usual}

@@ -17,6 +17,7 @@ from specstream_mlx.convert.pytorch.losses import Batch, default_alphas, n_gram_
 from specstream_mlx.convert.pytorch.trainer import build_model
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
 from ..own_process import measured_by, peak_bytes
@@ -86,7 +87,7 @@ def main(
     sizes = ("--prompt", prompt, "--completion", completion, "--batch", batch)
     rows = [
         measured_by(MODULE, "--one", "--model", model, *sizes, "--segments", number)
-        for number in segments.split(",")
+        for number in track(segments.split(","), "segments")
     ]
     facts = device.describe()
     lines = markdown(rows, prompt, completion, batch, facts)

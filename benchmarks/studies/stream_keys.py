@@ -24,6 +24,7 @@ import typer
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.models.llama import Model
 
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
 from ..random_llama import random_llama
@@ -143,9 +144,9 @@ def main(
 ) -> None:
     """Measure what top-p key selection would save."""
     results = []
-    for kv_heads in (HEADS, 2):
+    for kv_heads in track((HEADS, 2), "heads for keys and values"):
         model, _ = random_llama(LAYERS, HEADS * HEAD_DIM, 256, kv_heads)
-        for context in CONTEXTS:
+        for context in track(CONTEXTS, "contexts"):
             results.append(measure(model, context, keys, msa_layers, runs))
     facts = device.describe() | {"keys": keys, "msa_layers": msa_layers}
     summary = {"facts": facts, "rows": results}

@@ -24,6 +24,7 @@ from specstream_mlx.convert.pytorch.trainer import train
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 
 from ..report import RESULTS, table, write_report
 
@@ -84,7 +85,7 @@ def main(
     """Train and compare the variants of lossless streams."""
     data, valid = task_data(work, task, "train", items), task_data(work, task, "test", 100)
     results = {}
-    for name in [n.strip() for n in only.split(";") if n] or VARIANTS:
+    for name in track([n.strip() for n in only.split(";") if n] or VARIANTS, "variants"):
         directory = work / "variants" / name.replace(", ", "-").replace(" ", "-")
         if not (directory / "adapter").exists():
             train(

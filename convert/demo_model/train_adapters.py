@@ -20,9 +20,9 @@ import typer
 from mlx_lm import batch_generate
 from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, save
 from rich.console import Console
-from rich.progress import track
 
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt

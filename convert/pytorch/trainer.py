@@ -25,12 +25,11 @@ import torch
 import typer
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import tokenizer_files
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError
 
 from .adapter_files import check_replaceable, write_adapter
@@ -169,8 +168,8 @@ def train(
         minutes = (time.monotonic() - started) / 60
         return max(by_steps, minutes / settings.time_limit if settings.time_limit else 0.0)
 
-    with _progress() as progress:
-        task = progress.add_task("training", total=1.0)
+    with progress("training") as show:
+        show(done(), 1.0)
         for batch in _batches(items, settings, step, per_epoch):
             if (fraction := done()) >= 1:
                 break
@@ -197,21 +196,19 @@ def train(
             }
             if step % settings.log_every == 0 or step == iters:
                 _append(log, figures)
-            progress.update(task, completed=done(), description=f"loss {figures['loss']:.3f}")
+            show(done(), 1.0, f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
                 save_checkpoint(
                     checkpoint, settings, trainable, optimizer, step, figures["seconds"]
                 )
             if on_step is not None:
                 on_step(step, figures)
-        save_checkpoint(
-            checkpoint, settings, trainable, optimizer, step, time.monotonic() - started
-        )
-        if held_out:
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
-                accuracy = evaluate(model, held_out, settings.batch_size)
-            _append(log, {"step": step, "held_out": accuracy})
-            Console(stderr=True).print(_describe(accuracy))
+    save_checkpoint(checkpoint, settings, trainable, optimizer, step, time.monotonic() - started)
+    if held_out:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
+            accuracy = evaluate(model, held_out, settings.batch_size)
+        _append(log, {"step": step, "held_out": accuracy})
+        print(_describe(accuracy), file=sys.stderr)
     write_adapter(model, adapter)
     return adapter
 
@@ -286,7 +283,7 @@ def evaluate(
     device = next(model.parameters()).device
     correct = counts = 0
     ordered = sorted(items, key=lambda item: len(item.tokens))
-    for start in range(0, len(ordered), batch_size):
+    for start in track(range(0, len(ordered), batch_size), "held-out text"):
         batch = _to(collate(ordered[start : start + batch_size]), device)
         hits, of = count_correct(model, batch)
         correct, counts = correct + hits, counts + of
@@ -339,17 +336,6 @@ def _warm_up_steps(iters: int | None) -> int:
 
 def _to(batch: Batch, device: torch.device) -> Batch:
     return Batch(*(getattr(batch, field.name).to(device) for field in fields(batch)))
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 def _keep_freed_memory() -> None:

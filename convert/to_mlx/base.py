@@ -7,6 +7,7 @@ model. That is why a model of an untested architecture is not run here; loading 
 import contextlib
 import io
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
 from .recipes import quant_predicate
-from .weight_files import Progress, write_weights
+from .weight_files import write_weights
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes have been checked and written, and how many there are of both."""
 
 
 def convert_base(
@@ -48,7 +52,7 @@ def convert_base(
         group_size: weights that share a scale: 32, 64 or 128.
         dtype: dtype of the weights that are not quantized: ``float16``, ``bfloat16`` or
             ``float32``; ``None`` keeps the source's.
-        progress: called with (bytes written, bytes in all) after each tensor.
+        progress: called before the first tensor and after each.
         recipe: a recipe of mixed quantization, instead of ``bits``; see ``recipes``.
         num_msa_layers: N_s, for the recipes that need it.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
@@ -62,8 +66,6 @@ def convert_base(
     check_replaceable(target, source, overwrite=overwrite)
     with staged_directory(target, replace=overwrite) as scratch:
         model, config = read_model(source, to_run=False)
-        for file in weight_files(source):  # quantization would make numbers of NaN
-            check_finite(file)
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
         if bits is not None or recipe is not None:
@@ -72,13 +74,32 @@ def convert_base(
         weights = dict(tree_flatten(model.parameters()))
         del model  # its arrays are to go as they are written
         tokenizer = read_tokenizer(source, config)
-        write_weights(scratch, weights, parameters, progress)
+        files = weight_files(source)
+        total = sum(tensor.nbytes for tensor in weights.values())
+        count = _counted(progress, total + sum(file.stat().st_size for file in files))
+        for file in files:  # quantization would make numbers of NaN
+            check_finite(file, count)
+        write_weights(scratch, weights, parameters, count)
         save_config(config, scratch / "config.json")
         tokenizer.save_pretrained(scratch)
         generation = source / "generation_config.json"
         if generation.exists():
             shutil.copy(generation, scratch)
         check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """What tells ``progress`` the sum of the bytes that it is told one after the other."""
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done, total)
+
+    count(0)
+    return count
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.utils import make_shards
 
-Progress = Callable[[int, int], None]
-
 _DTYPES = {
     mx.float32: "F32",
     mx.float16: "F16",
@@ -31,7 +29,10 @@ _DTYPES = {
 
 
 def write_weights(
-    directory: Path, weights: dict[str, mx.array], parameters: int, progress: Progress | None = None
+    directory: Path,
+    weights: dict[str, mx.array],
+    parameters: int,
+    count: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Write weights as mlx-lm's ``save_model`` does: ``model*.safetensors`` and their index.
 
@@ -40,20 +41,12 @@ def write_weights(
         weights: lazy arrays by name; emptied. Memory stays small only if nothing else refers to
             the arrays.
         parameters: the number of parameters that the index gives, before packing.
-        progress: called with (bytes written, bytes in all) after each tensor.
+        count: told the bytes of each tensor that has been written.
     """
     total = sum(tensor.nbytes for tensor in weights.values())
     shards = make_shards(weights)
     weights.clear()
     places: dict[str, str] = {}
-    written = 0
-
-    def count(size: int) -> None:
-        nonlocal written
-        written += size
-        if progress is not None:
-            progress(written, total)
-
     for number, shard in enumerate(shards, start=1):
         name = "model.safetensors"
         if len(shards) > 1:

@@ -168,26 +168,26 @@ class _Texts:
         Raises:
             UserError: the texts are too short to time steps in.
         """
-        from rich.console import Console
-        from rich.progress import Progress
+        from .progress import progress
 
-        console = Console(stderr=True)
         total = pace.costs.missing
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("Timing steps", total=total)
+        with progress("Timing steps") as show:
+            show(0, total)
             for number in range(_MOST_TEXTS):
                 if pace.costs.complete:
                     return
                 prompt = self._prompts[number % len(self._prompts)]
                 for _ in self._steps(prompt, self._drafting(prompt)):
-                    progress.update(bar, completed=total - pace.costs.missing)
+                    show(total - pace.costs.missing, total)
         raise UserError("the texts end too soon to time steps in, expected longer ones: --prompts")
 
     def figures(self, pace: "Pace", check: bool) -> _Figures:
         """Decode every text; with ``check`` some more times, in turn with one token a step."""
+        from .progress import track
+
         tokens = calls = nodes = 0
         seconds, factors = 0.0, []
-        for prompt in self._prompts:
+        for prompt in track(self._prompts, "Decoding"):
             drafting = self._drafting(prompt)
             steps = list(self._steps(prompt, drafting))[1:]
             tokens += sum(len(step.tokens) for step in steps)
@@ -211,13 +211,14 @@ class _Texts:
     def _measured(self) -> tuple[float, float]:
         """Tokens per second of ours and of one token a step, behind the first step."""
         from ..drafting.settings import DraftSettings
+        from .progress import track
 
         plain = DraftSettings(speculation=False)
         rates: list[list[float]] = [[], []]
-        for number in range(_ROUNDS):
+        for number in track(range(_ROUNDS), "Comparing"):
             for side in ((0, 1), (1, 0))[number % 2]:
                 tokens, seconds = 0, 0.0
-                for prompt in self._prompts:
+                for prompt in track(self._prompts, "with drafts" if not side else "without"):
                     steps = self._steps(prompt, plain if side else self._drafting(prompt))
                     next(steps)
                     start = time.perf_counter()

@@ -45,6 +45,7 @@ def cache_prompt(
     from ..loop import fill
     from ..prompt_cache import PromptCache
     from ..prompts import chat_prefix, check_prompt, encode_prompt
+    from .progress import progress
 
     tokenizer_config = {} if eos_token is None else {"eos_token": eos_token}
     loaded, tokenizer = source.load(tokenizer_config)
@@ -54,7 +55,8 @@ def cache_prompt(
         ids = chat_prefix(tokenizer, text, loaded.prompt_template)
     check_prompt(ids, loaded.config)
     cache = PromptCache()
-    fill(cache, loaded, ids, prompt.prefill_step_size, kv_cache.quantization())
+    with progress("Reading the prompt") as show:
+        fill(cache, loaded, ids, prompt.prefill_step_size, kv_cache.quantization(), show)
     prompt_cache_files.save(prompt_cache_file, cache, loaded, str(source.model), tokenizer_config)
     size = prompt_cache_file.stat().st_size / 1e6
     reporting.note(f"Cached {cache.rows} tokens in {prompt_cache_file} ({size:.1f} MB)")

@@ -108,19 +108,20 @@ def convert(
     from specstream_mlx.convert.to_mlx.base import convert_base
 
     from ..loading import model_directory
+    from .progress import progress
 
     base = model_directory(model)
     tokens = _sample_tokens(base) if verify else []
     written = [mlx_path]
     if not adapter_path:
-        with reporting.byte_progress("Converting") as progress:
+        with progress("Converting") as show:
             convert_base(
                 base,
                 mlx_path,
                 int(bits) if bits else None,
                 int(group_size),
                 dtype,
-                progress,
+                show,
                 recipe=recipe,
                 num_msa_layers=num_msa_layers,
                 overwrite=overwrite,
@@ -166,14 +167,18 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     from specstream_mlx.convert.to_mlx.adapter import adapter_name
     from specstream_mlx.convert.to_mlx.base import convert_base
 
+    from .progress import progress
+
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
-        convert_base(model, base, dtype="float32")
+        with progress("Converting the base to float32") as show:
+            convert_base(model, base, dtype="float32", progress=show)
         paths = model, adapter, base, converted
-        if (adapter / STREAM_CONFIG).exists():
-            differences = layer_differences(*paths, tokens, len(tokens) // 2)
-        else:
-            differences = plain_differences(*paths, tokens)
+        with progress("Comparing with PyTorch") as show:
+            if (adapter / STREAM_CONFIG).exists():
+                differences = layer_differences(*paths, tokens, len(tokens) // 2, show)
+            else:
+                differences = plain_differences(*paths, tokens, show)
     title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"
     table = Table("compared", "largest difference", "relative", title=title)
     for difference in differences:

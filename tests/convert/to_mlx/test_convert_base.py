@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import shutil
 
 import mlx.core as mx
@@ -109,9 +108,11 @@ def test_several_files_are_written_and_indexed(tmp_path, monkeypatch):
     index = json.loads((tmp_path / "mlx" / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in (tmp_path / "mlx").glob("model*.safetensors"))
     assert sorted(set(index["weight_map"].values())) == files
-    assert len(files) == len(index["weight_map"]) == len(seen)
+    assert len(files) == len(index["weight_map"])
     assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] == index["metadata"]["total_size"]
+    assert seen[0][0] == 0
+    stored = (base / "model.safetensors").stat().st_size
+    assert seen[-1][0] == seen[-1][1] == index["metadata"]["total_size"] + stored
     before, after = weights(base), weights(tmp_path / "mlx")
     assert all(mx.array_equal(before[name], after[name]) for name in before)
 
@@ -143,20 +144,6 @@ def test_memory_follows_the_largest_tensor(tested, bits, tmp_path):
     mx.reset_peak_memory()
     convert_base(base, tmp_path / "mlx", bits=bits)
     assert mx.get_peak_memory() - held < 4 * max(sizes)
-
-
-def test_the_progress_bar_is_for_terminals(tmp_path, monkeypatch):
-    base = tiny_llama_directory(tmp_path / "base")
-    assert (
-        convert("--model", base, "--mlx-path", tmp_path / "1").stderr == f"wrote {tmp_path / '1'}\n"
-    )
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a pipe for a terminal
-    monkeypatch.setenv("TERM", "xterm")
-    shown = convert("--model", base, "--mlx-path", tmp_path / "2").stderr
-    done, total = re.findall(r"Converting.*?([\d.]+)/([\d.]+) kB", shown)[-1]
-    assert done == total
-    size = sum(tensor.nbytes for tensor in weights(base).values())
-    assert float(total) == pytest.approx(size / 1000, abs=0.1)
 
 
 def test_written_files_are_what_safetensors_reads(tmp_path):
