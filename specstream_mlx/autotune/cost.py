@@ -10,9 +10,9 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -111,10 +111,17 @@ class StepCosts:
         path: file in the user's cache.
         facts: all that the costs depend on, as JSON has it; the file counts if it has the same.
         places: where streams may run with this model.
+        names: what the model and its adapter are called, kept beside the curve for people.
     """
 
-    def __init__(self, path: Path, facts: dict[str, Any], places: Sequence[Place]):
-        self._path, self._facts = path, facts
+    def __init__(
+        self,
+        path: Path,
+        facts: dict[str, Any],
+        places: Sequence[Place],
+        names: Mapping[str, str | None] | None = None,
+    ):
+        self._path, self._facts, self._names = path, facts, dict(names or {})
         self._jobs = [(place, size) for place in places for size in _sizes(place, places)]
         self._timings: list[tuple[Job, float]] = []
         self._saved, self._order = 0, random.Random(0)
@@ -179,7 +186,11 @@ class StepCosts:
         if len(self._timings) == self._saved:
             return
         self._saved = len(self._timings)
-        values: dict[str, Any] = {"facts": self._facts, "timings": self._timings}
+        values: dict[str, Any] = {
+            "facts": self._facts,
+            "names": self._names,
+            "timings": self._timings,
+        }
         if self.curve.spread is not None:
             values["curve"] = vars(self.curve)
         user_cache.write(self._path, values)
@@ -187,14 +198,9 @@ class StepCosts:
     def _restore(self, known: dict[str, Any]) -> None:
         curve, timings = known.get("curve"), known["timings"]
         if curve is not None:
-            points = {
-                place: tuple((int(n), float(s)) for n, s in curve["points"][place])
-                for place in self.curve.points
-            }
-            numbers = [float(curve[name]) for name in ("spread", "rounds", "measured")]
-            if min(s for found in points.values() for _, s in found) <= 0:
-                raise ValueError("a step takes no time")
-            self.curve = CostCurve(points, numbers[0], int(numbers[1]), numbers[2])
+            found = read_curve(curve)
+            points = {place: found.points[place] for place in self.curve.points}
+            self.curve = replace(found, points=points)
         self._left = list(self._jobs) if timings else []
         for (place, nodes), seconds in timings:
             if (place, nodes) not in self._left:
@@ -203,6 +209,22 @@ class StepCosts:
             self._left.insert(0, (place, nodes))
             self.note(float(seconds))
         self._saved = len(self._timings)
+
+
+def read_curve(values: Mapping[str, Any]) -> CostCurve:
+    """The curve of a file in the user's cache.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged.
+    """
+    points = {
+        place: tuple((int(n), float(s)) for n, s in found)
+        for place, found in dict(values["points"]).items()
+    }
+    numbers = [float(values[name]) for name in ("spread", "rounds", "measured")]
+    if min(s for found in points.values() for _, s in found) <= 0:
+        raise ValueError("a step takes no time")
+    return CostCurve(points, numbers[0], int(numbers[1]), numbers[2])
 
 
 def _sizes(place: Place, places: Sequence[Place]) -> tuple[int, ...]:

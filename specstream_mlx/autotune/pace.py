@@ -10,8 +10,8 @@ from typing import Any
 
 from ..config import UserError
 from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from ..hardware import device, user_cache
 from ..loading import SpeculativeModel, weight_files
+from . import kept
 from .choose import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
 
@@ -33,7 +33,8 @@ def pace_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTI
     key = path, model.adapter and model.adapter.path
     if key not in model.paces:
         known = (pace.costs for (other, _), pace in model.paces.items() if other == path)
-        costs = next(known, None) or StepCosts(path, facts, places_of(streams))
+        names = {"model": str(model.path), "adapter": model.adapter and str(model.adapter.path)}
+        costs = next(known, None) or StepCosts(path, facts, places_of(streams), names)
         model.paces[key] = new_pace(costs, streams)
     return model.paces[key]
 
@@ -57,12 +58,11 @@ def auto_drafting(
 
 def _file(facts: dict[str, Any]) -> Path:
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-    return user_cache.directory() / "step-costs" / f"{name}.json"
+    return kept.directory() / f"{name}.json"
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:
     """Everything that the cost of a step depends on, as JSON has it."""
-    described = device.describe()
     kv_cache = None
     if quantization.bits is not None and quantization.start <= _LONG:
         kv_cache = [quantization.bits, quantization.group_size, quantization.start]
@@ -77,7 +77,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "streams": streams,
         "lora": adapter and [adapter.get("num_layers"), adapter.get("lora_parameters")],
         "kv_cache": kv_cache,
-        "device": {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")},
+        "device": kept.device_facts(),
     }
     return json.loads(json.dumps(facts, default=str))
 

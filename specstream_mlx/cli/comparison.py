@@ -1,18 +1,19 @@
-"""``generate --compare``: the same run through plain mlx_lm, in turn with ours."""
+"""``generate --compare``: the same run through plain mlx_lm, in turn with ours.
 
-import statistics
+Both compute with the same arrays in the same dtype. mlx_lm by itself may hold another one.
+"""
+
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationResponse as PlainResponse
-from rich.console import Console
-from rich.progress import track
 
 from ..drafting.settings import DraftSettings
 from ..engine.kv import window_left_out
+from .progress import progress
 from .run import Run
 
 PAIRS = 5
@@ -20,13 +21,29 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two outputs part: the token's number, from 1, and the gap of the two best there.
+    """Where two outputs part.
 
-    The gap is one of log-probabilities, or, where tokens are drawn, of the scores drawn by.
+    Attributes:
+        position: the number of the first token that differs, from 1.
+        gap: our logit of our token less that of the other one, or, where tokens are drawn, of the
+            scores that they are drawn by; ``None`` where one output only goes on behind the other.
     """
 
     position: int
-    gap: float
+    gap: float | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tokens per second behind the first token, of us and of mlx_lm, one right after the other."""
+
+    ours: float
+    plain: float
+
+    @property
+    def speedup(self) -> float:
+        """Our rate over mlx_lm's."""
+        return self.ours / self.plain
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,9 @@ class Comparison:
 
     Attributes:
         plain_text: what mlx_lm wrote.
-        plain_tps: mlx_lm's tokens per second without the first token, the median over the pairs;
-            ``None`` where a side generated a single token, here or in every pair.
-        generation_tps: ours.
-        speedup: the median of the ratios within a pair.
-        pairs: how many pairs the rates are of.
+        pairs: by rising speedup; none where a side generated a single token, here or in each pair.
+        dtype: what both sides compute in.
+        own_dtype: what mlx_lm computes in when it loads the model by itself.
         reference: what our output was compared with, for people.
         identical: whether every token was the same; ``None`` where the verify rule draws otherwise
             than plain decoding.
@@ -49,14 +64,18 @@ class Comparison:
     """
 
     plain_text: str
-    plain_tps: float | None
-    generation_tps: float | None
-    speedup: float | None
-    pairs: int
+    pairs: list[Pair]
+    dtype: str | None
+    own_dtype: str | None
     reference: str
     identical: bool | None
     first_difference: Difference | None
     window_left_out: int | None
+
+    @property
+    def shown(self) -> Pair | None:
+        """The pair in the middle, whose rates and speedup are told."""
+        return self.pairs[(len(self.pairs) - 1) // 2] if self.pairs else None
 
 
 def compare(run: Run, tokens: list[int]) -> Comparison:
@@ -66,29 +85,35 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
         run: what to generate from.
         tokens: our output; producing it has warmed our side up.
     """
-    plain_tokens, plain_text = [], ""
-    for response in run.plain_responses():
-        plain_tokens.append(response.token)
-        plain_text += response.text
-    for word in run.stop:
-        plain_text = plain_text.split(word)[0]
-    reference, expected = "plain mlx_lm", plain_tokens
-    if run.model.mode == "shared" and run.is_plain_text:
-        # The main stream sees its streams, so mlx_lm computes another function.
-        one_token_a_step = replace(run, settings=DraftSettings(speculation=False))
-        reference = "the same model decoding one token a step"
-        expected = [response.token for response in one_token_a_step.responses()]
-    several = min(len(tokens), len(plain_tokens)) > 1
-    ours, plain = _rates(run) if several else ([], [])
+    shared = run.model.mode == "shared" and run.is_plain_text
+    with progress("Comparing") as show:
+        # The main stream of a shared adapter sees its streams: mlx_lm computes another function.
+        total, done = 2 * PAIRS + (2 if shared else 1), 0
+        show(done, total)
+        plain_tokens, plain_text = [], ""
+        for response in run.plain_responses():
+            plain_tokens.append(response.token)
+            plain_text += response.text
+        show(done := done + 1, total)
+        for word in run.stop:
+            plain_text = plain_text.split(word)[0]
+        reference, expected = "plain mlx_lm", plain_tokens
+        if shared:
+            one_token_a_step = replace(run, settings=DraftSettings(speculation=False))
+            reference = "the same model decoding one token a step"
+            expected = [response.token for response in one_token_a_step.responses()]
+            show(done := done + 1, total)
+        several = min(len(tokens), len(plain_tokens)) > 1
+        pairs = _pairs(run, lambda runs: show(done + runs, total)) if several else []
     same = tokens == expected if run.is_plain_text else None
     window = window_left_out(run.model.model, run.model.config)
     past_window = window is not None and len(run.prompt) + len(tokens) > window
+    held = run.model.held
     return Comparison(
         plain_text=plain_text,
-        plain_tps=_median(plain),
-        generation_tps=_median(ours),
-        speedup=_median([a / b for a, b in zip(ours, plain, strict=True)]),
-        pairs=len(ours),
+        pairs=sorted(pairs, key=lambda pair: pair.speedup),
+        dtype=held and held.dtype,
+        own_dtype=held and held.stored_dtype,
         reference=reference,
         identical=same,
         first_difference=_difference(run, tokens, expected) if same is False else None,
@@ -98,23 +123,21 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
     )
 
 
-def _rates(run: Run) -> tuple[list[float], list[float]]:
-    """Our rates and mlx_lm's, pair by pair; the sides take turns at going first.
+def _pairs(run: Run, count: Callable[[int], None]) -> list[Pair]:
+    """Both sides in pairs, taking turns at going first; ``count`` is told the runs so far.
 
     A pair with a side that ended at its first token, as one that draws may, has no rates.
     """
-    console = Console(stderr=True)
-    sides: list[Callable[[], Iterator[PlainResponse]]]
-    sides = [run.responses, run.plain_responses]
-    rates: list[list[float]] = [[], []]
-    for pair in track(
-        range(PAIRS), "Comparing", console=console, transient=True, disable=not console.is_terminal
-    ):
-        found = {side: _rate(sides[side]()) for side in ((0, 1), (1, 0))[pair % 2]}
-        if all(found.values()):
-            for side, rate in found.items():
-                rates[side].append(rate)
-    return rates[0], rates[1]
+    sides = {"ours": run.responses, "plain": run.plain_responses}
+    found = []
+    for number in range(PAIRS):
+        rates = {}
+        for name in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
+            rates[name] = _rate(sides[name]())
+            count(2 * number + len(rates))
+        if all(rates.values()):
+            found.append(Pair(**rates))
+    return found
 
 
 def _rate(responses: Iterable[PlainResponse]) -> float:
@@ -124,17 +147,13 @@ def _rate(responses: Iterable[PlainResponse]) -> float:
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:
     pairs = enumerate(zip(tokens, expected, strict=False))
-    ended = min(len(tokens), len(expected)) - 1  # where one output ends and the other goes on
-    place = next((i for i, (ours, other) in pairs if ours != other), ended)
+    place = next((i for i, (ours, other) in pairs if ours != other), None)
+    if place is None:  # one output ends where the other goes on
+        return Difference(min(len(tokens), len(expected)) + 1, None)
     response = next(islice(run.responses(), place, None))
     scores, sampler = response.logprobs.astype(mx.float32), run.common["sampler"]
     if sampler is not None:
         scores = sampler.scores(scores[None], place)[0]
-    best = mx.sort(scores)[-2:]
-    return Difference(place + 1, (best[1] - best[0]).item())
+    return Difference(place + 1, (scores[tokens[place]] - scores[expected[place]]).item())

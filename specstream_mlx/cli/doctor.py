@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..config import UserError
+
+if TYPE_CHECKING:
+    from ..autotune.kept import KeptCosts
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
@@ -34,12 +39,15 @@ def examine(model: str | None = None) -> dict[str, Any]:
         ``device``, ``packages`` (name to version or ``None``), ``bundled_model``,
         ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
         ``step_costs`` (when the costs of steps were measured there, and how quiet the machine was;
-        ``None`` without a model) and ``missing``, a list of sentences.
+        ``None`` without a model), ``measured`` (the cost curves that are kept for this machine,
+        the newest first), ``measured_elsewhere`` (how many are kept for another machine, MLX or
+        BLAS) and ``missing``, a list of sentences.
 
     Raises:
         UserError: ``model`` cannot be used.
     """
     from .. import bundled
+    from ..autotune.kept import kept_costs
     from ..autotune.pace import pace_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
@@ -62,6 +70,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         if model is None:
             speculative.swap_adapter(bundled.streams_path())
         step_costs = pace_of(speculative).costs.curve.state()
+    kept = kept_costs()
     return {
         "device": device.describe(),
         "packages": packages,
@@ -69,8 +78,64 @@ def examine(model: str | None = None) -> dict[str, Any]:
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
         "step_costs": step_costs,
+        "measured": [_measured(costs, bundled_model) for costs in kept if costs.here],
+        "measured_elsewhere": sum(not costs.here for costs in kept),
         "missing": missing,
     }
+
+
+def _measured(costs: "KeptCosts", bundled_model: str | None) -> dict[str, Any]:
+    """A cost curve as an object: of what, how fast, when, and how quiet the machine was."""
+    return {
+        "model": _model_name(costs, bundled_model),
+        "adapter": costs.adapter and Path(costs.adapter).name,
+        "mode": costs.mode,
+        "kv_bits": costs.kv_bits,
+        "plain_seconds": costs.curve.plain,
+        "measured": costs.curve.measured,
+        "rounds": costs.curve.rounds,
+        "spread": costs.curve.spread,
+        "busy": costs.curve.busy,
+    }
+
+
+def _model_name(costs: "KeptCosts", bundled_model: str | None) -> str:
+    """What its user calls a model: its repository, or its directory."""
+    if costs.model is None:
+        return f"unnamed ({costs.base})"
+    if costs.model == bundled_model:
+        return "bundled"
+    for part in Path(costs.model).parts:  # of the Hugging Face cache
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return costs.model
+
+
+def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
+    """A table of the cost curves."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if rows:
+        table = Table(box=SIMPLE_HEAD, title="Costs of steps measured here", title_justify="left")
+        table.add_column("model", overflow="fold")
+        table.add_column("adapter", overflow="fold")
+        for name in ("plain step", "measured", "machine then"):
+            table.add_column(name, no_wrap=True)
+        for row in rows:
+            kind = row["mode"] or ("LoRA" if row["adapter"] else "none")
+            adapter = f"{row['adapter']} ({kind})" if row["adapter"] else kind
+            if row["kv_bits"]:
+                adapter += f", KV cache of {row['kv_bits']} bits"
+            when = datetime.fromtimestamp(row["measured"]).strftime("%Y-%m-%d %H:%M")
+            state = f"{'busy' if row['busy'] else 'quiet'} (spread {row['spread']:.0%})"
+            milliseconds = f"{1e3 * row['plain_seconds']:.1f} ms"
+            table.add_row(row["model"], adapter, milliseconds, when, state)
+        console.print(table)
+    if elsewhere:
+        console.print(f"{elsewhere} more were measured on another machine, MLX or BLAS.")
 
 
 def doctor(
@@ -83,6 +148,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
+
+    Also what was measured here before: of which models steps were timed, when, and how quiet the
+    machine was.
 
     How quantized weights are held is measured at first use and kept in the user's cache; this
     command measures again.
@@ -109,5 +177,6 @@ def doctor(
             print(f"{'':16} rows filled up to {BLOCK}s, which this BLAS is faster at")
     if facts["step_costs"]:
         print(f"{'costs of steps':16} {facts['step_costs']}: see specstream-mlx autotune")
+    _show_measured(facts["measured"], facts["measured_elsewhere"])
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

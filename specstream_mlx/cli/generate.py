@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -86,7 +87,7 @@ def generate(
     cached = CachedPrompt(prompt_cache_file)
     model = replace(model, model=cached.model_name(model.model))
     source = model.source()
-    if model.model is None:
+    if model.model is None and not output.quiet:
         reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
     text = prompt.text()
 
@@ -95,7 +96,7 @@ def generate(
     from ..hardware import device
     from .run import CommonArguments, Run
 
-    if device.slow_blas():
+    if device.slow_blas() and not output.quiet:
         reporting.note(blas.OPENBLAS_HINT)
     settings = drafts.settings()
     loaded, tokenizer = source.load(cached.tokenizer_config)
@@ -122,25 +123,53 @@ def generate(
         profile=Profile() if output.profile else NO_PROFILE,
     )
     run.check()
-    _note_missing_streams(run, source)
+    if not output.quiet:
+        _note_missing_streams(run, source)
     _answer(run, source, output)
 
 
 def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for; ``source`` names model and adapter."""
-    written = _write(run.responses(), output)
-    if not output.as_json:
-        reporting.statistics(written.last, run.drafts, run.verify, run.seed)
-        if output.profile:
-            reporting.profile(run.profile.report())
-    comparison = None
-    if output.compare:
-        from .comparison import compare
+    written, comparison = _Written(), None
+    try:
+        _write(run, output, written)
+        if output.compare:
+            from .comparison import compare
 
-        comparison = compare(run, written.tokens)
+            comparison = compare(run, written.tokens)
+    except KeyboardInterrupt:
+        if written.last is not None:
+            _report(run, source, output, written, None)
+        raise
+    _report(run, source, output, written, comparison)
+
+
+def _report(
+    run: "Run",
+    source: Source,
+    output: OutputOptions,
+    written: "_Written",
+    comparison: "Comparison | None",
+) -> None:
+    """Print what a run came to, which may have been interrupted."""
+    last = written.last
     if output.as_json:
-        _print(json.dumps(_report(source, run, written, comparison)) + "\n")
-    elif comparison is not None:
+        _print(json.dumps(_values(source, run, written, comparison)) + "\n")
+        return
+    if last.finish_reason == "length":
+        reporting.cut(last.generation_tokens, run.common["max_tokens"])
+    if not output.quiet:
+        reporting.statistics(
+            last,
+            run.drafts,
+            run.verify,
+            run.seed,
+            everything=output.verbose,
+            rate=comparison is None,
+        )
+    if output.profile:
+        reporting.profile(run.profile.report())
+    if comparison is not None:
         reporting.comparison(comparison)
 
 
@@ -166,21 +195,37 @@ class _Written:
     last: "GenerationResponse | None" = None
 
 
-def _write(responses: "Iterator[GenerationResponse]", output: OutputOptions) -> _Written:
-    """Run a generation to its end and print its text as it comes, unless JSON is printed later."""
+def _write(run: "Run", output: OutputOptions, written: _Written) -> None:
+    """Run a generation to its end and print its text as it comes, unless JSON is printed later.
+
+    Args:
+        run: what to generate.
+        output: how to print it.
+        written: is told every token at once, so that it holds what there is after an interrupt.
+    """
+    from .progress import progress
+
     marks = DraftMarks() if output.show_drafts else None
     if marks:
         reporting.note(marks.legend())
-    written = _Written()
-    for response in responses:
-        written.tokens.append(response.token)
-        written.text += response.text
-        written.last = response
-        if not output.as_json:
-            _print(marks.mark(response.text, response.from_draft) if marks else response.text)
-    if not output.as_json:
-        _print((marks.close() if marks else "") + "\n")
-    return written
+    with progress("Reading the prompt") as show:
+        responses = run.responses(show)
+        first = next(responses)
+    silent = progress("Generating") if output.as_json else nullcontext()
+    with silent as show:
+        try:
+            for response in chain([first], responses):
+                written.tokens.append(response.token)
+                written.text += response.text
+                written.last = response
+                if output.as_json:
+                    show(response.generation_tokens, run.common["max_tokens"])
+                else:
+                    text = response.text
+                    _print(marks.mark(text, response.from_draft) if marks else text)
+        finally:
+            if not output.as_json:
+                _print((marks.close() if marks else "") + "\n")
 
 
 def _print(text: str) -> None:
@@ -188,7 +233,7 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _report(
+def _values(
     source: Source, run: "Run", written: _Written, comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
@@ -213,10 +258,16 @@ def _report(
     if parts:
         values["profile"] = parts
     if comparison is not None:
+        pairs, pair, difference = comparison.pairs, comparison.shown, comparison.first_difference
         values |= {
-            "generation_tps": comparison.generation_tps,
-            "plain": {"text": comparison.plain_text, "generation_tps": comparison.plain_tps},
-            "speedup": comparison.speedup,
+            "generation_tps": pair and pair.ours,
+            "plain": {"text": comparison.plain_text, "generation_tps": pair and pair.plain},
+            "speedup": pair and pair.speedup,
+            "speedup_range": pair and [pairs[0].speedup, pairs[-1].speedup],
+            "pairs": len(pairs),
+            "dtype": comparison.dtype,
+            "mlx_lm_dtype": comparison.own_dtype,
             "identical": comparison.identical,
+            "first_difference": difference and asdict(difference),
         }
     return values

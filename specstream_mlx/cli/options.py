@@ -506,8 +506,9 @@ class OutputOptions:
         bool,
         Option(
             "--compare",
-            help="Then run plain mlx_lm on the same model: both rates, and whether the "
-            "output is the same. rejection and typical draw otherwise: the rates alone.",
+            help="Then run plain mlx_lm on the same model, in the same dtype: both rates, and "
+            "whether the output is the same. rejection and typical draw otherwise: the rates "
+            "alone.",
         ),
     ] = False
     profile: Annotated[
@@ -517,10 +518,18 @@ class OutputOptions:
             help="Then say what each part of the generation took. It runs slower for that.",
         ),
     ] = False
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="All statistics, not three lines of them.")
+    ] = False
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="No statistics and no notes before the text.")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.as_json and self.show_drafts:
             raise UserError("--json and --show-drafts were both given, expected at most one")
+        if self.verbose and self.quiet:
+            raise UserError("--verbose and --quiet were both given, expected at most one")
         if self.profile and self.compare:
             raise UserError(
                 "--profile, which slows a run down, was given with --compare, expected one"

@@ -1,8 +1,6 @@
 """What the commands say beside their result: notes and statistics, all on stderr."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,52 +13,54 @@ def note(sentence: str) -> None:
     print(sentence, file=sys.stderr)
 
 
-@contextmanager
-def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere.
-
-    Yields:
-        What to call with (bytes done, bytes in all).
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def statistics(
-    last: "GenerationResponse", drafts: str, verify: str, seed: int | None = None
+    last: "GenerationResponse",
+    drafts: str,
+    verify: str,
+    seed: int | None,
+    *,
+    everything: bool,
+    rate: bool,
 ) -> None:
-    """The figures of a finished generation, mlx_lm's in mlx_lm's words.
+    """The figures of a generation, mlx_lm's in mlx_lm's words.
 
     Args:
         last: the last response.
         drafts: how it drafted, in a few words.
         verify: the verify rule.
         seed: of what was drawn, if anything was.
+        everything: tell all, else three lines.
+        rate: tell how fast the text came; ``comparison`` does so more carefully.
     """
-    if last.drafted_tokens:
-        drafts += f"; {last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
-    reduction = last.generation_tokens / last.target_calls
     note("=" * 10)
     note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
-    note(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
-    note(f"Peak memory: {last.peak_memory:.3f} GB")
-    note(f"Tree: {drafts}")
+    shown = f", {last.generation_tps:.3f} tokens-per-sec" if rate else ""
     drawn = "" if seed is None else f", seed {seed}"
-    lossy = ", LOSSY: the text is not distributed as the model's" if verify == "typical" else ""
-    note(f"Verify: {verify}{drawn}{lossy}")
-    note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
+    note(f"Generation: {last.generation_tokens} tokens{shown}{drawn}")
+    if everything:
+        note(f"Peak memory: {last.peak_memory:.3f} GB")
+        if last.drafted_tokens:
+            drafts += f"; {last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
+        note(f"Tree: {drafts}")
+    if verify == "typical":
+        note("Verify: typical, LOSSY: the text is not distributed as the model's")
+    elif everything:
+        note(f"Verify: {verify}")
+    if everything:
+        note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
+    reduction = last.generation_tokens / last.target_calls
     note(
         f"Target calls: {last.target_calls} instead of {last.generation_tokens}, "
         f"call reduction {reduction:.2f}"
     )
+
+
+def cut(tokens: int, max_tokens: int) -> None:
+    """Say that a text was cut off, and by what."""
+    if tokens == max_tokens:
+        note(f"The text was cut off at --max-tokens {max_tokens}")
+    else:
+        note(f"The text was cut off after {tokens} tokens, where the model's positions end")
 
 
 def profile(parts: dict[str, dict[str, float]]) -> None:
@@ -74,24 +74,32 @@ def profile(parts: dict[str, dict[str, float]]) -> None:
 
 
 def comparison(result: "Comparison") -> None:
-    """Both rates, their ratio, and whether the outputs are the same."""
+    """A pair of rates, its ratio among those of all pairs, and whether the outputs are the same."""
     note("=" * 10)
-    if result.speedup is None:
+    pair = result.shown
+    if pair is None:
         note("Rates: none, since a side generated a single token")
     else:
-        note(f"mlx_lm: {result.plain_tps:.3f} tokens-per-sec")
-        note(f"specstream-mlx: {result.generation_tps:.3f} tokens-per-sec")
+        low, high = result.pairs[0].speedup, result.pairs[-1].speedup
+        note(f"mlx_lm: {pair.plain:.3f} tokens-per-sec")
+        note(f"specstream-mlx: {pair.ours:.3f} tokens-per-sec")
         note(
-            f"Speedup: {result.speedup:.2f} "
-            f"(medians of {result.pairs} interleaved pairs, first token left out)"
+            f"Speedup: {pair.speedup:.2f} (the median pair of {len(result.pairs)}, "
+            f"{low:.2f} to {high:.2f}; first token left out)"
         )
     if result.identical is None:
         note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
         return
     answer = "yes" if result.identical else "no"
-    if result.first_difference is not None:
-        answer += f" (from token {result.first_difference.position} on, where the two best tokens' "
-        answer += f"scores are {result.first_difference.gap:.2g} apart)"
-    note(f"Identical output: {answer}, compared with {result.reference}")
+    if (difference := result.first_difference) is not None:
+        answer += f" (from token {difference.position} on, "
+        if difference.gap is None:
+            answer += "where one of the two ends)"
+        else:
+            answer += f"where the logits of the two tokens are {difference.gap:.2g} apart)"
+    dtype = f" in {result.dtype}" if result.dtype else ""
+    note(f"Identical output: {answer}, compared with {result.reference}{dtype}")
+    if result.own_dtype != result.dtype:
+        note(f"By itself mlx_lm computes in {result.own_dtype}: near-ties may fall otherwise")
     if result.window_left_out is not None:
         note(f"mlx_lm leaves out this model's sliding window of {result.window_left_out} tokens")

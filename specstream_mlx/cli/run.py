@@ -17,6 +17,7 @@ from ..engine.verify.by_name import VerifyName
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
+from ..loop import Progress
 from ..prompt_cache import PromptCache
 
 
@@ -84,8 +85,8 @@ class Run:
         """
         self.responses()
 
-    def responses(self) -> Iterator[GenerationResponse]:
-        """This project's responses."""
+    def responses(self, progress: Progress | None = None) -> Iterator[GenerationResponse]:
+        """This project's responses; ``progress`` is told how far the prompt has been read."""
         return stream_generate(
             self.model,
             self.tokenizer,
@@ -95,6 +96,7 @@ class Run:
             verify=self.verify,
             prompt_cache=self.prompt_cache,
             profile=self.profile,
+            prompt_progress_callback=progress,
             **self.common,
         )
 

@@ -6,6 +6,7 @@ here. Which of the two it is on a machine is measured on one of the model's own 
 in the user's cache.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,8 @@ class HeldWeights:
         reason: why, as a part of a sentence.
         stored_bytes: before.
         held_bytes: after.
+        stored_dtype: of what is not packed, before; the dtype that mlx_lm computes in.
+        dtype: the same, after.
         row_blocks: whether products fill up their rows, see ``row_blocks``.
     """
 
@@ -64,6 +67,8 @@ class HeldWeights:
     reason: str
     stored_bytes: int
     held_bytes: int
+    stored_dtype: str
+    dtype: str
     row_blocks: bool = False
 
 
@@ -85,7 +90,7 @@ def hold_weights(
     """
     if choice not in CHOICES:
         raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
-    stored = _bytes(model)
+    stored, stored_dtype = _bytes(model), _dtype(model)
     layer = _largest_product(model)
     if layer is None:
         if choice == "packed":
@@ -106,7 +111,9 @@ def hold_weights(
         blocks = dense is not None and blocks_pay(dense, measure_again)
         if blocks:
             use_blocks(model)
-    return model, HeldWeights(form, reason, stored, _bytes(model), blocks)
+    return model, HeldWeights(
+        form, reason, stored, _bytes(model), stored_dtype, _dtype(model), blocks
+    )
 
 
 def run_probe(layer: nn.QuantizedLinear) -> Probe:
@@ -180,6 +187,15 @@ def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Mo
 
 def _bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for _, tensor in tree_flatten(model.parameters()))
+
+
+def _dtype(model: nn.Module) -> str:
+    """The name of the dtype that most of a model's floating-point numbers have."""
+    sizes: Counter[mx.Dtype] = Counter()
+    for _, tensor in tree_flatten(model.parameters()):
+        if mx.issubdtype(tensor.dtype, mx.floating):
+            sizes[tensor.dtype] += tensor.size
+    return str(sizes.most_common(1)[0][0]).removeprefix("mlx.core.")
 
 
 def _expanded_bytes(model: nn.Module) -> int:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import islice
 from types import SimpleNamespace
 
 import mlx_lm
@@ -14,7 +15,7 @@ import pytest
 from command_line import generate, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx import bundled, load
+from specstream_mlx import bundled, load, stream_generate
 from specstream_mlx.cli import comparison
 from specstream_mlx.cli.draft_marks import DraftMarks
 from specstream_mlx.cli.run import Run
@@ -24,15 +25,39 @@ KEYS = {
     *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
     *("verify", "seed"),
 }
+COMPARED = {
+    *("plain", "speedup", "speedup_range", "pairs", "dtype", "mlx_lm_dtype"),
+    *("identical", "first_difference"),
+}
 
 
 def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     result = generate(base, "--adapter-path", streams)
     assert result.exit_code == 0
     assert result.stdout.strip()
-    assert "call reduction" not in result.stdout
-    assert "call reduction" in result.stderr
-    assert "Generation: 12 tokens" in result.stderr
+    cut, rule, *statistics = result.stderr.splitlines()
+    assert (cut, rule) == ("The text was cut off at --max-tokens 12", "==========")
+    assert [line.split(":")[0] for line in statistics] == ["Prompt", "Generation", "Target calls"]
+    assert "call reduction" in statistics[-1]
+
+
+def test_more_statistics_and_none(base, streams):
+    flags = ("--adapter-path", streams)
+    for flag in ("--verbose", "-v"):
+        stderr = generate(base, *flags, flag).stderr
+        for name in ("Peak memory", "Tree", "Verify", "Accepted length"):
+            assert f"\n{name}: " in stderr
+    assert generate(base, "--quiet").stderr == "The text was cut off at --max-tokens 12\n"
+    refused = generate(base, "--quiet", "--verbose")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "error: --verbose and --quiet were both given, expected at most one\n"
+    )
+
+
+def test_a_text_that_ends_by_itself_is_not_called_cut(base):
+    text = json.loads(generate(base, "--json").stdout)["text"]
+    assert "cut off" not in generate(base, "--stop", text[3:6]).stderr
 
 
 @pytest.mark.parametrize("kind", ["streams", "shared"])
@@ -42,7 +67,7 @@ def test_json_with_comparison(kind, base, request):
     result = generate(base, "--adapter-path", directory, "--json", "--compare", *shape)
     assert result.exit_code == 0
     values = json.loads(result.stdout)
-    assert set(values) == {*KEYS, "plain", "speedup", "identical"}
+    assert set(values) == KEYS | COMPARED
     assert values["identical"] is True
     assert values["generation_tokens"] == 12
     assert values["mode"] == ("shared" if kind == "shared" else "lossless")
@@ -85,9 +110,64 @@ def test_json_alone_has_no_comparison(base):
 
 
 def test_comparison_for_people(base, streams):
+    """One pair of rates, their own ratio, how far the others are from it, and no third rate."""
     result = generate(base, "--adapter-path", streams, "--compare")
-    assert "Identical output: yes" in result.stderr
-    assert "Speedup:" in result.stderr
+    assert "Identical output: yes, compared with plain mlx_lm in float32\n" in result.stderr
+    assert "\nGeneration: 12 tokens\n" in result.stderr
+    plain, ours = (
+        float(re.search(rf"\n{name}: ([\d.]+) tokens-per-sec", result.stderr).group(1))
+        for name in ("mlx_lm", "specstream-mlx")
+    )
+    shown = r"Speedup: ([\d.]+) \(the median pair of 5, ([\d.]+) to ([\d.]+); first token left out"
+    speedup, low, high = map(float, re.search(shown, result.stderr).groups())
+    assert speedup == pytest.approx(ours / plain, abs=0.006)
+    assert low <= speedup <= high
+
+
+def test_the_pair_that_is_shown_is_the_one_in_the_middle(base, streams, monkeypatch):
+    rates = iter([10, 1, 1, 30, 20, 1, 1, 50, 40, 1])  # the second side of every second pair first
+    monkeypatch.setattr(comparison, "_rate", lambda responses: (list(responses), next(rates))[1])
+    flags = ("--adapter-path", streams, "--compare", "--json")
+    values = json.loads(generate(base, *flags).stdout)
+    assert (values["generation_tps"], values["plain"]["generation_tps"]) == (30, 1)
+    assert (values["speedup"], values["speedup_range"], values["pairs"]) == (30, [10, 50], 5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_comparison_names_the_dtype(dtype, base, tmp_path):
+    """Both sides compute in one dtype, and the files' own is told where it is another."""
+    model = tmp_path / "model"
+    assert run("convert", "--model", base, "--mlx-path", model, "--dtype", dtype).exit_code == 0
+    values = json.loads(generate(model, "--compare", "--json").stdout)
+    assert values["mlx_lm_dtype"] == dtype
+    assert values["identical"] is True
+    told = "By itself mlx_lm computes in bfloat16: near-ties may fall otherwise\n"
+    assert (told in generate(model, "--compare").stderr) == (values["dtype"] != dtype)
+
+
+def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
+    """Its gap is that of the two tokens' logits in our model."""
+    model, tokenizer = load(base)
+    prompt = tokenizer.encode("hello there")
+    ours = list(stream_generate(model, tokenizer, prompt, 12))
+    place, right = 3, ours[3].token
+    wrong = (right + 1) % model.config["vocab_size"]
+    plain = Run.plain_responses
+
+    def responses(request):
+        for number, response in enumerate(plain(request)):
+            if number == place:
+                response.token = wrong
+            yield response
+
+    monkeypatch.setattr(Run, "plain_responses", responses)
+    flags = ("--compare", "--ignore-chat-template")
+    found = json.loads(generate(base, *flags, "--json").stdout)["first_difference"]
+    scores = ours[place].logprobs
+    gap = (scores[right] - scores[wrong]).item()
+    assert found == {"position": 4, "gap": pytest.approx(gap, rel=1e-3)}
+    told = f"no (from token 4 on, where the logits of the two tokens are {found['gap']:.2g} apart)"
+    assert f"Identical output: {told}" in generate(base, *flags).stderr
 
 
 def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
@@ -158,9 +238,10 @@ def test_pairs_with_a_side_of_a_single_token_have_no_rates(base, streams, monkey
     monkeypatch.setattr(Run, "plain_responses", responses)
     model = SimpleNamespace(model=load(base, adapter_path=streams)[0].model)
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Run))
-    ours, plain = comparison._rates(Run(**fields | {"model": model}))
-    assert len(ours) == len(plain) == 3
-    assert set(ours) == set(plain) == {8.0}
+    runs = []
+    pairs = comparison._pairs(Run(**fields | {"model": model}), runs.append)
+    assert pairs == [comparison.Pair(8.0, 8.0)] * 3
+    assert runs == list(range(1, 11))
 
 
 def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
@@ -220,13 +301,40 @@ def start(base, *args):
     return subprocess.Popen([str(a) for a in command], stdout=pipe, stderr=pipe)
 
 
-def test_interrupt_is_quiet(base):
+def test_interrupt_ends_with_what_was_measured(base):
     process = start(base, "-m", 10**6)
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in stderr
+    assert stdout.endswith(b"\n")
+    assert re.search(rb"\nGeneration: \d+ tokens, [\d.]+ tokens-per-sec\n", stderr)
+    assert b"cut off" not in stderr
+
+
+def test_interrupts_under_other_options(base, monkeypatch):
+    """Of JSON there is one whole object; while comparing, the text and its rate are there."""
+    responses = Run.responses
+
+    def interrupted(request, progress=None):
+        for response in islice(responses(request, progress), 5):
+            yield response
+        raise KeyboardInterrupt
+
+    def never(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "plain_responses", never)
+    result = generate(base, "--compare")
+    assert result.exit_code == 130
+    assert result.stdout == generate(base).stdout
+    assert re.search(r"\nGeneration: 12 tokens, [\d.]+ tokens-per-sec\n", result.stderr)
+    monkeypatch.setattr(Run, "responses", interrupted)
+    result = generate(base, "--json")
+    assert result.exit_code == 130
+    values = json.loads(result.stdout)
+    assert (values["finish_reason"], values["generation_tokens"]) == (None, 5)
 
 
 def test_closed_pipe_is_quiet(base):
@@ -267,7 +375,7 @@ def test_sampling_from_the_command_line(base, streams):
     assert first["text"] == again["text"] == undrafted["text"]
     assert (first["verify"], first["seed"]) == ("keyed", 2**64 - 1)
     result = generate(base, *flags)
-    seed = re.search(r"Verify: keyed, seed (\d+)\n", result.stderr).group(1)
+    seed = re.search(r"Generation: 12 tokens, .*, seed (\d+)\n", result.stderr).group(1)
     assert generate(base, *flags, "--seed", seed).stdout == result.stdout
 
 
@@ -288,7 +396,7 @@ def test_typical_is_labelled(base, streams):
 
 
 def test_a_flag_about_drafts_is_taken_instead_of_the_rule(base, streams):
-    flags = ("generate", "--model", base, "--adapter-path", streams, "-p", "hi", "-m", 12)
+    flags = ("generate", "-v", "--model", base, "--adapter-path", streams, "-p", "hi", "-m", 12)
     assert "Tree: what is worth most, step by step, of streams and lookup" in run(*flags).stderr
     assert "Tree: best-first, 5 nodes" in run(*flags, "--tree-size", 5).stderr
     assert "Tree: no drafts" in run(*flags, "--no-speculation").stderr

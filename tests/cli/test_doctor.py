@@ -1,0 +1,63 @@
+"""``doctor`` lists the cost curves that are kept for this machine."""
+
+import json
+import time
+from datetime import datetime
+
+import pytest
+from command_line import run
+
+from specstream_mlx.autotune import kept
+from specstream_mlx.hardware import user_cache
+
+
+@pytest.fixture
+def curves(tmp_path, monkeypatch):
+    """A cache directory; what is called writes a curve into it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def write(name, model, spread, measured, **changed):
+        facts = {"base": "0123abcd", "streams": {"mode": "shared"}, "kv_cache": None}
+        facts |= {"device": kept.device_facts()} | changed
+        points = {"beside": [[1, 0.02], [2, 0.03]]}
+        curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
+        names = {"model": model, "adapter": "/adapters/sql"} if model else {}
+        values = {"facts": facts, "names": names, "timings": [], "curve": curve}
+        user_cache.write(kept.directory() / f"{name}.json", values)
+
+    return write
+
+
+def test_curves_of_this_machine(curves, base, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    now = time.time()
+    curves("a", "/models/llama", 0.04, now - 60)
+    curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, kv_cache=[8, 64, 0])
+    curves("c", None, 0.04, now - 90)
+    curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
+    user_cache.write(kept.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
+    facts = json.loads(run("doctor", "--json", "--model", base).stdout)
+    rows = facts["measured"]
+    assert [row["model"] for row in rows] == ["org/phi", "/models/llama", "unnamed (0123abcd)"]
+    assert [row["busy"] for row in rows] == [True, False, False]
+    assert rows[1]["plain_seconds"] == 0.02 and rows[1]["adapter"] == "sql"
+    assert facts["measured_elsewhere"] == 1
+    shown = " ".join(run("doctor", "--model", base).stdout.split())
+    when = datetime.fromtimestamp(now - 60).strftime("%Y-%m-%d %H:%M")
+    assert f"/models/llama sql (shared) 20.0 ms {when} quiet (spread 4%)" in shown
+    assert "busy (spread 30%)" in shown and "KV cache of 8 bits" in shown
+    assert "1 more were measured on another machine, MLX or BLAS." in shown
+
+
+def test_nothing_measured(curves, base):
+    result = run("doctor", "--model", base)
+    assert result.exit_code == 0
+    assert "not measured yet" in result.stdout
+    assert "measured here" not in result.stdout and "another machine" not in result.stdout
+
+
+def test_a_curve_that_autotune_measured_has_its_model(curves, base, streams):
+    flags = ("--model", base, "--adapter-path", streams)
+    assert run("autotune", *flags, "-m", 40, "--json").exit_code == 0
+    (row,) = json.loads(run("doctor", "--json", "--model", base).stdout)["measured"]
+    assert (row["model"], row["adapter"], row["mode"]) == (str(base), streams.name, "lossless")
