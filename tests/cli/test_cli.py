@@ -318,8 +318,7 @@ def test_interrupts_under_other_options(base, monkeypatch):
     responses = Run.responses
 
     def interrupted(request, progress=None):
-        for response in islice(responses(request, progress), 5):
-            yield response
+        yield from islice(responses(request, progress), 5)
         raise KeyboardInterrupt
 
     def never(request):
