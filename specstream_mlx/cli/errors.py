@@ -14,6 +14,7 @@ import typer
 
 from ..checked_files import short
 from ..config import UserError
+from .stray_warnings import without_stray_warnings
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -30,9 +31,10 @@ def reported() -> Iterator[None]:
     """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
 
     Whatever is half-written then is removed, as it is after SIGINT, which typer reports as 130.
+    Stray warnings of libraries are left out.
     """
     try:
-        with _unwound_by_sigterm():
+        with _unwound_by_sigterm(), without_stray_warnings():
             yield
             sys.stdout.flush()  # else what is buffered fails where nobody can report it
     except _Terminated:
