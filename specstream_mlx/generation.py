@@ -107,8 +107,9 @@ def stream_generate(
             guesses have been right in this text.
         stop: strings that end the text; the text before the first of them is all that is yielded.
         verify: how drafts are accepted. ``None``: ``greedy`` without a sampler or temperature, else
-            ``keyed``; either writes what plain decoding writes. ``rejection`` has its distribution,
-            and ``typical`` is lossy: its text is not distributed as the model's.
+            ``keyed``; either writes what plain decoding writes, in less precision than float32 up
+            to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy: its text is
+            not distributed as the model's.
         profile: a ``Profile``, which adds up the seconds of each part of the generation. To do so
             it waits at the end of every part, which makes the generation slower.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.

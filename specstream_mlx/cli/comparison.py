@@ -54,7 +54,8 @@ class Comparison:
         plain_text: what mlx_lm wrote.
         pairs: by rising speedup; none where a side generated a single token, here or in each pair.
         dtype: what both sides compute in.
-        own_dtype: what mlx_lm computes in when it loads the model by itself.
+        own_dtype: what mlx_lm computes in when it loads the model by itself; ``None`` where our
+            output is not compared with mlx_lm's.
         reference: what our output was compared with, for people.
         identical: whether every token was the same; ``None`` where the verify rule draws otherwise
             than plain decoding.
@@ -100,7 +101,7 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
         reference, expected = "plain mlx_lm", plain_tokens
         if shared:
             one_token_a_step = replace(run, settings=DraftSettings(speculation=False))
-            reference = "the same model decoding one token a step"
+            reference = "one token a step"
             expected = [response.token for response in one_token_a_step.responses()]
             show(done := done + 1, total)
         several = min(len(tokens), len(plain_tokens)) > 1
@@ -113,7 +114,7 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
         plain_text=plain_text,
         pairs=sorted(pairs, key=lambda pair: pair.speedup),
         dtype=held and held.dtype,
-        own_dtype=held and held.stored_dtype,
+        own_dtype=held and held.stored_dtype if expected is plain_tokens else None,
         reference=reference,
         identical=same,
         first_difference=_difference(run, tokens, expected) if same is False else None,

@@ -392,8 +392,9 @@ class DraftOptions:
     verify: Annotated[
         Literal["greedy", "keyed", "rejection", "typical"] | None,
         Option(
-            help="How drafts are accepted. greedy and keyed write what plain decoding writes, "
-            "keyed with the same --seed. rejection draws the drafts too (full trees only): another "
+            help="How drafts are accepted. greedy and keyed write what plain decoding writes in "
+            "float32, keyed with the same --seed; in less precision near-ties may fall otherwise. "
+            "rejection draws the drafts too (full trees only): another "
             "text, of the same distribution. typical is LOSSY: it takes what is plausible, so the "
             "text is not distributed as the model's. Default: greedy, with --temp keyed.",
         ),

@@ -99,7 +99,7 @@ def comparison(result: "Comparison") -> None:
             answer += f"where the logits of the two tokens are {difference.gap:.2g} apart)"
     dtype = f" in {result.dtype}" if result.dtype else ""
     note(f"Identical output: {answer}, compared with {result.reference}{dtype}")
-    if result.own_dtype != result.dtype:
+    if result.own_dtype not in (None, result.dtype):
         note(f"By itself mlx_lm computes in {result.own_dtype}: near-ties may fall otherwise")
     if result.window_left_out is not None:
         note(f"mlx_lm leaves out this model's sliding window of {result.window_left_out} tokens")
