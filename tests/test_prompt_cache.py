@@ -208,3 +208,11 @@ def test_mlx_lm_goes_on_from_the_same_rows():
     fill(cache, model, [*FIRST, *found])
     expected = plain_tokens(model.model, [*FIRST, *found, *MORE], 12)
     assert plain_tokens(model.model, MORE, 12, prompt_cache=cache.caches) == expected
+
+
+def test_reading_a_prompt_tells_how_far_it_is():
+    """From the rows that are there already to the last token, pass by pass."""
+    model, cache, seen = speculative_model(), PromptCache(), []
+    fill(cache, model, FIRST)
+    fill(cache, model, FIRST + MORE, prefill_step_size=2, progress=lambda *read: seen.append(read))
+    assert seen == [(read, 18) for read in (12, 14, 16, 17, 18)]
