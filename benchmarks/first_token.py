@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from specstream_mlx import bundled
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
@@ -79,7 +78,7 @@ def main(
     """Compare the time to the first text of a first generate with mlx_lm's."""
     path = model or bundled.base_path()
     found: dict[str, list[float]] = {MLX_LM: [], OURS: []}
-    for number in track(range(runs + 1), "first text", console=Console(stderr=True)):
+    for number in track(range(runs + 1), "first text"):
         for way, seconds in found.items():
             taken = seconds_to_text(way, path, prompt)
             if number:  # the first run reads files that the others find in memory
