@@ -26,7 +26,6 @@ from typing import Annotated, Any
 
 import mlx.core as mx
 import typer
-from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx import DraftSettings, Sampling, UserError, bundled
@@ -39,7 +38,7 @@ from .figure_plot import check_matplotlib, draw
 from .figure_points import Point, PointFile
 from .report import RESULTS, machine_suffix
 from .runner import CHAIN, MLX_LM, Base, Mounted, Way, interleaved
-from .texts import MODES, adapter_of, chosen_tasks, held_out_texts, score
+from .texts import MODES, adapter_of, chosen_tasks, generator, held_out_texts, score
 
 TOP_K = (1, 2, 5, 10, 20, 50, 0)  # 0: all tokens
 VERIFIED: dict[str, tuple[VerifyName, DraftSettings]] = {
@@ -137,7 +136,7 @@ def settings_of(name: str, sizes: Sizes, adapters: Mapping[int, Path]) -> dict[s
         },
         "msa-layers": {"layers": list(adapters), "items": sizes.quality_items},
     }
-    return own[name] | {"max_tokens": sizes.max_tokens, "generator": tasks.generator_hash()}
+    return own[name] | {"max_tokens": sizes.max_tokens, "generator": generator().generator_hash()}
 
 
 def _top_k(base: Base, sizes: Sizes, task: str, mode: str, top_k: int) -> list[Point]:
@@ -197,7 +196,7 @@ def _points(
     points = []
     for name in ways:
         outputs = [run.text for run in found.first_runs(name)]
-        _, quality = score(task, outputs, [text.target for text in texts])
+        _, quality = score(task, outputs, [text.answers for text in texts])
         figures = found.figures(name, MLX_LM)
         values = {key: figures[key] for key in ("call_reduction", "speedup", "nodes")}
         points.append(Point(panel, name, x, **values, quality=quality if with_quality else None))

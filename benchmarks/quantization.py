@@ -1,72 +1,84 @@
 """Speculative Streaming on quantized weights, in the shape of Table 4 of arXiv 2402.11131.
 
-    python -m benchmarks.quantization                       # 16, 8 and 4 bits of the bundled base
-    python -m benchmarks.quantization --variants "int8;int4;msa_4_8" --tasks sql
+It is ``specstream-mlx benchmark quantization``; ``python -m benchmarks.quantization`` is the same
+in a clone.
 
-The bundled base is expanded to 16 bits and quantized anew: the row "16 bit" has the values of
-the 8 bits that are shipped, so "int8" is the same model but for rounding, and what a table shows
-is what fewer bits cost. Streams and adapters were trained on these values and are used as they are
-with every variant. Rows are compared with ``mlx_lm`` on the same weights in the same form (and the
-same LoRA), item by item in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over that of
-the 16-bit row. ``MB stored`` counts the base's weights, ``MB in use`` is MLX's peak while the items
-are decoded. Which form the weights are held in is the machine's choice (see ``weight_policy``), or
-``--weights``.
+The base is expanded to 16 bits and quantized anew: of a base in 8 bits, as the bundled one is, the
+row "16 bit" has the same values, and "int8" is the same model but for rounding. Streams and
+adapters were trained on the base's own values and are used as they are with every variant. Rows
+are compared with ``mlx_lm`` on the same weights in the same form (and the same LoRA), item by item
+in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over that of the 16-bit row. ``MB
+stored`` counts the base's weights, ``MB in use`` is MLX's peak while the items are decoded. Which
+form the weights are held in is the machine's choice (see ``hardware.weights``), or ``--weights``.
 """
 
 import gc
+import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.core as mx
-import typer
+from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, save
-from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
 
-from specstream_mlx import UserError, bundled
-from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx import UserError
+from specstream_mlx.adapters.description import describe
 from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_model, read_tokenizer
 
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, interleaved
-from .texts import adapter_of, chosen_tasks, held_out_texts, score
+from .speedup import Subject
+from .texts import MODES, Texts, adapter_of, score
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
-MSA_LAYERS = {"lossless": 6, "shared": 2}
 
 
-def check_variants(names: str) -> list[str]:
-    """The variants between semicolons, or ``VARIANTS``.
+def check_variants(names: str, subject: Subject) -> list[str]:
+    """The variants between semicolons, or those of ``VARIANTS`` that the subject allows.
 
     Raises:
-        UserError: one of them is none.
+        UserError: one of them is none, or spares the layers of streams that are not there.
     """
-    chosen = [name.strip() for name in names.split(";") if name.strip()] or list(VARIANTS)
+    chosen = [name.strip() for name in names.split(";") if name.strip()]
     known = dict.fromkeys((*VARIANTS, *RECIPES))
     for name in chosen:
         if name not in known:
             raise UserError(f"unknown variant {name!r}, expected some of {'; '.join(known)}")
-    return chosen
+    streams = subject.each_bundled or msa_layers(subject.adapter) is not None
+    if not streams and (spared := set(chosen) & set(MSA_RECIPES)):
+        raise UserError(
+            f"{min(spared)} spares the layers in which streams run, and none are mounted: expected "
+            "--adapter-path, or other --variants"
+        )
+    return chosen or [name for name in VARIANTS if streams or name not in MSA_RECIPES]
 
 
-def expand_base(target: Path) -> None:
-    """Write the bundled base with its weights in 16 bits."""
-    source = bundled.base_path()
+def expand_base(source: Path, target: Path) -> None:
+    """Write a base with its weights in 16 bits: bfloat16 where it has that, else float16."""
     model, config = read_model(source)
     model = dequantize_model(model)
-    model.set_dtype(mx.float16)
+    dtypes = {tensor.dtype for _, tensor in tree_flatten(model.parameters())}
+    model.set_dtype(mx.bfloat16 if mx.bfloat16 in dtypes else mx.float16)
     config = {name: value for name, value in config.items() if "quantization" not in name}
     save(target, source, model, read_tokenizer(source, config), config)
 
 
-def make_variant(expanded: Path, name: str, num_msa_layers: int, target: Path) -> Path:
+def msa_layers(adapter: Path | None) -> int | None:
+    """N_s of an adapter's streams; ``None`` where there are none."""
+    config = None if adapter is None else describe(adapter).stream_config
+    return config and config.num_msa_layers
+
+
+def make_variant(expanded: Path, name: str, num_msa_layers: int | None, target: Path) -> Path:
     """The directory of one variant of the base.
 
     Args:
@@ -91,23 +103,23 @@ def stored_bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("model*.safetensors"))
 
 
-def measure(base: Base, variant: str, mode: str, task: str, items: int) -> dict[str, Any]:
-    """The row of one task on one variant: mlx_lm and streams on held-out texts, in turn."""
-    mounted = base.mount(adapter_of(task, mode))
-    texts = held_out_texts(mounted.tokenizer, task, items)
-    ways = {MLX_LM: mounted.mlx_lm(), "SS": mounted.ours(LIKELY_DRAFTS)}
+def measure(
+    base: Base, variant: str, adapter: Path | None, task: str, texts: Texts
+) -> dict[str, Any]:
+    """The row of one task on one variant: mlx_lm and drafting on the same texts, in turn."""
+    mounted = base.mount(adapter)
+    # Without streams only lookup drafts, which the rule decides about.
+    drafts = LIKELY_DRAFTS if mounted.model.streams else None
+    items = texts.of_task(mounted.model, mounted.tokenizer, task)
+    ways = {MLX_LM: mounted.mlx_lm(), "SS": mounted.ours(drafts)}
     mx.reset_peak_memory()
-    found = interleaved([text.prompt for text in texts], ways)
+    found = interleaved([text.prompt for text in items], ways)
     peak = mx.get_peak_memory()
     plain, ours = (found.figures(name, MLX_LM) for name in ways)
-    (metric, plain_quality), (_, quality) = (
-        score(task, [run.text for run in found.first_runs(name)], [text.target for text in texts])
-        for name in ways
-    )
-    return {
+    row = {
         "variant": variant,
         "task": task,
-        "mode": mode,
+        "mode": mounted.model.mode,
         "held": mounted.model.held.form,
         "stored_bytes": stored_bytes(mounted.model.path),
         "peak_bytes": peak,
@@ -116,11 +128,16 @@ def measure(base: Base, variant: str, mode: str, task: str, items: int) -> dict[
         "speedup": ours["speedup"],
         "call_reduction": ours["call_reduction"],
         "same_output": found.same("SS", found.first_runs(MLX_LM)),
-        "items": items,
-        "metric": metric,
-        "plain_quality": round(plain_quality, 3),
-        "quality": round(quality, 3),
+        "items": len(items),
     }
+    if texts.own:
+        return row
+    (metric, plain_quality), (_, quality) = (
+        score(task, [run.text for run in found.first_runs(name)], [text.answers for text in items])
+        for name in ways
+    )
+    qualities = {"plain_quality": round(plain_quality, 3), "quality": round(quality, 3)}
+    return row | {"metric": metric} | qualities
 
 
 def share_of_whole(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -142,6 +159,8 @@ COLUMNS = {
     "speedup": "{speedup:.2f}x",
     "CR": "{call_reduction:.2f}",
     "of 16 bit": "{share}",
+}
+QUALITY_COLUMNS = {
     "quality, mlx_lm": "{metric} {plain_quality:.2f}",
     "quality, SS": "{quality:.2f}",
 }
@@ -158,46 +177,68 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
         }
         shown.append({**row, **megabytes, "share": "-" if share is None else f"{share:.2f}"})
     about = (
-        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
-        "items a task."
+        f"{measured_on(facts)}; model {facts['model']}; {facts['texts']}, {facts['items']} a task."
     )
-    return [about, "", *table(COLUMNS, shown)]
+    scored = all("quality" in row for row in rows)
+    return [about, "", *table(COLUMNS | (QUALITY_COLUMNS if scored else {}), shown)]
 
 
-@one_line_errors
-def main(
-    variants: Annotated[
-        str, typer.Option(help=f"By semicolons: {'; '.join(VARIANTS)}, and recipes of convert.")
-    ] = "",
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = (
-        "sql,describe,summarize"
-    ),
-    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
-    weights: Annotated[str, typer.Option(help="auto, packed or expanded.")] = "auto",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
-) -> None:
-    """Measure speed, call reduction, quality and memory by quantization, on the bundled model."""
+def compare(
+    subject: Subject,
+    texts: Texts,
+    chosen: Sequence[str],
+    variants: Sequence[str],
+    max_tokens: int,
+    output: Path,
+) -> str:
+    """Measure all variants; the files ``quantization-MACHINE`` are written at the end.
+
+    Args:
+        subject: the model; its bits and random streams do not count.
+        texts: that are decoded.
+        chosen: tasks, or a name for the user's texts.
+        variants: of the base, see ``check_variants``.
+        max_tokens: of a text.
+        output: the directory of the files.
+
+    Returns:
+        the Markdown text.
+
+    Raises:
+        UserError: model and adapter do not go together.
+    """
+    modes = MODES if subject.each_bundled else ("",)
+    adapters = {
+        mode: [adapter_of(task, mode) if mode else subject.adapter for task in chosen]
+        for mode in modes
+    }
+    layers = {mode: msa_layers(mounted[0]) for mode, mounted in adapters.items()}
     rows = []
-    chosen, chosen_variants = chosen_tasks(only), check_variants(variants)
     with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        expand_base(scratch / "expanded")
-        pairs = [(variant, mode) for variant in chosen_variants for mode in MSA_LAYERS]
+        expanded = Path(name) / "expanded"
+        expand_base(subject.directory, expanded)
+        pairs = [(variant, mode) for variant in variants for mode in modes]
         for number, (variant, mode) in enumerate(track(pairs, "quantization")):
-            made = make_variant(
-                scratch / "expanded", variant, MSA_LAYERS[mode], scratch / f"{number}"
-            )
-            form = "expanded" if variant == WHOLE else weights
+            made = make_variant(expanded, variant, layers[mode], Path(name) / f"{number}")
+            form = "expanded" if variant == WHOLE else subject.weights
             base = Base(made, max_tokens, form, fastest_baseline=False)
-            rows += [measure(base, variant, mode, task, items) for task in chosen]
+            for task, adapter in zip(chosen, adapters[mode], strict=True):
+                rows.append(measure(base, variant, adapter, task, texts))
             del base
+            if made != expanded:
+                shutil.rmtree(made)
             gc.collect()
             mx.clear_cache()
-    facts = device.describe() | {"generator": tasks.generator_hash(), "items": items}
+    facts = device.describe() | {
+        "model": subject.name,
+        **texts.facts(),
+    }
     file = f"quantization-{machine_suffix(facts)}"
-    print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
+    return write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    from specstream_mlx.cli import main
+
+    sys.argv[1:1] = ["benchmark", "quantization"]
+    main()

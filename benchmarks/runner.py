@@ -24,10 +24,9 @@ from mlx_lm.generate import stream_generate as plain_stream_generate
 from mlx_lm.sample_utils import Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
-from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
-from specstream_mlx.autotune.pace import auto_drafting
+from specstream_mlx.autotune.pace import auto_drafting, pace_of
 from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
@@ -38,7 +37,7 @@ from specstream_mlx.hardware.cpu.products import stock_modules
 
 from .drift import without_drift
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
-from .texts import held_out_texts
+from .texts import Texts
 
 MLX_LM = "mlx_lm"
 """The name of the baseline among the ways."""
@@ -147,7 +146,7 @@ class Mounted:
 
     Attributes:
         model: ours.
-        plain: what mlx_lm runs: the same base, in shared mode with the adapter's LoRA.
+        plain: what mlx_lm runs: the same base, with the adapter's LoRA if it has one.
         tokenizer: of both.
         max_tokens: of a generation.
     """
@@ -239,7 +238,8 @@ class Base:
         self.model.swap_adapter(adapter)
         plain = self.model.model
         if self._plain_form != self._held:
-            plain = self._other_form(adapter if self.model.mode == "shared" else None)
+            mounted = self.model.adapter
+            plain = self._other_form(adapter if mounted and mounted.lora else None)
         return Mounted(self.model, plain, self.tokenizer, self._max_tokens)
 
     def facts(self) -> dict[str, Any]:
@@ -247,7 +247,6 @@ class Base:
         bits = self.model.config.get("quantization", {}).get("bits", 16)
         ratio = self._packed_over_expanded
         return device.describe() | {
-            "generator": tasks.generator_hash(),
             "weights": f"{bits} bits, {self._held}",
             "plain_weights": self._plain_form,
             "packed_over_expanded": ratio and round(ratio, 3),
@@ -269,7 +268,7 @@ class Base:
             form: Mounted(self.model, plain, self.tokenizer, self._max_tokens).mlx_lm()
             for form, plain in zip(forms, models, strict=True)
         }
-        texts = held_out_texts(self.tokenizer, "sql", 5)
+        texts = Texts("dev", 5).of_task(self.model, self.tokenizer, "sql")
         return interleaved([text.prompt for text in texts], ways).speedup("packed", "expanded")
 
 
@@ -402,3 +401,20 @@ def expected_runs(
     if mounted.model.mode == "lossless":
         return list(plain)
     return [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
+
+
+_WARM_UPS = 100  # texts
+
+
+def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
+    """Decode until the costs of steps are known, as they are after some minutes of use.
+
+    Raises:
+        UserError: the texts are too short to time steps in.
+    """
+    ours = mounted.ours(None)
+    for number in range(_WARM_UPS):
+        if pace_of(mounted.model).costs.complete:
+            return
+        ours(prompts[number % len(prompts)])
+    raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")

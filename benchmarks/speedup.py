@@ -1,47 +1,41 @@
-"""Speed of drafting against plain decoding, on held-out texts of the demonstration tasks.
-
-    python -m benchmarks.speedup                        # the paper's trees on the bundled model
-    python -m benchmarks.speedup --items 40 --tasks sql,proofread
-    python -m benchmarks.speedup --model DIR --streams DIR          # a model of yours
-    python -m benchmarks.speedup --suite hybrid         # streams, prompt lookup, both in one tree
-    python -m benchmarks.speedup --suite placement      # where lossless streams run
-    python -m benchmarks.speedup --suite rule           # what generate does without options
-    python -m benchmarks.speedup --suite rule --bits 4 --name int4
+"""Speed of drafting against plain decoding: ``specstream-mlx benchmark speedup``.
 
 Every text is decoded by every way in turn (batch 1, greedy), in another random order each time, so
-a way and mlx_lm always run within seconds of each other; see ``runner``. Lines of the base are
+a way and mlx_lm always run within seconds of each other; see ``runner``. Lines of a base are
 compared with mlx_lm on the base, lines of an adapter with mlx_lm on the base with that adapter's
 LoRA. mlx_lm runs on the weights that are fastest for it, unless ``--weights`` or ``--bits`` says
 how both hold them. Every text is checked: in lossless mode it must be mlx_lm's, in shared mode
-that of one token a step. The JSON file and the Markdown table go to ``benchmarks/results``.
+that of one token a step.
 
 ``speedup`` is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text); ``CR``
 is target calls of plain decoding / target calls, which is also the accepted length; ``extra
 parameters`` are what a method adds to the base; ``missed`` is the share of calls whose accepted
-node had no streams. With MLX's reference BLAS:
+node had no streams.
+
+``python -m benchmarks.speedup`` is the same command in a clone, and with MLX's reference BLAS:
 
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.speedup', None, '__main__')" \\
-        --suite rule --name reference-blas
+        --name reference-blas
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import typer
 from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
-from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved
+from .report import machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved, measure_costs
 from .suites import COLUMNS, SUITES, Suite
-from .texts import adapter_of, chosen_tasks, held_out_texts, names_in, score
+from .texts import Texts, adapter_of, score
 
 
 @dataclass(frozen=True)
@@ -50,12 +44,12 @@ class Job:
 
     Attributes:
         mode: of the streams.
-        adapter: the directory that is mounted.
+        adapter: the directory that is mounted; ``None``: the bare base.
         tasks: whose texts are decoded.
     """
 
     mode: str
-    adapter: Path
+    adapter: Path | None
     tasks: Sequence[str]
 
     @property
@@ -69,31 +63,67 @@ class Job:
         return "none" if self.mode == "lossless" else self.adapter.name
 
 
+@dataclass(frozen=True)
+class Own:
+    """The one adapter that everything is measured with.
+
+    Attributes:
+        adapter: its directory; ``None``: the bare base.
+        mode: of its streams.
+    """
+
+    adapter: Path | None
+    mode: str
+
+
 def jobs_of(
-    suite: Suite, chosen: Sequence[str], modes: Sequence[str], own: Path | None
+    suite: Suite, chosen: Sequence[str], modes: Sequence[str], own: Own | None
 ) -> list[Job]:
     """The jobs of a suite.
 
     Args:
         suite: the suite.
-        chosen: tasks.
+        chosen: tasks, or a name for the user's texts.
         modes: of the streams.
-        own: the streams of a model of one's own, which are mounted for every task.
+        own: what is mounted for every task; ``None``: the bundled adapters.
     """
     groups = [list(chosen)] if suite.all_tasks else [[task] for task in chosen]
+    if own:
+        return [Job(own.mode, own.adapter, group) for group in groups]
     return [
-        Job(mode, own or adapter_of(group[0], mode), group)
+        Job(mode, adapter_of(group[0], mode), group)
         for group in groups
         for mode in modes
-        if own or mode == "lossless" or group[0] in bundled.adapter_names()
+        if mode == "lossless" or group[0] in bundled.adapter_names()
     ]
+
+
+def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
+    """The suite's ways; without streams those that draft all the same.
+
+    Raises:
+        UserError: there are none.
+    """
+    ways = suite.ways[mode]
+    if model.streams is None:
+        ways = {
+            name: drafts
+            for name, drafts in ways.items()
+            if drafts is None or drafts.drafts_with(None)
+        }
+    if not ways:
+        raise UserError(
+            "every way of this --suite drafts with streams, and no streams are mounted: expected "
+            "--adapter-path, or --suite rule or hybrid"
+        )
+    return dict(ways)
 
 
 def measure(
     base: Base,
     job: Job,
     suite: Suite,
-    items: int,
+    texts: Texts,
     rounds: int,
     random_streams: bool,
 ) -> list[dict[str, Any]]:
@@ -101,9 +131,13 @@ def measure(
     mounted = base.mount(job.adapter)
     if random_streams:
         randomize(mounted.model)
-    drafts = suite.ways[job.mode]
-    texts = [text for task in job.tasks for text in held_out_texts(mounted.tokenizer, task, items)]
-    prompts = [text.prompt for text in texts]
+    drafts = drafting_ways(suite, job.mode, mounted.model)
+    found_texts = [
+        text for task in job.tasks for text in texts.of_task(mounted.model, mounted.tokenizer, task)
+    ]
+    prompts = [text.prompt for text in found_texts]
+    if None in drafts.values():
+        measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
     found = interleaved(prompts, ways, rounds)
@@ -117,12 +151,12 @@ def measure(
             "method": name,
             **found.figures(name, MLX_LM),
             "same_output_as_plain": found.same(name, expected),
-            "items": len(texts),
+            "items": len(prompts),
             "extra_parameters": extra_parameters(mounted, name == MLX_LM, drafts.get(name)),
         }
-        if len(job.tasks) == 1:
+        if len(job.tasks) == 1 and not texts.own:
             outputs = [run.text for run in found.first_runs(name)]
-            metric, quality = score(job.name, outputs, [text.target for text in texts])
+            metric, quality = score(job.name, outputs, [text.answers for text in found_texts])
             row |= {"metric": metric, "quality": round(quality, 3)}
         rows.append(row)
     return rows
@@ -131,6 +165,8 @@ def measure(
 def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
     """Parameters that a way to draft, or mlx_lm's plain decoding, needs beside the base's."""
     adapter = mounted.model.adapter
+    if adapter is None:
+        return 0
     lora = sum(tensor.size for tensor in adapter.lora.values())
     streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
     if plain:
@@ -159,27 +195,19 @@ def markdown(
     ratio = facts["packed_over_expanded"]
     times = f", {facts['rounds']} times each" if facts["rounds"] > 1 else ""
     about = (
-        f"{measured_on(facts)}; weights {facts['weights']}; mlx_lm on {facts['plain_weights']} "
-        f"weights{f' (packed are {ratio:.2f}x as fast for it)' if ratio else ''}; "
-        f"{facts['streams']} streams; text generator {facts['generator']}; {facts['items']} "
-        f"held-out texts a task{times}, greedy."
+        f"{measured_on(facts)}; model {facts['model']}; weights {facts['weights']}; mlx_lm on "
+        f"{facts['plain_weights']} weights"
+        f"{f' (packed are {ratio:.2f}x as fast for it)' if ratio else ''}; "
+        f"{facts['streams']} streams; {facts['texts']}, {facts['items']} a task{times}, greedy."
     )
     right = sum(row["same_output_as_plain"] for row in rows if row["method"] != MLX_LM)
     decoded = sum(row["items"] for row in rows if row["method"] != MLX_LM)
     lines = [suite.question, "", about, f"{right} of {decoded} texts are those of plain decoding."]
     for sentence in suite.summary(rows):
         lines += ["", sentence]
-    return [*lines, "", *table({name: COLUMNS[name] for name in suite.columns}, rows)]
-
-
-def check_both(model: Path | None, streams: Path | None) -> None:
-    """Whether a model of one's own comes with its streams.
-
-    Raises:
-        UserError: one was given without the other.
-    """
-    if (model is None) != (streams is None):
-        raise UserError("found one of --model and --streams, expected both or none")
+    scored = all("quality" in row for row in rows)
+    columns = {name: COLUMNS[name] for name in suite.columns if scored or name != "quality"}
+    return [*lines, "", *table(columns, rows)]
 
 
 def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -195,74 +223,94 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
             raise typer.Exit(1)
 
 
-@one_line_errors
-def main(
-    name: Annotated[
-        Literal["speedup", "hybrid", "placement", "rule"],
-        typer.Option("--suite", help="What is compared."),
-    ] = "speedup",
-    items: Annotated[
-        int | None, typer.Option(help="Held-out texts of a task; the suite's number.", min=1)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Runs of each text; the suite's number.", min=1)
-    ] = None,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
-    modes: Annotated[str, typer.Option(help="lossless, shared, or both; the suite's.")] = "",
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a text at most; the suite's number.", min=2)
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="MLX model directory; the bundled one.")
-    ] = None,
-    streams: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Adapter directory of --model.")
-    ] = None,
-    weights: Annotated[
-        str, typer.Option(help="packed or expanded, for both; auto: each as it is fastest.")
-    ] = "auto",
-    bits: Annotated[
-        int | None, typer.Option(help="Quantize the base anew, packed, for both.", min=2, max=8)
-    ] = None,
-    random_streams: Annotated[
-        bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
-    ] = False,
-    label: Annotated[
-        str, typer.Option("--name", help="Of the result files: SUITE-NAME-MACHINE.")
-    ] = "",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
-) -> None:
-    """Compare ways to draft with each other and with mlx_lm's plain decoding."""
+@dataclass(frozen=True)
+class Subject:
+    """The model that is measured.
+
+    Attributes:
+        directory: of the base.
+        name: what a report calls it.
+        adapter: mounted for every task; ``None``: the bare base.
+        each_bundled: mount the bundled adapter of each task and mode instead.
+        weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
+        bits: quantize the base to so many anew, packed; ``None``: as it is.
+        random_streams: as if nobody had trained them.
+    """
+
+    directory: Path
+    name: str
+    adapter: Path | None = None
+    each_bundled: bool = False
+    weights: str = "auto"
+    bits: int | None = None
+    random_streams: bool = False
+
+
+def compare(
+    name: str,
+    subject: Subject,
+    texts: Texts,
+    chosen: Sequence[str],
+    modes: Sequence[str],
+    rounds: int,
+    max_tokens: int,
+    output: Path,
+    label: str = "",
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run a suite; the files ``NAME-LABEL-MACHINE`` grow with every comparison that is through.
+
+    Args:
+        name: of the suite.
+        subject: the model.
+        texts: that are decoded.
+        chosen: tasks, or a name for the user's texts.
+        modes: of the streams, some of the suite's.
+        rounds: how often each text is decoded.
+        max_tokens: of a text.
+        output: the directory of the files.
+        label: part of their names.
+
+    Returns:
+        the Markdown text and the rows.
+
+    Raises:
+        UserError: model, adapter, streams and suite do not go together.
+    """
     suite = SUITES[name]
-    items, rounds = items or suite.items, rounds or suite.rounds
-    max_tokens = max_tokens or suite.max_tokens
-    chosen = chosen_tasks(only)
-    check_both(model, streams)
-    wanted = names_in(modes, list(suite.ways), "mode")
-    directory = model or bundled.base_path()
-    as_fastest = weights == "auto" and bits is None
-    base = Base(directory, max_tokens, weights, bits, fastest_baseline=as_fastest)
-    if streams:
-        mode = base.mount(streams).model.mode
-        if mode not in wanted:
-            raise UserError(f"{streams} has {mode} streams, expected {' or '.join(wanted)} ones")
-        wanted = [mode]
+    as_fastest = subject.weights == "auto" and subject.bits is None
+    base = Base(
+        subject.directory, max_tokens, subject.weights, subject.bits, fastest_baseline=as_fastest
+    )
+    own = None
+    if not subject.each_bundled:
+        model = base.mount(subject.adapter).model
+        own = Own(subject.adapter, model.mode)
+        if own.mode not in modes:
+            raise UserError(
+                f"{subject.adapter or 'a bare model'} is {own.mode}, expected {' or '.join(modes)}"
+            )
+        drafting_ways(suite, own.mode, model)
+        if subject.random_streams and model.streams is None:
+            raise UserError("--random-streams was given, expected with an adapter that has streams")
+    trained = own is None or model.streams is not None
     facts = base.facts() | {
-        "items": items,
+        "model": subject.name,
+        **texts.facts(),
         "rounds": rounds,
-        "streams": "random" if random_streams else "trained",
+        "streams": ("random" if subject.random_streams else "trained") if trained else "no",
     }
-    own_name = model.resolve().name if model else ""
-    file = "-".join(filter(None, (name, label, machine_suffix(facts), own_name)))
+    file = "-".join(filter(None, (name, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in track(jobs_of(suite, chosen, wanted, streams), name):
-        rows += measure(base, job, suite, items, rounds, random_streams)
+    for job in track(jobs_of(suite, chosen, modes, own), name):
+        rows += measure(base, job, suite, texts, rounds, subject.random_streams)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))
-    print(text)
-    check_texts(rows)
+    return text, rows
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    from specstream_mlx.cli import main
+
+    sys.argv[1:1] = ["benchmark", "speedup"]
+    main()

@@ -28,9 +28,8 @@ from typing import Annotated, Any
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
@@ -40,9 +39,8 @@ from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, ONE_TOKEN, PRUNED, TREE, Mounted, interleaved
-from .speedup import check_both
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
-from .texts import held_out_texts
+from .texts import INSTRUCTIONS, held_out_texts
 
 PLAIN_TOKENS = 48
 WARM_UP = 2
@@ -154,6 +152,16 @@ def with_adapters(
         yield path.name, base
 
 
+def check_both(model: Path | None, streams: Path | None) -> None:
+    """Whether a model of one's own comes with its streams.
+
+    Raises:
+        UserError: one was given without the other.
+    """
+    if (model is None) != (streams is None):
+        raise UserError("found one of --model and --streams, expected both or none")
+
+
 @one_line_errors
 def main(
     adapter: Annotated[
@@ -194,7 +202,7 @@ def main(
         adapters.append(Path(adapter))
     for path in adapters:  # what does not fit is refused before anything is timed
         base.swap_adapter(path)
-    task = adapter if adapter in tasks.TASKS else "sql"
+    task = adapter if adapter in INSTRUCTIONS else "sql"
     prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
     models = with_adapters(base, adapters)
     if size:

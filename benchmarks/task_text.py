@@ -21,13 +21,12 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
@@ -39,7 +38,10 @@ from specstream_mlx.prompts import chat_prompt
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
 from .report import RESULTS, measured_on, table, write_report
 from .runner import Mounted
-from .texts import chosen_tasks, held_out_texts
+from .texts import chosen_tasks, generator, held_out_texts
+
+if TYPE_CHECKING:
+    from specstream_mlx.convert.demo_model.tasks import Item
 
 DRAFT_LENGTH = 4
 MOST_SEEN = 0.01
@@ -129,15 +131,15 @@ def read_speedup(file: Path | None, results: Path = RESULTS) -> SpeedupFile | No
     for path in [file] if file else newest_first:
         try:
             values = json.loads(path.read_text())
-            generator, best = values["facts"]["generator"], best_of_ss(values)
+            made_by, best = values["facts"]["generator"], best_of_ss(values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a file of benchmarks.speedup: {error!r}") from None
-        if generator == tasks.generator_hash():
+        if made_by == generator().generator_hash():
             return SpeedupFile(path.name, best)
         if file:
             raise UserError(
-                f"{file} was measured on text generator {generator}, "
-                f"expected {tasks.generator_hash()}"
+                f"{file} was measured on text generator {made_by}, "
+                f"expected {generator().generator_hash()}"
             )
     return None
 
@@ -164,9 +166,7 @@ def perplexity(
     return math.exp(-total / sum(len(target) for target in targets))
 
 
-def n_gram_of(
-    training: Sequence[tasks.Item], tokenizer: TokenizerWrapper, description: str
-) -> Drafter:
+def n_gram_of(training: Sequence["Item"], tokenizer: TokenizerWrapper, description: str) -> Drafter:
     """The back-off 5-gram of the training targets.
 
     Each target stands between the tokens that open an answer and the end token, so that the
@@ -179,7 +179,7 @@ def n_gram_of(
     return n_gram(sequences, DRAFT_LENGTH)
 
 
-def target_tokens(tokenizer: TokenizerWrapper, item: tasks.Item) -> list[int]:
+def target_tokens(tokenizer: TokenizerWrapper, item: "Item") -> list[int]:
     """Token ids of an item's target and the end token."""
     return [*tokenizer.encode(item.target, add_special_tokens=False), tokenizer.eos_token_id]
 
@@ -206,10 +206,10 @@ def measure(
     """
     rng = random.Random(f"task-text-{task}")
     training = [
-        tasks.sample(rng, "train", task)
+        generator().sample(rng, "train", task)
         for _ in track(range(counts["training_items"]), f"{task}: training text")
     ]
-    for_overlap = tasks.held_out(task, counts["overlap_items"])
+    for_overlap = generator().held_out(task, counts["overlap_items"])
     held_out = for_overlap[: counts["items"]]
     prompts = [text.prompt for text in held_out_texts(tokenizer, task, counts["items"])]
     targets = [target_tokens(tokenizer, item) for item in held_out]
@@ -335,7 +335,7 @@ def main(
     ]
     facts = device.describe() | counts
     facts |= {
-        "generator": tasks.generator_hash(),
+        "generator": generator().generator_hash(),
         "model": str(model or "bundled"),
         "speedup": measured and measured.name,
     }

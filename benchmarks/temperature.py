@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, bundled, keyed_sampler
 from specstream_mlx.cli.errors import one_line_errors
@@ -34,7 +33,7 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, adapter_of, chosen_tasks, held_out_texts
+from .texts import MODES, adapter_of, chosen_tasks, generator, held_out_texts
 
 
 class StreamsAlone(KeyedRule):
@@ -152,7 +151,7 @@ def main(
     rows = []
     for mode, task, one in track(cases, "temperature"):
         rows += measure(base, mode, task, one, items)
-    facts = base.facts() | {"generator": tasks.generator_hash(), "items": items}
+    facts = base.facts() | {"generator": generator().generator_hash(), "items": items}
     file = f"temperature-{machine_suffix(facts)}"
     print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
 

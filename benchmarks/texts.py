@@ -1,38 +1,132 @@
-"""Held-out texts of the demonstration tasks: their prompts, and how good an answer is."""
+"""The texts that benchmarks decode: their prompts, and how good an answer is.
 
+Typed texts lie in ``typed``: ``dev`` and ``test`` hold the same kinds of texts, written by hand
+without sight of the demonstration model's training text. Held-out texts come from the generator of
+its older training text, which only a clone of the repository has.
+"""
+
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import UserError, bundled
-from specstream_mlx.prompts import chat_prompt
+from specstream_mlx import SpeculativeModel, UserError, bundled
+from specstream_mlx.prompts import chat_prompt, check_prompt
 
 MODES = ("lossless", "shared")
+
+TYPED = Path(__file__).parent / "typed"
+
+INSTRUCTIONS: dict[str, str] = json.loads((TYPED / "instructions.json").read_text())
+"""What the base is told to do, by task; an adapter knows its task."""
+
+TextSet = Literal["test", "dev", "held-out"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """One held-out item.
+    """One item.
 
     Attributes:
         prompt: token ids.
-        target: the answer it should get.
+        answers: any of these is right; empty where none is known.
     """
 
     prompt: list[int]
-    target: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Which texts a comparison is made on.
+
+    Attributes:
+        origin: a set of the demonstration tasks' texts, or the name of a file of the user's.
+        count: of a task.
+        own: the user's texts, which belong to no task.
+    """
+
+    origin: TextSet | str
+    count: int
+    own: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of them: what they are, by which generator, and how many a task.
+
+        Raises:
+            UserError: they are the generator's, and this is no clone of the repository.
+        """
+        made_by = generator().generator_hash() if self.origin == "held-out" else None
+        if self.own:
+            title = f"prompts of {self.origin}"
+        elif made_by:
+            title = f"held-out texts of the generator {made_by}"
+        else:
+            title = f"typed texts ({self.origin})"
+        items = min(self.count, len(self.own)) if self.own else self.count
+        return {"texts": title, "generator": made_by, "items": items}
+
+    def of_task(
+        self, model: SpeculativeModel, tokenizer: TokenizerWrapper, task: str
+    ) -> list[Text]:
+        """The texts of ``task``, or the user's own.
+
+        An adapter's own instruction is put around them. Without one, shared adapters get the text
+        alone, and others the task's instruction, which the user's texts do without.
+
+        Raises:
+            UserError: a text is longer than the model's context.
+        """
+        template = model.prompt_template
+        if self.own:
+            items = [(text, ()) for text in self.own[: self.count]]
+        else:
+            items = task_items(self.origin, task, self.count)
+            if template is None and model.mode == "lossless":
+                template = INSTRUCTIONS[task] + "\n{text}"
+        texts = [
+            Text(chat_prompt(tokenizer, text, template), tuple(answers)) for text, answers in items
+        ]
+        for text in texts:
+            check_prompt(text.prompt, model.config)
+        return texts
+
+
+def generator() -> ModuleType:
+    """The generator of the demonstration model's older text.
+
+    Raises:
+        UserError: this is no clone of the repository.
+    """
+    try:
+        from specstream_mlx.convert.demo_model import tasks
+    except ModuleNotFoundError:
+        raise UserError(
+            "held-out texts come from convert/demo_model, which only a clone of the repository "
+            "has; typed texts are in every installation"
+        ) from None
+    return tasks
+
+
+def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[str]]]:
+    """The first inputs of a task in a set of texts, each with its right answers."""
+    if origin == "held-out":
+        return [(item.content, (item.target,)) for item in generator().held_out(task, count)]
+    lines = (TYPED / origin / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    return [(values["input"], values["accepted"]) for values in map(json.loads, lines)]
 
 
 def held_out_texts(
     tokenizer: TokenizerWrapper, task: str, count: int, skipped: int = 0
 ) -> list[Text]:
-    """So many held-out items of a task behind the first ``skipped`` ones."""
-    template = tasks.prompt_template(task)
-    items = tasks.held_out(task, skipped + count)[skipped:]
-    return [Text(chat_prompt(tokenizer, item.content, template), item.target) for item in items]
+    """So many held-out items of a task behind the first ``skipped`` ones, with its instruction."""
+    template = INSTRUCTIONS[task] + "\n{text}"
+    items = task_items("held-out", task, skipped + count)[skipped:]
+    return [Text(chat_prompt(tokenizer, text, template), tuple(answers)) for text, answers in items]
 
 
 def names_in(text: str, known: Sequence[str], kind: str) -> list[str]:
@@ -54,7 +148,7 @@ def chosen_tasks(names: str) -> list[str]:
     Raises:
         UserError: one of them does not exist.
     """
-    return names_in(names, list(tasks.TASKS), "task")
+    return names_in(names, list(INSTRUCTIONS), "task")
 
 
 def adapter_of(task: str, mode: str) -> Path:
@@ -62,27 +156,39 @@ def adapter_of(task: str, mode: str) -> Path:
     return bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
 
 
-def score(task: str, outputs: Sequence[str], references: Sequence[str]) -> tuple[str, float]:
+Answers = Sequence[str]
+"""Those that are right for one text."""
+
+
+def score(task: str, outputs: Sequence[str], answers: Sequence[Answers]) -> tuple[str, float]:
     """Name and value of a task's metric: exact match where one answer is right, else ROUGE-L."""
     if task in ("proofread", "sql"):
-        return "exact match", exact_match(outputs, references)
-    return "ROUGE-L", rouge_l(outputs, references)
+        return "exact match", exact_match(outputs, answers)
+    return "ROUGE-L", rouge_l(outputs, answers)
 
 
-def exact_match(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Share of outputs equal to their reference, surrounding white space apart."""
-    pairs = zip(outputs, references, strict=True)
-    return sum(output.strip() == reference.strip() for output, reference in pairs) / len(outputs)
+def exact_match(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
+    """Share of outputs equal to one of their answers, surrounding white space apart."""
+    pairs = zip(outputs, answers, strict=True)
+    right = sum(output.strip() in map(str.strip, accepted) for output, accepted in pairs)
+    return right / len(outputs)
 
 
-def rouge_l(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Mean ROUGE-L F1 over lower-cased, white-space separated words (Lin 2004)."""
-    total = 0.0
-    for output, reference in zip(outputs, references, strict=True):
-        words, wanted = output.lower().split(), reference.lower().split()
-        common = longest_common_subsequence(words, wanted)
-        total += 2 * common / (len(words) + len(wanted)) if common else 0.0
-    return total / len(outputs)
+def rouge_l(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
+    """Mean ROUGE-L F1 over lower-cased, white-space separated words (Lin 2004).
+
+    Of several answers the closest one counts.
+    """
+    pairs = zip(outputs, answers, strict=True)
+    return sum(max(_rouge_l(o, answer) for answer in accepted) for o, accepted in pairs) / len(
+        outputs
+    )
+
+
+def _rouge_l(output: str, answer: str) -> float:
+    words, wanted = output.lower().split(), answer.lower().split()
+    common = longest_common_subsequence(words, wanted)
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:

@@ -19,7 +19,6 @@ With MLX's reference BLAS:
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.typed_text', None, '__main__')"
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,20 +27,26 @@ from typing import Annotated, Any, Literal
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.demo_model import tasks
 
-from specstream_mlx import UserError, bundled
-from specstream_mlx.autotune.pace import pace_of
+from specstream_mlx import bundled
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.prompts import chat_prompt
 
 from .report import RESULTS, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, ONE_TOKEN, Base, Compared, Mounted, expected_runs, interleaved
+from .runner import (
+    MLX_LM,
+    ONE_TOKEN,
+    Base,
+    Compared,
+    Mounted,
+    expected_runs,
+    interleaved,
+    measure_costs,
+)
 from .speedup import check_texts, randomize
-from .texts import MODES, adapter_of, chosen_tasks, held_out_texts, names_in
+from .texts import INSTRUCTIONS, MODES, TYPED, adapter_of, chosen_tasks, names_in, task_items
 
-TYPED = Path(__file__).parent / "typed"
 PROSE = "prose"
 """The kind of text that belongs to no task."""
 
@@ -50,7 +55,6 @@ FAR = 30
 """Tokens from which on a single text's ratio is reported: those of shorter ones are noise."""
 
 _PROSE_ADAPTER = "friendly"
-_WARM_UPS = 100
 
 COLUMNS = {
     "mode": "{mode}",
@@ -84,36 +88,23 @@ class Kind:
 
 
 def typed_inputs(texts: str, name: str, count: int) -> list[str]:
-    """The first inputs of ``dev`` or ``test`` for a task, or of prose."""
+    """The first inputs of a set of texts for a task, or of prose."""
     if name == PROSE:
-        return (TYPED / texts / "prose.txt").read_text().splitlines()[:count]
-    lines = (TYPED / texts / f"{name}.jsonl").read_text().splitlines()[:count]
-    return [json.loads(line)["input"] for line in lines]
+        return (TYPED / texts / "prose.txt").read_text(encoding="utf-8").splitlines()[:count]
+    return [text for text, _ in task_items(texts, name, count)]
 
 
 def prompts_of(tokenizer: TokenizerWrapper, texts: str, name: str, count: int) -> list[list[int]]:
     """The prompts of a task with its instruction, or those of prose as they are."""
     if name == PROSE:
         return [chat_prompt(tokenizer, text, None) for text in typed_inputs(texts, name, count)]
-    if texts == "held-out":
-        return [text.prompt for text in held_out_texts(tokenizer, name, count)]
-    template = tasks.prompt_template(name)
+    template = INSTRUCTIONS[name] + "\n{text}"
     return [chat_prompt(tokenizer, text, template) for text in typed_inputs(texts, name, count)]
-
-
-def measure_costs(mounted: Mounted, kind: Kind) -> None:
-    """Decode until the costs of steps are known, as they are after some minutes of use."""
-    ours = mounted.ours(None)
-    for number in range(_WARM_UPS):
-        if pace_of(mounted.model).costs.complete:
-            return
-        ours(kind.texts[number % len(kind.texts)])
-    raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")
 
 
 def measure(mounted: Mounted, kind: Kind, rounds: int) -> dict[str, Any]:
     """The row of one kind of text."""
-    measure_costs(mounted, kind)
+    measure_costs(mounted, kind.texts)
     lossless = kind.mode == "lossless"
     baseline = MLX_LM if lossless else PLAIN
     plainly = mounted.mlx_lm() if lossless else mounted.ours(ONE_TOKEN)

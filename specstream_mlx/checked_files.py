@@ -68,6 +68,19 @@ def read_text(path: Path) -> str:
         raise UserError(f"{short(path)!r} is no name of a file") from None
 
 
+def prompt_lines(path: Path) -> list[str]:
+    """The prompts in a file, one a line.
+
+    Raises:
+        UserError: it cannot be read, or is empty.
+    """
+    lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise UserError(f"{path} is empty, expected a prompt on each line")
+    return found
+
+
 def parse_json(text: str, where: str | Path) -> Any:
     """A JSON value whose numbers are finite.
 

@@ -8,7 +8,7 @@ For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a 
 ``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
 Where no tree beats plain decoding it says plain. The acceptance of the default tables is that of
 the bundled demonstration model (``benchmarks.prediction.acceptance_table``), which a real model
-need not reach. On a Mac, ``python -m benchmarks.speedup`` replaces the prediction with a
+need not reach. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
 measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
 under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``) from
 the one there.
@@ -36,10 +36,10 @@ from .published_points import Point, points
 Mode = Literal["lossless", "shared"]
 
 LABEL = "Prediction, not a measurement"
-COMMAND = "python -m benchmarks.speedup"
+COMMAND = "specstream-mlx benchmark speedup"
 REPLACE = (
-    f"On a Mac, `{COMMAND}` measures the bundled model, and with `--model DIR --streams DIR` a "
-    "model of yours; that measurement replaces this prediction."
+    f"On a Mac, `{COMMAND}` measures the bundled model, and with `--model DIR --adapter-path DIR` "
+    "a model of yours; that measurement replaces this prediction."
 )
 
 MODELS = (

@@ -38,9 +38,9 @@ from specstream_mlx.drafting.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 
 from ..report import RESULTS, measured_on, table, write_report
-from ..runner import Base
+from ..runner import Base, measure_costs
 from ..texts import MODES, adapter_of
-from ..typed_text import FAR, PROSE, Kind, geometric_mean, measure_costs, prompts_of
+from ..typed_text import FAR, PROSE, geometric_mean, prompts_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (choose, "_RATE_MEMORY", 32.0),
@@ -242,7 +242,7 @@ def main(
         prompts = prompts_of(base.tokenizer, texts, name, items)
         model, ends = mounted.model, base.tokenizer.eos_token_ids
         if mode not in costs:
-            measure_costs(mounted, Kind(mode, name, model.adapter.path, prompts))
+            measure_costs(mounted, prompts)
             costs[mode], streams[mode] = _known(pace_of(model).costs), model.streams.config
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
         recorded[mode, "prose" if name == PROSE else texts, name] = [

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from . import benchmark
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .convert import convert
@@ -18,6 +19,7 @@ from .doctor import doctor
 from .errors import reported
 from .generate import generate
 from .inspect import inspect
+from .writing_tools import writing_tools
 
 
 class _Commands(TyperGroup):
@@ -42,6 +44,12 @@ app.command()(convert)
 app.command()(inspect)
 app.command()(autotune)
 app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)
+app.command()(writing_tools)
+app.add_typer(
+    benchmark.app,
+    name="benchmark",
+    help="Measure on this machine what drafting brings, and what fewer bits cost.",
+)
 app.command()(doctor)
 
 

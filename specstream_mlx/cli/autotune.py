@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..checked_files import read_text
+from ..checked_files import prompt_lines
 from ..config import UserError
 from ..hardware import blas
 from . import reporting
@@ -104,7 +104,7 @@ def autotune(
     [cyan]  specstream-mlx autotune --adapter summarize --prompts chats.txt --check[/cyan]
     """
     source = model.source()
-    texts = list(_PROMPTS) if prompts is None else _read(prompts)
+    texts = list(_PROMPTS) if prompts is None else prompt_lines(prompts)
 
     from ..autotune.pace import pace_of
     from ..hardware import device
@@ -129,19 +129,6 @@ def autotune(
         print(json.dumps(values | _values(pace, figures), indent=2))
         return
     _show(pace, figures, loaded)
-
-
-def _read(path: Path) -> list[str]:
-    """The prompts in a file, one a line.
-
-    Raises:
-        UserError: it cannot be read, or is empty.
-    """
-    lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
-    found = [line for line in lines if line.strip()]
-    if not found:
-        raise UserError(f"{path} is empty, expected a prompt on each line")
-    return found
 
 
 class _Texts:

@@ -6,10 +6,10 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import command_line
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from specstream_mlx.apps.writing_tools.__main__ import app
 from specstream_mlx.apps.writing_tools.tools import (
     ToolFinished,
     ToolStarted,
@@ -20,7 +20,6 @@ from specstream_mlx.apps.writing_tools.tools import (
     summary,
 )
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from typer.testing import CliRunner
 
 from specstream_mlx import UserError, bundled, generate, load
 from specstream_mlx.prompts import chat_prompt
@@ -69,7 +68,7 @@ def never_load(monkeypatch):
 
 
 def run(*args, stdin=None):
-    return CliRunner().invoke(app, [str(a) for a in ("--max-tokens", 8, *args)], input=stdin)
+    return command_line.run("writing-tools", "--max-tokens", 8, *args, stdin=stdin)
 
 
 def expected_text(root, tool, max_tokens=8):
@@ -232,4 +231,4 @@ def test_runs_as_a_module(module):
         check=True,
         timeout=120,
     )
-    assert "python -m apps.writing_tools --tool proofread" in result.stdout
+    assert "specstream-mlx writing-tools --tool proofread" in result.stdout

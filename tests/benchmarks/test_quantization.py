@@ -2,12 +2,14 @@
 
 import json
 
+import command_line
 import pytest
+from specstream_mlx.benchmarks import quantization
+from specstream_mlx.benchmarks.quantization import VARIANTS, WHOLE, check_variants, make_variant
+from specstream_mlx.benchmarks.speedup import Subject
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
-from tiny_models import tiny_llama_directory
+from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from benchmarks import quantization
-from benchmarks.quantization import VARIANTS, WHOLE, check_variants, make_variant
 from specstream_mlx import UserError, bundled
 
 
@@ -20,11 +22,19 @@ def row(variant, call_reduction, mode="shared"):
     }  # fmt: skip
 
 
-def test_variants_are_those_named():
-    assert check_variants("") == list(VARIANTS)
-    assert check_variants("int4; mixed_3_6") == ["int4", "mixed_3_6"]
+def test_variants_are_those_named(tmp_path):
+    everything = Subject(tmp_path, "bundled", each_bundled=True)
+    assert check_variants("", everything) == list(VARIANTS)
+    assert check_variants("int4; mixed_3_6", everything) == ["int4", "mixed_3_6"]
     with pytest.raises(UserError, match="unknown variant 'int5', expected some of 16 bit; int8"):
-        check_variants("int5")
+        check_variants("int5", everything)
+
+
+def test_a_bare_model_has_no_layers_to_spare(tmp_path):
+    bare = Subject(tmp_path, "mine")
+    assert check_variants("", bare) == [name for name in VARIANTS if name != "msa_4_8"]
+    with pytest.raises(UserError, match="msa_4_6 spares the layers in which streams run, and none"):
+        check_variants("int4;msa_4_6", bare)
 
 
 def test_call_reduction_is_compared_with_16_bits_of_the_same_mode():
@@ -35,7 +45,7 @@ def test_call_reduction_is_compared_with_16_bits_of_the_same_mode():
 
 def test_the_table_has_a_line_for_each_row():
     facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b"}
-    facts |= {"generator": "g", "items": 16}
+    facts |= {"model": "bundled", "texts": "typed texts (test)", "items": 16}
     table = quantization.markdown([row(WHOLE, 4.0), row("int4", 3.0)], facts)
     line = next(line for line in table if "int4" in line)
     assert line == (
@@ -60,10 +70,32 @@ def test_variants_are_what_they_are_called(tmp_path, name):
     assert make_variant(base, WHOLE, 2, tmp_path / "other") == base
 
 
+def run(*arguments):
+    return command_line.run("benchmark", "quantization", *arguments)
+
+
+def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
+    base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
+    adapter = stream_adapter_directory(tmp_path / "streams", base)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("hello there my friend\n")
+    flags = ("--prompts", "mine.txt", "--variants", "16 bit;msa_4_8", "--max-tokens", 12)
+    result = run("--model", base, "--adapter-path", adapter, *flags)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("quantization-*.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["task"], row["variant"]) for row in rows] == [("mine", WHOLE), ("mine", "msa_4_8")]
+    assert rows[1]["stored_bytes"] < rows[0]["stored_bytes"]
+    assert "quality" not in result.stdout
+    assert run("--model", base, *flags).exit_code == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("sql" not in bundled.adapter_names(), reason="no bundled model")
 def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
-    quantization.main("16 bit;int4", "sql", items=8, max_tokens=64, output=tmp_path)
+    flags = ("--variants", "16 bit;int4", "--texts", "held-out", "--tasks", "sql", "--items", 8)
+    result = run(*flags, "--max-tokens", 64, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("*.json")
     rows = json.loads(file.read_text())["rows"]
     (four,) = [r for r in rows if (r["variant"], r["mode"]) == ("int4", "shared")]

@@ -1,13 +1,13 @@
-"""The command: its suites on the bundled model, and what it says of a user's mistake."""
+"""``benchmark speedup``: its suites, a model of the user's, and what it says of mistakes."""
 
 import json
 
+import command_line
 import pytest
 import typer
-from typer.testing import CliRunner
+from specstream_mlx.benchmarks import speedup
+from specstream_mlx.benchmarks.suites import SUITES, hybrid_over_better
 
-from benchmarks import speedup
-from benchmarks.suites import SUITES, hybrid_over_better
 from specstream_mlx import bundled
 
 needs_bundled = pytest.mark.skipif(
@@ -16,9 +16,7 @@ needs_bundled = pytest.mark.skipif(
 
 
 def run(*arguments):
-    app = typer.Typer()
-    app.command()(speedup.main)
-    return CliRunner().invoke(app, list(map(str, arguments)))
+    return command_line.run("benchmark", "speedup", *arguments)
 
 
 def rows_of(directory):
@@ -46,6 +44,58 @@ def test_every_placement_has_its_rows(tmp_path):
     assert rows["deferred"]["rows_msa"] == rows["deferred"]["rows_below"]
     assert result.stdout.strip() == table.strip()
     assert "| deferred |" in table
+
+
+PROMPTS = "hello there my friend\nthe report is late\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory with a file of prompts."""
+    (tmp_path / "mine.txt").write_text(PROMPTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+OWN = ("--prompts", "mine.txt", "--rounds", 1, "--max-tokens", 24)
+
+
+@pytest.mark.parametrize("suite", ["rule", "speedup"])
+def test_a_model_and_prompts_of_the_users(base, streams, here, suite):
+    result = run("--model", base, "--adapter-path", streams, "--suite", suite, *OWN)
+    assert result.exit_code == 0, result.output
+    values, table = rows_of(here)
+    assert values["facts"]["texts"] == "prompts of mine.txt"
+    assert values["facts"]["model"] == str(base)
+    rows = {row["method"]: row for row in values["rows"]}
+    assert rows.keys() == {"mlx_lm", *SUITES[suite].ways["lossless"]}
+    for row in rows.values():
+        assert (row["task"], row["items"], row["same_output_as_plain"]) == ("mine", 2, 2)
+    assert "quality" not in table
+    assert result.stdout.strip() == table.strip()
+
+
+def test_a_model_without_streams_drafts_by_lookup_alone(base, here):
+    result = run("--model", base, *OWN, "--output", here / "results")
+    assert result.exit_code == 0, result.output
+    rows = rows_of(here / "results")[0]["rows"]
+    assert [row["method"] for row in rows] == ["mlx_lm", "the rule", "likely tree, lookup"]
+    assert {row["extra_parameters"] for row in rows} == {0}
+    assert sorted(path.name for path in here.iterdir()) == ["mine.txt", "results"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--suite", "speedup"], "every way of this --suite drafts with streams, and no streams"),
+        (["--random-streams"], "--random-streams was given, expected with an adapter that has"),
+        (["--modes", "shared"], "a bare model is lossless, expected shared"),
+    ],
+)
+def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence):
+    result = run("--model", base, *OWN, *flags)
+    assert sentence in command_line.refusal(result)
+    assert [path.name for path in here.iterdir()] == ["mine.txt"]
 
 
 @needs_bundled
@@ -93,7 +143,10 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
         (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
         (["--modes", "lossy"], "unknown mode 'lossy', expected one of lossless, shared"),
         (["--suite", "placement", "--modes", "shared"], "expected one of lossless"),
-        (["--model", "somewhere"], "found one of --model and --streams, expected both or none"),
+        (["--model", "somewhere"], "the model directory somewhere does not exist"),
+        (["--prompts", "x.txt", "--tasks", "sql"], "--prompts and --tasks were both given"),
+        (["--prompts", "x.txt", "--texts", "dev"], "--prompts and --texts were both given"),
+        (["--prompts", "none/x.txt"], "none/x.txt is missing"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(flags, sentence):

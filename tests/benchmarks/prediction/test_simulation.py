@@ -5,11 +5,11 @@ import sys
 from dataclasses import replace
 from typing import get_args
 
+import command_line
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import speedup
 from benchmarks.prediction import simulation
 from benchmarks.prediction.apple_machines import CHIPS, chip
 from benchmarks.prediction.metal_cost import (
@@ -210,7 +210,7 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     values = json.loads((tmp_path / "simulation-tree-shared.json").read_text())
     assert values == json.loads(result.stdout)
     assert (values["label"], values["kind"]) == (LABEL, "prediction")
-    assert values["replaced_by"] == "python -m benchmarks.speedup"
+    assert values["replaced_by"] == simulation.COMMAND
     assert {p["mode"] for p in values["predictions"]} == {"shared"}
     assert len(values["predictions"]) == len(CHIPS) * len(MODELS) * len(ALL_BITS)
     lines = (tmp_path / "simulation-tree-shared.md").read_text().splitlines()
@@ -239,7 +239,8 @@ def test_a_bad_tree_file_ends_in_one_sentence(app, tmp_path):
 
 
 def test_the_command_that_replaces_it_takes_a_model_and_its_streams():
-    assert f"python -m {speedup.__name__}" == simulation.COMMAND
-    result = command(speedup.main)("--model", "somewhere")
-    assert result.exit_code == 2
-    assert result.stderr == "error: found one of --model and --streams, expected both or none\n"
+    *name, benchmark, suite = simulation.COMMAND.split()
+    assert name == ["specstream-mlx"]
+    flags = command_line.run(benchmark, suite, "--help").stdout
+    for flag in ("--model", "--adapter-path"):
+        assert flag in flags and flag in simulation.REPLACE

@@ -1,0 +1,232 @@
+"""``specstream-mlx benchmark``: what drafting brings, and what fewer bits cost."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from typer import Option, Typer
+
+from ..checked_files import prompt_lines
+from ..config import UserError
+from .groups import grouped
+from .options import ModelOptions
+from .parsing import at_least, one_of
+
+if TYPE_CHECKING:
+    from specstream_mlx.benchmarks.speedup import Subject
+    from specstream_mlx.benchmarks.texts import Texts
+
+app = Typer(no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Which texts are decoded.
+
+    Raises:
+        UserError: texts were chosen in two ways.
+    """
+
+    PANEL: ClassVar[str] = "Texts"
+
+    prompts: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Texts of yours: one prompt a line, as raw text."),
+    ] = None
+    texts: Annotated[
+        Literal["test", "dev", "held-out"] | None,
+        Option(
+            help="Texts of the eight tasks of the demonstration model. test and dev were typed by "
+            "people; held-out ones are made like those it learned from, and need a clone of the "
+            "repository. Default: test."
+        ),
+    ] = None
+    tasks: Annotated[
+        str, Option(metavar="NAME,NAME", help="Only these tasks: proofread, sql, ..")
+    ] = ""
+    items: Annotated[
+        int | None,
+        Option(parser=at_least(1), metavar="N", help="Texts of each task, or of FILE."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.prompts is not None and (self.texts is not None or self.tasks):
+            other = "--texts" if self.tasks == "" else "--tasks"
+            raise UserError(f"--prompts and {other} were both given, expected at most one")
+
+    def chosen(self, items: int, adapter: str | None, usual: str = "") -> "tuple[Texts, list[str]]":
+        """The texts, and the tasks that they are of.
+
+        Args:
+            items: texts of a task where ``--items`` says nothing.
+            adapter: a bundled one, which stands for its task.
+            usual: tasks where ``--tasks`` says nothing; empty: all.
+
+        Raises:
+            UserError: there is no such task, or the file cannot be read.
+        """
+        from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
+
+        if self.prompts is not None:
+            own = tuple(prompt_lines(self.prompts))
+            return Texts(self.prompts.name, self.items or len(own), own), [self.prompts.stem]
+        names = chosen_tasks(self.tasks or adapter or usual)
+        return Texts(self.texts or "test", self.items or items), names
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Where the results go."""
+
+    PANEL: ClassVar[str] = "Results"
+
+    output: Annotated[Path, Option(metavar="DIR", help="Directory of the result files.")] = Path()
+
+
+@app.command()
+@grouped(panels=True)
+def speedup(
+    *,
+    model: ModelOptions,
+    texts: TextOptions,
+    suite: Annotated[
+        Literal["rule", "speedup", "hybrid", "placement"],
+        Option(
+            help="What is compared with mlx_lm. rule: what generate does, and fixed trees; "
+            "speedup: the paper's trees; hybrid: streams, lookup and both in one tree; placement: "
+            "where lossless streams run."
+        ),
+    ] = "rule",
+    modes: Annotated[
+        str, Option(metavar="MODE", help="lossless or shared streams. Default: all of the suite.")
+    ] = "",
+    rounds: Annotated[
+        int | None, Option(parser=at_least(1), metavar="N", help="Runs of each text.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "--max-tokens", "-m", parser=at_least(2), metavar="N", help="Tokens of a text at most."
+        ),
+    ] = None,
+    bits: Annotated[
+        int | None,
+        Option(
+            parser=one_of(2, 3, 4, 6, 8),
+            metavar="N",
+            help="Quantize the base anew, packed, for both sides.",
+        ),
+    ] = None,
+    random_streams: Annotated[
+        bool, Option("--random-streams", help="Streams as if nobody had trained them.")
+    ] = False,
+    label: Annotated[
+        str, Option("--name", metavar="NAME", help="Of the result files: SUITE-NAME-MACHINE.")
+    ] = "",
+    report: ReportOptions,
+) -> None:
+    """Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
+
+    Batch 1, greedy, decoding alone; all ways take turns on every text, and every text is checked.
+    Without options: every bundled adapter on texts of its task, and the bundled base with lossless
+    streams. How many texts, rounds and tokens depends on the suite. The table is printed, and kept
+    in a Markdown file and a JSON file.
+
+    [bold]Examples[/bold]
+
+    One bundled adapter, on two texts of its task:
+
+    [cyan]  specstream-mlx benchmark speedup --adapter sql --items 2 --rounds 1[/cyan]
+
+    A model and prompts of yours:
+
+    [cyan]  specstream-mlx benchmark speedup --model my-model --adapter-path streams
+    --prompts prompts.txt[/cyan]
+    """
+    from specstream_mlx.benchmarks import speedup as benchmark
+    from specstream_mlx.benchmarks.suites import SUITES
+    from specstream_mlx.benchmarks.texts import names_in
+
+    chosen = SUITES[suite]
+    decoded, names = texts.chosen(chosen.items, model.adapter)
+    text, rows = benchmark.compare(
+        suite,
+        _subject(model, texts, bits=bits, random_streams=random_streams),
+        decoded,
+        names,
+        names_in(modes, list(chosen.ways), "mode"),
+        rounds or chosen.rounds,
+        max_tokens or chosen.max_tokens,
+        report.output,
+        label,
+    )
+    print(text)
+    benchmark.check_texts(rows)
+
+
+@app.command()
+@grouped(panels=True)
+def quantization(
+    *,
+    model: ModelOptions,
+    texts: TextOptions,
+    variants: Annotated[
+        str,
+        Option(
+            metavar="NAME;NAME",
+            help="Any of '16 bit', int8, int4, 'int4, groups of 32', and convert's recipes. "
+            "Default: '16 bit;int8;int4;int4, groups of 32;msa_4_8', msa_4_8 with streams alone.",
+        ),
+    ] = "",
+    max_tokens: Annotated[
+        int,
+        Option(
+            "--max-tokens", "-m", parser=at_least(2), metavar="N", help="Tokens of a text at most."
+        ),
+    ] = 160,
+    report: ReportOptions,
+) -> None:
+    """Measure speed, call reduction, quality and memory by the bits of the base's weights.
+
+    The base is expanded to 16 bits and quantized anew; streams and adapters stay as they are.
+    Without options: the bundled model on texts of sql, describe and summarize. The table is
+    printed, and kept in a Markdown file and a JSON file.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx benchmark quantization --variants "16 bit;int4" --tasks sql --items 2[/cyan]
+
+    [cyan]  specstream-mlx benchmark quantization --model my-model --adapter-path streams
+    --prompts prompts.txt[/cyan]
+    """  # noqa: E501
+    from specstream_mlx.benchmarks import quantization as benchmark
+
+    decoded, names = texts.chosen(16, model.adapter, usual="sql,describe,summarize")
+    subject = _subject(model, texts)
+    chosen = benchmark.check_variants(variants, subject)
+    print(benchmark.compare(subject, decoded, names, chosen, max_tokens, report.output))
+
+
+def _subject(
+    model: ModelOptions, texts: TextOptions, bits: int | None = None, random_streams: bool = False
+) -> "Subject":
+    """The model to measure; the bundled adapters of all tasks where nothing else was named.
+
+    Raises:
+        UserError: there is no such model or adapter.
+    """
+    from specstream_mlx.benchmarks.speedup import Subject
+
+    from ..loading import model_directory
+
+    source = model.source()
+    named = (model.model, model.adapter, model.adapter_path, texts.prompts)
+    return Subject(
+        model_directory(source.model),
+        source.model_name,
+        source.adapter,
+        each_bundled=all(value is None for value in named),
+        weights=model.weights,
+        bits=bits,
+        random_streams=random_streams,
+    )
