@@ -82,5 +82,5 @@ def test_no_module_imports_itself_by_way_of_others():
                 visit(target, (*path, module))
             done.add(module)
 
-    for module in below:
+    for module in MODULES:
         visit(module, ())
