@@ -155,7 +155,9 @@ def doctor(
     How quantized weights are held is measured at first use and kept in the user's cache; this
     command measures again.
 
-    [bold]Example:[/bold] specstream-mlx doctor --json
+    [bold]Example[/bold]
+
+    [cyan]  specstream-mlx doctor --json[/cyan]
     """
     from ..hardware.cpu.products import BLOCK
 

@@ -68,7 +68,8 @@ def generate(
 
     Correct a message with the bundled model:
 
-    [cyan]  specstream-mlx generate --adapter proofread -p "pleas send teh report"[/cyan]
+    [cyan]  specstream-mlx generate --adapter proofread
+    -p "Hi Ana, can you sned me the reports on monday"[/cyan]
 
     Summarize a file, and say how much faster that was than plain mlx_lm:
 
@@ -80,7 +81,8 @@ def generate(
 
     Sample, and repeat that another time:
 
-    [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 -p ..[/cyan]
+    [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1
+    -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"[/cyan]
     """
     if prompt_cache_file is not None and output.compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")

@@ -37,7 +37,7 @@ def writing_tools(
 
     [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx writing-tools "hi Ana can you sned me the reports on monday"[/cyan]
+    [cyan]  specstream-mlx writing-tools "hi ana can you send me the sales report by friday"[/cyan]
 
     [cyan]  specstream-mlx writing-tools --tool proofread --tool summarize < message.txt[/cyan]
     """

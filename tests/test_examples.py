@@ -1,0 +1,389 @@
+"""Every command and every snippet that the README pages and the help texts show.
+
+A fenced block, or the help of a command, is one test: what it shows runs from top to bottom in a
+new folder with small stand-ins for what a user has. Output that is shown is compared.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from specstream_mlx.convert.pytorch.adapter_files import write_adapter
+from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
+from tiny_models import (
+    VOCAB_SIZE,
+    stream_adapter_directory,
+    tiny_llama_directory,
+    tiny_tokenizer,
+)
+from tiny_peft import peft_directory
+from torch_tiny import tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specstream_mlx import bundled, load
+from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.prompts import chat_prompt
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT)
+    for path in (
+        ROOT / "README.md",
+        *(
+            page
+            for package in ("specstream_mlx", "apps", "convert", "benchmarks")
+            for page in (ROOT / package).rglob("README.md")
+        ),
+    )
+)
+SOURCES = sorted(
+    path.relative_to(ROOT)
+    for package in ("specstream_mlx", "apps", "convert", "benchmarks")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+NOT_RUN = {
+    "sudo apt-get install": "sets a machine up, over the network",
+    "python3 -m venv .venv && .venv/bin/pip install": "sets a machine up, over the network",
+    "bash convert/demo_model/train_base.sh": "trains the bundled model for hours",
+    "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
+    "python -m specstream_mlx.convert.demo_model.bundle": "replaces the bundled model",
+    "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",
+    "python -m benchmarks.prediction.simulation --tree my.json": "as the line above it, on a table "
+    "of the user's; tests/benchmarks/prediction runs it",
+}
+"""Commands that begin like this are counted, not run, and why."""
+
+SLOW = {
+    "README.md: Your own model",
+    "convert/README.md: Training streams in PyTorch",
+    "specstream_mlx/cli/benchmark.py: speedup",
+    "specstream_mlx/cli/benchmark.py: quantization",
+    "specstream_mlx/cli/convert.py: convert",
+    "benchmarks/README.md: Prediction for Apple chips",
+}
+
+
+# What is shown ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line, and the output that is shown below it; ``None``: none is."""
+
+    line: str
+    shown: str | None = None
+
+    @property
+    def left_out(self) -> str | None:
+        """Its entry in ``NOT_RUN``, if it has one."""
+        return next((start for start in NOT_RUN if self.line.startswith(start)), None)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or the examples of a help text.
+
+    Attributes:
+        place: file and headline, or file and command.
+        kind: the fence's language.
+        text: what stands in it.
+        after: the text of the output block that follows a Python block; empty without one.
+    """
+
+    place: str
+    kind: str
+    text: str
+    after: str = ""
+
+    @property
+    def commands(self) -> list[Command]:
+        if self.kind == "console":
+            return console(self.text)
+        return [Command(line) for line in logical_lines(self.text)]
+
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
+
+
+def fences(page: Path) -> list[Block]:
+    text = (ROOT / page).read_text()
+    found = list(FENCE.finditer(text))
+    blocks = []
+    for number, match in enumerate(found):
+        headline = re.findall(r"^#+ (.*)$", text[: match.start()], re.M)[-1]
+        after = ""
+        if number + 1 < len(found):
+            following = found[number + 1]
+            if following["kind"] == "text" and not text[match.end() : following.start()].strip():
+                after = following["text"]
+        blocks.append(Block(f"{page}: {headline}", match["kind"], match["text"], after))
+    return blocks
+
+
+def help_examples(source: Path) -> list[Block]:
+    blocks = []
+    for name, docstring in re.findall(
+        r'^def (\w+)\((?:(?!^def ).)*?"""(.*?)"""', (ROOT / source).read_text(), re.M | re.S
+    ):
+        found = [
+            " ".join(line.split())
+            for line in re.findall(r"\[cyan\](.*?)\[/cyan\]", docstring, re.S)
+        ]
+        if found:
+            blocks.append(Block(f"{source}: {name}", "help", "\n".join(found)))
+    return blocks
+
+
+def logical_lines(text: str) -> list[str]:
+    """Commands without comments; one goes on behind a backslash and within quotes."""
+    lines, current = [], ""
+    for line in text.splitlines():
+        current += line + "\n"
+        try:
+            words = shlex.split(current, comments=True)
+        except ValueError:  # a quotation or a backslash is open
+            continue
+        if words and not line.endswith("\\"):
+            lines.append(current.strip())
+        if not line.endswith("\\"):
+            current = ""
+    assert not current.strip(), f"not a whole command: {current}"
+    return lines
+
+
+def console(text: str) -> list[Command]:
+    commands = []
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        lines = part.splitlines()
+        length = next(n for n, line in enumerate(lines, start=1) if not line.endswith("\\"))
+        commands.append(Command("\n".join(lines[:length]), "\n".join(lines[length:])))
+    return commands
+
+
+BLOCKS = [block for page in PAGES for block in fences(page)]
+HELPS = [block for source in SOURCES for block in help_examples(source)]
+RUN = [block for block in (*BLOCKS, *HELPS) if block.kind in ("bash", "console", "help")]
+PYTHON = [block for block in BLOCKS if block.kind == "python"]
+
+
+def cases(blocks: list[Block]) -> list:
+    return [
+        pytest.param(block, id=block.place, marks=[pytest.mark.slow] if block.place in SLOW else [])
+        for block in blocks
+    ]
+
+
+# Nothing is left out unseen -------------------------------------------------------------------
+
+
+def test_every_fence_is_of_a_kind_that_is_tested():
+    kinds = {"bash", "console", "python", "json", "text"}
+    assert {block.kind for block in BLOCKS} == kinds
+    for page in PAGES:
+        marks = re.findall(r"^ *```", (ROOT / page).read_text(), re.M)
+        assert len(marks) == 2 * sum(block.place.startswith(f"{page}: ") for block in BLOCKS)
+    outputs = {block.after for block in PYTHON} - {""}
+    texts = [block.text for block in BLOCKS if block.kind == "text" and block.text not in outputs]
+    assert len(texts) == 1 and "lower layers" in texts[0]  # the drawing
+
+
+def test_every_example_of_a_help_text_is_found():
+    for source in SOURCES:
+        text = (ROOT / source).read_text()
+        found = [block for block in HELPS if block.place.startswith(f"{source}: ")]
+        assert text.count("[cyan]") == sum(len(block.commands) for block in found), source
+        for line in re.findall(r"^ +(?:\[.*\] *)?((?:specstream-mlx|Example).*)$", text, re.M):
+            assert "Example" not in line or "[cyan]" in text, f"{source}: {line}"
+
+
+def test_what_is_left_out_is_what_is_listed():
+    commands = [command for block in RUN for command in block.commands]
+    left_out = [command for command in commands if command.left_out]
+    assert {command.left_out for command in left_out} == set(NOT_RUN)
+    assert {block.place for block in RUN} >= SLOW
+    assert all(command.line.count("\n") < 6 for command in commands)
+    print(f"{len(commands) - len(left_out)} commands run, {len(left_out)} are left out")
+
+
+def test_flags_named_in_running_text_exist():
+    """``specstream-mlx COMMAND --flag`` in backticks: such a command has such a flag."""
+    helps: dict[str, str] = {}
+    for page in PAGES:
+        text = FENCE.sub("", (ROOT / page).read_text())
+        for code in re.findall(r"`specstream-mlx ([^`]+)`", text):
+            words = code.replace("\n", " ").split()
+            names = [word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]+", word)]
+            name = " ".join(names if words[0] == "benchmark" else names[:1])
+            helps[name] = helps.get(name) or output_of(f"specstream-mlx {name} --help", ROOT)
+            for flag in re.findall(r"--[a-z-]+", code):
+                assert re.search(rf"{flag}\b", helps[name]), f"{page}: {code}"
+    assert len(helps) > 3
+
+
+# What a user has ------------------------------------------------------------------------------
+
+
+def hugging_face(directory: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    config = LlamaConfig(vocab_size=VOCAB_SIZE, max_position_embeddings=512, **sizes, **heads)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+
+
+def torch_streams(directory: Path, hf: Path) -> None:
+    model = tiny_model(base=load_base(hf), base_fingerprint=base_fingerprint(hf))
+    write_adapter(model, directory)
+
+
+def mlx_model(directory: Path) -> None:
+    tiny_llama_directory(directory)
+
+
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
+
+
+DIALOGUE = (
+    "Mia: Could we move the budget meeting from Monday to Friday? Tom: I'm afraid not, the "
+    "projector stopped working. Mia: Okay, thank you. Please send me the sales report by noon.\n"
+)
+ANSWERS = "".join(
+    json.dumps({"prompt": f"when is number {n}", "completion": "noon and the team " * 4}) + "\n"
+    for n in range(4)
+)
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "path/to/hf-model": hugging_face,
+    "hf-llama": hugging_face,
+    "path/to/mlx-model": mlx_model,
+    "my-model": mlx_model,
+    "llama-4bit": mlx_model,
+    "path/to/adapter": lambda path: stream_adapter_directory(path, path.parent / "mlx-model"),
+    "streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
+    "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
+    "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
+    "sql": lambda path: peft_directory(hf_beside(path), path),
+    "summarize": lambda path: peft_directory(hf_beside(path), path),
+    "answers.jsonl": text(ANSWERS),
+    "dialogue.txt": text(DIALOGUE),
+    "doc.txt": text("The team meets at noon. " * 8),
+    "chats.txt": text(DIALOGUE * 2),
+    "prompts.txt": text("hello there my friend\nthe report is late today\n" * 4),
+    "message.txt": text("Hi Ana, can you sned me the reports on monday\n"),
+}
+"""How to make what the examples take for granted, by name, in the order in which it is made."""
+
+
+def hf_beside(path: Path) -> Path:
+    (found,) = (
+        path.parent / name
+        for name in ("hf-llama", "path/to/hf-model")
+        if (path.parent / name).exists()
+    )
+    return found
+
+
+def stand_ins(block: Block) -> list[str]:
+    """The names of ``MAKERS`` that the commands read before one of them has written it."""
+    needed, written = set(), set()
+    for command in block.commands:
+        words = shlex.split(command.line, comments=True)
+        for before, word in zip(["", *words], words, strict=False):
+            if before in ("--mlx-path", "--output", "--prompt-cache-file"):
+                written.add(word)
+            elif before in ("--adapter", "--tool") or word not in MAKERS:
+                continue
+            elif not any(Path(word).is_relative_to(one) for one in written):
+                needed.add(word)
+    return [name for name in MAKERS if name in needed]
+
+
+def output_of(line: str, folder: Path) -> str:
+    """What a command prints, errors included.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    python_path = str(ROOT) if "python -m benchmarks" in line else ""
+    result = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "PYTHONPATH": python_path, "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, f"{line}\n{result.stdout}"
+    return result.stdout
+
+
+FIGURES = (
+    (r"[\d.]+(?= (tokens-per-sec|tokens/s|GB|MB|ms|tokens per))", "#"),
+    # how much is drafted depends on what steps cost on the machine
+    (r"\d+ of \d+(?= drafted tokens)", "#"),
+    (r"Target calls: \d+ instead of (\d+), call reduction [\d.]+", r"Target calls: # of \1"),
+    (r"[\[\]]", ""),
+)
+
+
+def comparable(output: str) -> str:
+    """An output without figures of speed, marks of drafts and line ends."""
+    for pattern, instead in FIGURES:
+        output = re.sub(pattern, instead, output)
+    return " ".join(output.split())
+
+
+def test_figures_of_speed_are_all_that_is_not_compared():
+    one = "Prompt: 55 tokens, 3.1 tokens-per-sec\nM[ia asked]\nAccepted length: 4.5 tokens per call"
+    other = "Prompt: 55 tokens, 9.9 tokens-per-sec\nMia [asked]\nAccepted length: 1 tokens per call"
+    assert comparable(one) == comparable(other)
+    assert comparable(one) != comparable(other.replace("55", "54"))
+    assert comparable(one) != comparable(other.replace("asked", "said"))
+
+
+# The examples ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", cases(RUN))
+def test_commands_do_what_is_shown(block, tmp_path):
+    for name in stand_ins(block):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        MAKERS[name](tmp_path / name)
+    for command in block.commands:
+        if command.left_out:
+            continue
+        found = output_of(command.line, tmp_path)
+        if command.shown is not None:
+            assert comparable(found) == comparable(command.shown)
+
+
+@pytest.mark.parametrize("block", cases(PYTHON))
+def test_snippets_run_as_they_stand(block, capsys):
+    model, tokenizer = load(bundled.base_path(), adapter_path="sql")
+    prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
+    exec(  # the snippets of one page go on from its first one
+        compile(block.text, block.place, "exec"),
+        {"model": model, "tokenizer": tokenizer, "prompt": prompt},
+    )
+    if block.after:
+        assert comparable(capsys.readouterr().out) == comparable(block.after)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "json"])
+def test_files_that_are_shown_can_be_read(block, tmp_path):
+    (tmp_path / "tree.json").write_text(block.text)
+    assert StaticTree.load(tmp_path / "tree.json").tree_size == 5
