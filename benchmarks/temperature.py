@@ -142,7 +142,9 @@ def main(
 ) -> None:
     """Measure how drafts fare when text is sampled, on the bundled model.
 
-    Example: python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
+    [bold]Example[/bold]
+
+    [cyan]  python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly[/cyan]
     """
     base = Base(bundled.base_path(), max_tokens)
     cases = [

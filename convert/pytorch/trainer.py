@@ -21,10 +21,18 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
+try:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    print(
+        f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'", file=sys.stderr
+    )
+    sys.exit(2)
 import typer
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import tokenizer_files
