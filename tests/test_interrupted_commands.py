@@ -136,14 +136,17 @@ def finished(forks: Forks, errors: Path, values: list[str]) -> float:
 
 
 def written(target: Path) -> dict[str, bytes]:
-    """The files of a target by name, but those that say when they were made."""
+    """The files of a target by name, but those that say when they were made.
+
+    What a killed process leaves unfinished in hidden directories is no part of it.
+    """
     if target.is_file():
         return {target.name: target.read_bytes()}
-    files = (path for path in target.rglob("*") if path.is_file())
+    names = (path.relative_to(target) for path in target.rglob("*") if path.is_file())
     return {
-        path.relative_to(target).as_posix(): path.read_bytes()
-        for path in files
-        if path.name not in ("checkpoint.pt", "log.jsonl")
+        name.as_posix(): (target / name).read_bytes()
+        for name in names
+        if name.name not in ("checkpoint.pt", "log.jsonl") and not name.parts[0].startswith(".")
     }
 
 
