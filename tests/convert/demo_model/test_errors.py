@@ -1,0 +1,189 @@
+"""Errors put into right text: of every kind, never in what a reader could not put back."""
+
+import random
+import re
+from collections import Counter
+
+import pytest
+from specstream_mlx.convert.demo_model import errors, written
+
+TABLES = {
+    *("confusions", "irregular", "misspellings", "missing"),
+    *("prepositions", "shorthand", "spacing", "variants"),
+}
+WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+
+
+@pytest.fixture(scope="module")
+def lines():
+    return list(written.read("sentences"))
+
+
+@pytest.fixture(scope="module")
+def pairs(lines):
+    """Every written sentence, and what is made of it."""
+    rng = random.Random(0)
+    return [
+        (line.input, errors.with_errors(line.input, rng, line.file.rsplit("-", 1)[1]))
+        for line in lines
+    ]
+
+
+def letters(text):
+    """A text's letters and digits, lower-cased, in order."""
+    return re.sub(r"[\W_]", "", text.lower())
+
+
+def test_nearly_every_sentence_gets_errors(pairs):
+    same = [text for text, wrong in pairs if text == wrong]
+    assert len(same) < len(pairs) / 1000, same
+
+
+def test_a_text_in_which_nothing_can_be_wrong_stays():
+    assert errors.with_errors("£40", random.Random(0)) == "£40"
+    assert errors.with_errors("", random.Random(0)) == ""
+
+
+def test_the_same_draws_make_the_same_errors(lines):
+    made = [
+        [errors.with_errors(line.input, rng) for line in lines[:200]]
+        for rng in (random.Random(3), random.Random(3), random.Random(4))
+    ]
+    assert made[0] == made[1] != made[2]
+
+
+@pytest.mark.parametrize("kind", errors.KINDS)
+def test_every_kind_fits_many_sentences_and_changes_them(lines, kind):
+    rng = random.Random(1)
+    fitting = 0
+    for line in lines[::5]:
+        source = errors.Source(line.input, frozenset())
+        edits = list(errors.KINDS[kind](source, rng))
+        assert all(0 <= edit.start < edit.end <= len(line.input) for edit in edits)
+        fitting += any(line.input[edit.start : edit.end] != edit.put for edit in edits)
+    assert fitting >= 100
+
+
+def test_numbers_quotations_and_addresses_stay(pairs):
+    for text, wrong in pairs:
+        assert Counter(re.findall(r"\d+", text)) == Counter(re.findall(r"\d+", wrong))
+        for quotation in re.findall(r'"[^"]*"', text):
+            assert quotation in wrong
+    for text in ("Write to ana@post.example before noon.", "Look at www.shop.example/list_2 now."):
+        address = next(word for word in text.split() if "." in word[:-1])
+        for seed in range(100):
+            assert address in errors.with_errors(text, random.Random(seed))
+
+
+def test_names_stay_but_for_capitals_and_apostrophes(pairs):
+    calendar = re.compile(r"\w+day|January|February|.*ber|Christmas|August")
+    for text, wrong in pairs:
+        names = [
+            word.removesuffix("'s").lower()
+            for word in re.findall(r"(?<=[a-z,] )[A-Z][^\W\d_]*(?:'s)?\b", text)
+            if word[0] != "I" and not calendar.match(word)
+        ]
+        assert all(name in wrong.lower() for name in names), (text, wrong)
+
+
+def test_no_wrong_text_is_a_right_one(pairs):
+    right = {text for text, _ in pairs}
+    assert not [wrong for text, wrong in pairs if wrong in right and wrong != text]
+
+
+def test_most_texts_have_few_errors_and_some_are_sloppy(pairs):
+    changed = Counter()
+    for text, wrong in pairs:
+        before, after = Counter(text.split()), Counter(wrong.split())
+        changed[min(5, (before - after).total())] += 1
+    assert sum(changed[count] for count in (0, 1, 2, 3)) > 0.7 * len(pairs)
+    assert changed[5] > 0.03 * len(pairs)
+    capitals = [(text, wrong) for text, wrong in pairs if re.search("[A-Z].*[A-Z]", text)]
+    lowered = [wrong for _, wrong in capitals if wrong == wrong.lower()]
+    assert 0.03 * len(capitals) < len(lowered) < 0.3 * len(capitals)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wrong"),
+    [
+        ("They've gone home.", "verb", "They've went home."),
+        ("She doesn't eat nuts.", "verb", "She don't eat nuts."),
+        ("I saw it.", "verb", "I seen it."),
+        ("We were late.", "verb", "We was late."),
+        ("Two tickets, please.", "agreement", "Two ticket, please."),
+        ("Take an umbrella.", "agreement", "Take a umbrella."),
+        ("Don't go.", "apostrophe", "Dont go."),
+        ("Is that Anna's bag?", "apostrophe", "Is that Annas bag?"),
+        ("The dogs are wet.", "apostrophe", "The dog's are wet."),
+        ("Call me on Monday.", "capital", "Call me on monday."),
+        ("Call me, and I come.", "capital", "Call me, and i come."),
+        ("When is it?", "mark", "When is it"),
+        ("Hi Ana, come in.", "mark", "Hi Ana come in."),
+        ("I want to go.", "missing", "I want go."),
+        ("I'm interested in it.", "preposition", "I'm interested on it."),
+        ("I have a lot of it.", "space", "I have alot of it."),
+        ("Shut the door.", "doubled", "Shut the the door."),
+    ],
+)
+def test_errors_that_people_make_are_among_them(text, kind, wrong):
+    rng = random.Random(0)
+    source = errors.Source(text, frozenset())
+    made = {
+        text[: edit.start] + edit.put + text[edit.end :]
+        for _ in range(50)
+        for edit in errors.KINDS[kind](source, rng)
+    }
+    assert wrong in made
+
+
+def test_words_of_two_spellings_are_left_alone_unless_the_spelling_is_known():
+    rng = random.Random(0)
+    word = "neighbour"
+    wrong = {
+        spelling: {errors.with_errors(f"ask {word}", rng, spelling) for _ in range(300)}
+        for spelling in ("uk", "us", None)
+    }
+    assert any(not letters(text).endswith(word) for text in wrong["uk"])
+    for spelling in ("us", None):
+        assert all(letters(text).removesuffix("ask").endswith(word) for text in wrong[spelling])
+
+
+def test_a_slip_is_no_word_and_nearest_to_its_own(lines):
+    rng = random.Random(2)
+    for line in lines[::20]:
+        source = errors.Source(line.input, frozenset())
+        for edit in errors.KINDS["slip"](source, rng):
+            assert edit.put.lower() not in errors.vocabulary()
+
+
+def test_the_files_are_those_that_are_read():
+    assert {path.stem for path in errors.FOLDER.iterdir()} == TABLES
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_a_line_is_a_right_form_and_wrong_forms(name):
+    lines = (errors.FOLDER / f"{name}.tsv").read_text(encoding="utf-8").split("\n")
+    assert lines.pop() == ""
+    assert lines == sorted(set(lines))
+    rights = []
+    for line in lines:
+        forms = line.split("\t")
+        assert len(forms) >= 2 and all(form and form == form.strip() for form in forms), line
+        assert name == "irregular" or len(set(forms)) == len(forms), line
+        rights.append(forms[0])
+    assert len(set(rights)) == len(rights)
+
+
+def test_there_are_many_misspellings_and_none_is_a_word_of_the_sentences(lines):
+    right = {word.lower() for line in lines for word in WORD.findall(line.input)}
+    right |= {form for us, (uk,) in errors.table("variants").items() for form in (us, uk)}
+    misspellings = errors.table("misspellings")
+    wrong = [form for forms in misspellings.values() for form in forms]
+    assert len(wrong) >= 1200
+    assert sum(word in right or word.lower() in right for word in misspellings) >= 1000
+    assert not [form for form in wrong if form.lower() in right]
+
+
+def test_every_misspelling_has_one_right_form_in_all_but_a_few_cases():
+    found = Counter(form for forms in errors.table("misspellings").values() for form in forms)
+    assert len([form for form, count in found.items() if count > 1]) <= 8
