@@ -1,0 +1,80 @@
+"""Numbers, exchanged for others of their pattern in the same order."""
+
+import random
+import re
+import string
+from collections.abc import Collection, Iterable
+
+YEARS = range(1000, 2040)
+_TRIES = 12
+
+
+def _like(number: str, largest: int | None, rng: random.Random) -> str:
+    """Another number of the same pattern, not larger than ``largest``.
+
+    Digits behind the point and zeros at the end stay zeros, nines nines and fives fives, so that
+    14.99 stays a price and 340 a round number.
+    """
+    if largest is not None:
+        return str(rng.randint(2, largest))
+    if number.isdigit() and len(number) == 4 and int(number) in YEARS:
+        year = int(number) + rng.randint(-14, 12)
+        return str(min(max(year, YEARS[0]), YEARS[-1]))
+    if number.isdigit() and len(number) == 1:
+        return str(rng.randint(2, 9))
+    whole, point, part = number.partition(".")
+    ending = re.search(r"[059]*$", whole[1:])[0]
+    made = rng.choice("123456789") if whole[0] != "0" else "0"
+    made += "".join(rng.choices(string.digits, k=len(whole) - len(ending) - 1))
+    for digit in ending + part:
+        keeps = digit in "059" and rng.random() < 0.8
+        made += digit if keeps else rng.choice(string.digits)
+    return made[: len(whole)] + point + made[len(whole) :]
+
+
+def value(number: str) -> float:
+    """The number that digits and a point stand for."""
+    return float(number)
+
+
+def _shape(number: str) -> tuple[int, bool]:
+    return len(number.partition(".")[0]), "." in number
+
+
+def others(
+    numbers: dict[str, int | None], fixed: Collection[str], rng: random.Random
+) -> dict[str, str]:
+    """Other numbers for ``numbers``, in the same order, all different; {} if none were found.
+
+    Args:
+        numbers: each with the largest value that may stand in its place, ``None`` if any may.
+        fixed: numbers that stand beside them and stay.
+    """
+    taken = {value(number) for number in fixed}
+    for _ in range(_TRIES):
+        new: dict[str, str] = {}
+        for shape in sorted({_shape(number) for number in numbers}):
+            group = sorted((n for n in numbers if _shape(n) == shape), key=value)
+            made = sorted((_like(n, numbers[n], rng) for n in group), key=value)
+            new.update(zip(group, made, strict=True))
+        values = {value(number) for number in new.values()}
+        fits = all(
+            numbers[old] is None or 2 <= value(number) <= numbers[old]
+            for old, number in new.items()
+        )
+        if fits and len(values) == len(new) and not values & taken:
+            return new
+    return {}
+
+
+def add_up(numbers: Iterable[str]) -> bool:
+    """Whether some of the numbers are a sum, a product or the double of others."""
+    values = sorted({value(number) for number in numbers} - {0.0, 1.0})
+    found = set(values)
+    for at, one in enumerate(values):
+        if 2 * one in found:
+            return True
+        for other in values[at + 1 :]:
+            if one + other in found or one * other in found:
+                return True
+    return False
