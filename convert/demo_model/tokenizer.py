@@ -1,4 +1,4 @@
-"""The demonstration model's tokenizer: byte-level BPE trained on the tasks' own text."""
+"""The demonstration model's tokenizer: byte-level BPE trained on the mixture's text."""
 
 import random
 from collections.abc import Iterator
@@ -9,7 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 from specstream_mlx.staging import staged_directory
 
-from . import tasks
+from . import mixture, tasks
+
+CONTEXT = 2048
+"""Tokens: a text of 3,000 characters and its correction have some 1,700."""
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 
@@ -24,15 +27,15 @@ CHAT_TEMPLATE = (
 def _corpus(items: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(items):
-        item = tasks.sample(rng, "train")
+        item = mixture.draw(rng, None)
         yield tasks.instructed(item)
         yield item.target
 
 
 def train_tokenizer(
-    vocab_size: int = 4096, items: int = 40_000, seed: int = 0
+    vocab_size: int = 6144, items: int = 40_000, seed: int = 0
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on the tasks' text; every digit is a token of its own.
+    """Train the tokenizer on the mixture's text; every digit is a token of its own.
 
     Args:
         vocab_size: number of tokens.
@@ -61,7 +64,7 @@ def train_tokenizer(
         additional_special_tokens=[USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=1024,
+        model_max_length=CONTEXT,
     )
 
 

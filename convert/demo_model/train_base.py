@@ -1,15 +1,16 @@
-"""Train the demonstration base model from scratch on the tasks' text.
+"""Train the demonstration base model from scratch on the mixture of training text.
 
-    python -m specstream_mlx.convert.demo_model.train_base --output runs/base --minutes 90
+    python -m specstream_mlx.convert.demo_model.train_base --output runs/base --minutes 180
 
-The run is resumable: the same command continues from ``<output>/checkpoint.pt``. The learning rate
-is constant after a short warm-up and falls linearly to zero over the last ``--decay-share`` of
-the time; a copy of ``<output>/before_decay.pt`` in the checkpoint's place starts again from before
-that, with more time. The result is a Hugging Face directory, ``<output>/model``.
+The run is resumable: the same command continues from ``<output>/checkpoint.pt``. Minutes are
+processor time over threads, so a run that other programs slow down or that is stopped for a while
+does as many steps as an undisturbed one. The learning rate is constant after a short warm-up and
+falls linearly to zero over the last ``--decay-share`` of the time; a copy of
+``<output>/before_decay.pt`` in the checkpoint's place starts again from before that, with more
+time. The result is a Hugging Face directory, ``<output>/model``.
 """
 
 import json
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,113 +22,46 @@ import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
 
 from . import tasks
-from .tokenizer import save_tokenizer
+from .muon import Muon
+from .packing import LONGEST, PackedRows, TrainingRows, encode, pack
+from .tokenizer import CONTEXT, save_tokenizer
 
-ROW_TOKENS = 256
-PROMPT_WEIGHT = 0.1
+DEV = Path(__file__).parents[2] / "benchmarks" / "typed" / "dev"
+"""Texts that people typed, with the answers that are accepted; nothing is trained on them."""
+
+PROMPT_WEIGHT = 0.4
+"""Weight of a prompt's tokens in the loss, beside 1 for a target's: there is little English to
+learn from, and prompts are English too."""
+LATE_PROMPT_WEIGHT = 0.1
+"""Their weight while the learning rate falls."""
+HAS_BF16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
+"""Without the instructions, products in bfloat16 take fifty times as long as in float32."""
 WARMUP_STEPS = 60
+SAVE_SECONDS = 300
+EVALUATE_STEPS = 100
 
 
 def base_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaConfig:
-    """The architecture: 8 layers of width 512, 8 query and 2 key-value heads of 64, tied head."""
+    """The architecture: 12 layers of width 384, 6 query and 2 key-value heads of 64, tied head."""
     return LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=512,
+        hidden_size=384,
         intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=8,
+        num_hidden_layers=12,
+        num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=1024,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
         attn_implementation="sdpa",
     )
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, item: tasks.Item) -> tuple[list[int], int]:
-    """The token ids of an item with the end token, and how many of them are the prompt's."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": tasks.instructed(item)}],
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    prompt = tokenizer.encode(text, add_special_tokens=False)
-    completion = tokenizer.encode(item.target, add_special_tokens=False)
-    return [*prompt, *completion, tokenizer.eos_token_id], len(prompt)
-
-
-@dataclass
-class PackedRows:
-    """Rows of ``ROW_TOKENS`` tokens that hold several items each.
-
-    Attributes:
-        tokens: (B, T) int64.
-        document: (B, T) int64, the number of the token's item, -1 for padding; attention stays
-            within an item.
-        weight: (B, T) float32, the weight of the loss of predicting this token.
-    """
-
-    tokens: torch.Tensor
-    document: torch.Tensor
-    weight: torch.Tensor
-
-
-def pack(encoded: list[tuple[list[int], int]], rows: int, pad: int) -> PackedRows:
-    """Pack items into rows, the longest first, each into the first row that has room.
-
-    Args:
-        encoded: items from ``encode``; those that find no room are dropped.
-        rows: number of rows.
-        pad: id of the padding token.
-    """
-    tokens = torch.full((rows, ROW_TOKENS), pad)
-    document = torch.full((rows, ROW_TOKENS), -1)
-    weight = torch.zeros(rows, ROW_TOKENS)
-    used = [0] * rows
-    for number, (ids, prompt_length) in enumerate(sorted(encoded, key=lambda e: -len(e[0]))):
-        row = next((r for r in range(rows) if used[r] + len(ids) <= ROW_TOKENS), None)
-        if row is None:
-            continue
-        start, end = used[row], used[row] + len(ids)
-        tokens[row, start:end] = torch.tensor(ids)
-        document[row, start:end] = number
-        weight[row, start + 1 : start + prompt_length] = PROMPT_WEIGHT
-        weight[row, start + prompt_length : end] = 1.0
-        used[row] = end
-    return PackedRows(tokens, document, weight)
-
-
-def training_rows(
-    tokenizer: PreTrainedTokenizerFast,
-    step: int,
-    rows: int,
-    seed: int,
-    weights: dict[str, float] | None = None,
-) -> PackedRows:
-    """Make the rows of one training step, the same ones for the same arguments.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        step: number of the step.
-        rows: number of rows.
-        seed: seed of the run.
-        weights: relative frequency of each task; ``None``: the generator's.
-    """
-    rng = random.Random(f"{seed}-{step}")
-    encoded, total = [], 0
-    while total < rows * ROW_TOKENS:
-        task = rng.choices(list(weights), list(weights.values()))[0] if weights else None
-        ids, prompt_length = encode(tokenizer, tasks.sample(rng, "train", task))
-        if len(ids) <= ROW_TOKENS:
-            encoded.append((ids, prompt_length))
-            total += len(ids)
-    return pack(encoded, rows, tokenizer.pad_token_id)
 
 
 def logits_of(
@@ -142,10 +76,13 @@ def logits_of(
 
 
 def weighted_loss(
-    model: LlamaForCausalLM, tokens: torch.Tensor, document: torch.Tensor, weight: torch.Tensor
+    model: LlamaForCausalLM,
+    tokens: torch.Tensor,
+    document: torch.Tensor,
+    weight: torch.Tensor,
 ) -> torch.Tensor:
-    """The mean cross entropy of the next token in nats, weighted by ``weight``."""
-    with torch.autocast("cpu", torch.bfloat16):
+    """The mean cross entropy of the next token in nats, weighted by ``weight`` (B, T)."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
         logits = logits_of(model, tokens, document)[:, :-1]
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
@@ -154,39 +91,47 @@ def weighted_loss(
     return (losses * weight).sum() / weight.sum()
 
 
+def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
+    """The first ``count`` typed texts of a task: for each an item with every accepted answer."""
+    lines = (DEV / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    found = map(json.loads, lines)
+    return [
+        [tasks.Item(task, line["input"], answer, ()) for answer in line["accepted"]]
+        for line in found
+    ]
+
+
+@torch.compiler.set_stance("force_eager")  # lengths are many
 @torch.no_grad()
 def evaluate(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 24
 ) -> dict[str, dict[str, float]]:
-    """Measure the model on ``count`` held-out items of each task.
+    """Measure the model on ``count`` typed texts of each task.
 
     Greedy decoding writes the target exactly when the arg-max at every target position, given
     the target's own prefix, is the target's token: one forward pass suffices.
 
     Returns:
-        For each task ``loss``, in nats per target token, and ``exact``, the share of items whose
-        target greedy decoding writes.
+        For each task ``loss``, in nats per target token of the accepted answer that is likeliest,
+        and ``exact``, the share of texts for which greedy decoding writes an accepted answer.
     """
     results = {}
-    for name in tasks.TASKS:
-        encoded = [encode(tokenizer, item) for item in tasks.held_out(name, count)]
-        encoded = [e for e in encoded if len(e[0]) <= ROW_TOKENS]
-        packed = pack(encoded, len(encoded), tokenizer.pad_token_id)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = logits_of(model, packed.tokens, packed.document)[:, :-1].float()
-        targets = packed.tokens[:, 1:]
-        on_target = packed.weight[:, 1:] == 1.0
-        losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        wrong = (logits.argmax(-1) != targets) & on_target
-        exact = 0
-        for row, documents in enumerate(packed.document[:, 1:]):
-            for number in documents.unique():
-                if number >= 0:
-                    exact += not bool(wrong[row][documents == number].any())
-        results[name] = {
-            "loss": round((losses * on_target).sum().item() / on_target.sum().item(), 4),
-            "exact": round(exact / len(encoded), 3),
-        }
+    for task in tasks.TASKS:
+        loss = exact = length = 0.0
+        texts = typed_dev(task, count)
+        for answers in texts:
+            encoded = [encode(tokenizer, item) for item in answers]
+            longest = max(len(ids) for ids, _ in encoded)
+            rows = pack([[one] for one in encoded], longest, tokenizer.pad_token_id)
+            with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
+                logits = logits_of(model, rows.tokens, rows.document)[:, :-1].float()
+            wanted, scored = rows.tokens[:, 1:], rows.target[:, 1:]
+            losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none") * scored
+            likeliest = (losses.sum(1) / scored.sum(1)).argmin()
+            loss += losses[likeliest].sum().item()
+            length += scored[likeliest].sum().item()
+            exact += ((logits.argmax(-1) == wanted) | ~scored).all(1).any().item()
+        results[task] = {"loss": round(loss / length, 4), "exact": round(exact / len(texts), 3)}
     return results
 
 
@@ -204,15 +149,88 @@ def learning_rate_factor(step: int, spent: float, budget: float, decay_share: fl
     return warm * min(1.0, left / (decay_share * budget))
 
 
-def _save(path: Path, state: dict) -> None:
-    with staged_file(path) as partial:
-        torch.save(state, partial)
+def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """The untrained model; its layers are compiled together, once for each length of rows."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        base_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    )
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    return model
+
+
+def optimizers_of(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for the embedding and the norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        Muon(matrices, dtype=torch.bfloat16 if HAS_BF16 else torch.float32),
+        torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+@dataclass
+class Run:
+    """A run of training: what a checkpoint holds.
+
+    Attributes:
+        model: the model.
+        optimizers: of its parameters.
+        step: steps done.
+        spent: seconds of processor time over threads.
+        tokens: tokens seen, padding apart.
+    """
+
+    model: LlamaForCausalLM
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    spent: float = 0.0
+    tokens: int = 0
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, all of it or nothing."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "spent": self.spent,
+            "tokens": self.tokens,
+        }
+        with staged_file(path) as partial:
+            torch.save(state, partial)
+
+    def restore(self, path: Path) -> None:
+        """Continue from a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.spent, self.tokens = state["step"], state["spent"], state["tokens"]
+
+    def advance(self, rows: PackedRows, learning_rate: float, prompt_weight: float) -> float:
+        """Do one step and return its loss in nats."""
+        started = time.process_time()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+        weight = rows.target + prompt_weight * rows.prompt
+        loss = weighted_loss(self.model, rows.tokens, rows.document, weight)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += int((rows.document >= 0).sum())
+        self.spent += (time.process_time() - started) / torch.get_num_threads()
+        return loss.item()
 
 
 def train(
     output: Path,
     minutes: float,
-    rows: int,
+    step_tokens: int,
     learning_rate: float,
     decay_share: float,
     seed: int,
@@ -222,90 +240,55 @@ def train(
 
     Args:
         output: directory for checkpoints, log and model.
-        minutes: wall time, including that of the runs that are continued.
-        rows: rows of ``ROW_TOKENS`` tokens in a step.
+        minutes: processor time over threads, including that of the runs that are continued.
+        step_tokens: tokens of a step, a multiple of the longest row's.
         learning_rate: of both optimizers, once they have warmed up.
         decay_share: share of the time in which the learning rate falls.
         seed: seed of the weights and of the text.
-        weights: relative frequency of each task; ``None``: the generator's.
+        weights: relative frequency of each task; ``None``: the mixture's.
     """
+    if step_tokens < LONGEST or step_tokens % LONGEST:
+        raise UserError(f"--step-tokens is {step_tokens}, expected a multiple of {LONGEST}")
     output.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
     tokenizer_directory = output / "tokenizer"
     if tokenizer_directory.exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
     else:
         tokenizer = save_tokenizer(tokenizer_directory, seed)
-    model = LlamaForCausalLM(
-        base_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-    )
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    optimizers = [
-        torch.optim.Muon(
-            matrices, lr=learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    step, spent, token_count = 0, 0.0, 0
-    checkpoint = output / "checkpoint.pt"
+    model = build(tokenizer, seed)
+    run = Run(model, optimizers_of(model))
+    checkpoint, before_decay = output / "checkpoint.pt", output / "before_decay.pt"
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        step, spent, token_count = state["step"], state["spent"], state["tokens"]
-
-    def snapshot() -> dict:
-        return {
-            "model": model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-            "step": step,
-            "spent": spent,
-            "tokens": token_count,
-        }
-
-    compiled_loss = torch.compile(weighted_loss, dynamic=False)
-    budget = minutes * 60
-    started = time.monotonic() - spent
-    last_save = time.monotonic()
-    before_decay = output / "before_decay.pt"
+        run.restore(checkpoint)
     log = (output / "log.jsonl").open("a")
-    running = 0.0
-    while spent < budget:
-        packed = training_rows(tokenizer, step, rows, seed, weights)
-        factor = learning_rate_factor(step, spent, budget, decay_share)
-        if factor < 1.0 and step > WARMUP_STEPS and not before_decay.exists():
-            _save(before_decay, snapshot())
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * factor
-        loss = compiled_loss(model, packed.tokens, packed.document, packed.weight)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        step += 1
-        token_count += int((packed.document >= 0).sum())
-        spent = time.monotonic() - started
-        running = loss.item() if step == 1 else 0.95 * running + 0.05 * loss.item()
-        if step % 10 == 0:
+    budget = minutes * 60
+    saved, running = time.monotonic(), None
+    text = TrainingRows(tokenizer, run.step, step_tokens, seed, weights).in_background()
+    while run.spent < budget:
+        factor = learning_rate_factor(run.step, run.spent, budget, decay_share)
+        decays = factor < 1.0 and run.step > WARMUP_STEPS
+        if decays and not before_decay.exists():
+            run.save(before_decay)
+        prompt_weight = LATE_PROMPT_WEIGHT if decays else PROMPT_WEIGHT
+        loss = run.advance(next(text), learning_rate * factor, prompt_weight)
+        running = loss if running is None else 0.95 * running + 0.05 * loss
+        if run.step % 10 == 0:
             line = {
-                "step": step,
-                "minutes": round(spent / 60, 2),
-                "tokens": token_count,
+                "step": run.step,
+                "minutes": round(run.spent / 60, 2),
+                "tokens": run.tokens,
                 "loss": round(running, 4),
                 "lr": learning_rate * factor,
+                "prompt_weight": prompt_weight,
             }
-            if step % 100 == 0:
-                line["held_out"] = evaluate(model, tokenizer)
+            if run.step % EVALUATE_STEPS == 0:
+                line["typed_dev"] = evaluate(model, tokenizer)
             print(json.dumps(line), file=log, flush=True)
-        if time.monotonic() - last_save > 300:
-            _save(checkpoint, snapshot())
-            last_save = time.monotonic()
-    _save(checkpoint, snapshot())
-    print(json.dumps({"step": step, "held_out": evaluate(model, tokenizer, 100)}), file=log)
+        if time.monotonic() - saved > SAVE_SECONDS:
+            run.save(checkpoint)
+            saved = time.monotonic()
+    run.save(checkpoint)
+    print(json.dumps({"step": run.step, "typed_dev": evaluate(model, tokenizer, 64)}), file=log)
     with staged_directory(output / "model") as scratch:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
@@ -317,9 +300,12 @@ def main(
         Path, typer.Option(help="Directory that checkpoints, log and model are written to.")
     ] = Path("runs/base"),
     minutes: Annotated[
-        float, typer.Option(help="Wall time, including that of the runs that are continued.")
-    ] = 90.0,
-    rows: Annotated[int, typer.Option(help=f"Rows of {ROW_TOKENS} tokens in a step.")] = 32,
+        float,
+        typer.Option(
+            help="Processor time over threads, including that of the runs that are continued."
+        ),
+    ] = 180.0,
+    step_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 4096,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of Muon and AdamW.")] = 3e-3,
     decay_share: Annotated[
         float, typer.Option(help="Share of the time in which the learning rate falls.")
@@ -329,7 +315,7 @@ def main(
         str | None,
         typer.Option(
             help='Relative frequency of each task, as in "proofread=10,sql=3". Default: the '
-            "generator's."
+            "mixture's."
         ),
     ] = None,
 ) -> None:
@@ -344,7 +330,7 @@ def main(
             known = ", ".join(tasks.TASKS)
             named = ", ".join(sorted(unknown))
             raise typer.BadParameter(f"--task-weights names {named}, expected some of {known}")
-    train(output, minutes, rows, learning_rate, decay_share, seed, weights)
+    train(output, minutes, step_tokens, learning_rate, decay_share, seed, weights)
 
 
 if __name__ == "__main__":

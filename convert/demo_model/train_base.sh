@@ -4,6 +4,6 @@
 set -eu
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456
 mkdir -p "${OUTPUT:=runs/base}"
-nohup "${PYTHON:-python}" -m specstream_mlx.convert.demo_model.train_base --output "$OUTPUT" "$@" \
-    >"$OUTPUT/stdout.txt" 2>&1 &
-echo "training as process $!, log in $OUTPUT/log.jsonl"
+nohup setsid nice -n "${NICE:-10}" "${PYTHON:-python}" -m specstream_mlx.convert.demo_model.train_base \
+    --output "$OUTPUT" "$@" >>"$OUTPUT/stdout.txt" 2>&1 </dev/null &
+echo "training in the background, log in $OUTPUT/log.jsonl"
