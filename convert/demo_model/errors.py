@@ -61,13 +61,11 @@ class Token:
     common: bool
 
 
+@cache
 def table(name: str) -> dict[str, list[str]]:
     """The lines of a data file: right forms, and for each its wrong ones."""
     lines = (FOLDER / f"{name}.tsv").read_text(encoding="utf-8").split("\n")[:-1]
     return {right: wrong for right, *wrong in (line.split("\t") for line in lines)}
-
-
-_table = cache(table)
 
 
 @cache
@@ -146,7 +144,7 @@ _SHORT = (
 
 
 def _misspelt(text: Source, rng: random.Random) -> Iterable[Edit]:
-    misspellings = _table("misspellings")
+    misspellings = table("misspellings")
     for token in text.tokens:
         if token.common or (token.word[0].isupper() and token.word in misspellings):
             wrong = misspellings.get(token.word) or misspellings.get(token.word.lower())
@@ -208,7 +206,7 @@ def _slipped(text: Source, rng: random.Random) -> Iterable[Edit]:
 
 
 def _confused(text: Source, rng: random.Random) -> Iterable[Edit]:
-    confusions = _table("confusions")
+    confusions = table("confusions")
     for token in text.tokens:
         if token.common or token.starts:
             wrong = confusions.get(token.word.lower())
@@ -248,7 +246,8 @@ _PRONOUN = r"(?:i|you|he|she|it|we|they|anyone|anybody|someone|somebody)"
 _HAVE = r"\b(?:have|has|had|haven't|hasn't|hadn't|having|i've|you've|we've|they've)"
 _AFTER_HAVE = _pattern(rf"{_HAVE} (?:{_PRONOUN} )?{_ADVERB}(\w+)\b")
 _AFTER_DID = _pattern(rf"\b(?:didn't|did {_PRONOUN}|did not) {_ADVERB}(\w+)\b")
-_AFTER_MODAL = _pattern(r"\b(?:will|can|can't|could|should|must|i'll|we'll|you'll|to) (\w+)\b")
+_AFTER_MODAL = _pattern(r"\b(?:will|can|can't|could|should|must|i'll|we'll|you'll) (\w+)\b")
+_SUBJECT_AND_PAST = _pattern(rf"\b{_PRONOUN} {_ADVERB}(\w+)\b")
 _AFTER_HE = _pattern(r"\b(?:he|she|it|everyone|everybody|nobody|somebody|someone) (\w+s)\b")
 _AFTER_THEY = _pattern(r"(?<!did )(?<!let )(?<!make )(?<!makes )\b(?:we|they) (\w+)\b(?!')")
 _SWAPS = [
@@ -256,17 +255,15 @@ _SWAPS = [
     for before, right, wrong in (
         ("he|she|it|that|this|everyone|nobody", "doesn't", "don't"),
         ("i|you|we|they", "don't", "doesn't"),
-        ("i|he|she|it", "was", "were"),
+        ("i|he|she", "was", "were"),
         ("we|you|they|there", "were", "was"),
         ("we|you|they|these|those", "are", "is"),
-        ("he|she|it", "is", "are"),
         ("he|she|it|everyone|nobody|everybody", "has", "have"),
         ("i|we|you|they", "have", "has"),
         ("i|we|you|they", "haven't", "hasn't"),
         ("he|she|it", "hasn't", "haven't"),
         ("he|she|it", "wasn't", "weren't"),
         ("we|you|they", "weren't", "wasn't"),
-        ("he|she|it", "isn't", "aren't"),
         ("we|you|they", "aren't", "isn't"),
         ("i", "saw", "seen"),
         ("i|he|she|we|they", "did(?= (?:it|that|this|my|the|nothing|everything))", "done"),
@@ -284,11 +281,9 @@ _QUESTIONS = [
         ("does", "he|she|it|anyone|anybody|this|that|your (?:mum|mom|dad|sister|brother)", "do"),
         ("do", "you|we|they|i", "does"),
         ("were", "you|we|they", "was"),
-        ("was", "he|she|it|that", "were"),
+        ("are", "these|those", "is"),
         ("have", "you|we|they", "has"),
         ("has", "he|she|it|anyone|anybody", "have"),
-        ("are", "you|we|they|these|those", "is"),
-        ("is", "he|she|it", "are"),
     )
 ]
 _FORWARD = _pattern(r"\bforward to (\w{2,}ing)\b")
@@ -315,7 +310,7 @@ class _Verbs:
 
 _REGULAR_VERBS = """
 need want like look seem work live love start open close ask help wait call play walk talk stay
-cost show smell taste sound hope miss move turn arrive believe remember expect prefer depend
+show smell taste sound hope miss move turn arrive believe remember expect prefer depend
 deserve use agree enjoy collect deliver finish include save plan visit remind
 """.split()
 
@@ -323,7 +318,8 @@ deserve use agree enjoy collect deliver finish include save plan visit remind
 @cache
 def _verbs() -> _Verbs:
     rows = [(base, *forms) for base, forms in table("irregular").items()]
-    bases = [row[0] for row in rows] + _REGULAR_VERBS
+    # "it beat" is right too: it is past
+    bases = [base for base, past, _, _ in rows if past != base] + _REGULAR_VERBS
     s_of_base = {base: _with_s(base) for base in bases}
     return _Verbs(
         {base: past for base, past, _, _ in rows if past != base},
@@ -362,9 +358,7 @@ def _wrong_verb(text: Source, rng: random.Random) -> Iterable[Edit]:
     yield from _looked_up(text, _AFTER_THEY, verbs.s_of_base)
     if rng.random() < 0.25:  # these fit nearly everywhere
         yield from _looked_up(text, _AFTER_MODAL, verbs.past_of)
-    for token in text.tokens:
-        if token.common and token.word in verbs.regular:
-            yield Edit(token.start, token.end, verbs.regular[token.word])
+    yield from _looked_up(text, _SUBJECT_AND_PAST, verbs.regular)
     yield from _swapped(text, _SWAPS)
     yield from _swapped(text, _QUESTIONS)
     for match in _FORWARD.finditer(text.text):
@@ -393,7 +387,7 @@ _AGREEMENTS = [
         (r"\bhow (many)\b", "much"),
         (r"\b(much) (?:money|time|water|work|sugar|milk|help|room|space|noise|trouble|salt|food|"
          r"paint|traffic|rain|snow|sleep|coffee|tea|butter|flour)\b", "many"),
-        (r"\b(a) [bcdfgjklmnpqrstvwxz][a-z]+", "an"),
+        (r"\b(a) (?:h|uni|use|eu|one|y)[a-z]+", "an"),
         (r"\b(an) [a-z]+", "a"),
         (r"\b(?:the|these|those|my|our|your|both) [a-z]{3,}[^su']s (are)\b", "is"),
         (r"\b(?:the|these|those|my|our|your|both) [a-z]{3,}[^su']s (were)\b", "was"),
@@ -438,9 +432,13 @@ _PLURAL = re.compile(
 
 
 def _without_apostrophe(text: Source, rng: random.Random) -> Iterable[Edit]:
-    for pattern in (_CONTRACTION, _OWNED):
-        for match in pattern.finditer(text.text):
-            yield Edit(*match.span(), match[0].replace("'", ""))
+    for match in _CONTRACTION.finditer(text.text):
+        yield Edit(*match.span(), match[0].replace("'", ""))
+    for match in _OWNED.finditer(text.text):
+        word = match[0]
+        # "Queues massive" could be more than one queue
+        if not word[0].isupper() or word.lower().removesuffix("'s") not in vocabulary():
+            yield Edit(*match.span(), word.replace("'", ""))
 
 
 def _misplaced_apostrophe(text: Source, rng: random.Random) -> Iterable[Edit]:
@@ -469,24 +467,30 @@ def _lowered(text: Source, rng: random.Random) -> Iterable[Edit]:
                 yield Edit(token.start, token.end, lower)
 
 
+_NOUN = re.compile(
+    r"\b(?:the|a|an|my|our|your|his|her|their|this) ([a-z]{4,})\b"
+    r"(?=[.,?!]| (?:is|was|are|were|and|or|in|on|at|for|of|to|from|with|by)\b)"
+)
+
+
 def _wrong_capital(text: Source, rng: random.Random) -> Iterable[Edit]:
     lowered = list(_lowered(text, rng))
     yield from lowered
     yield from (
         edit for edit in lowered if text.text[edit.start : edit.end] in _DAYS or edit.put == "i"
     )
-    words = [token for token in text.tokens if token.common and len(token.word) > 3]
-    for token in rng.sample(words, min(2, len(words))):
-        if not token.starts:
-            yield Edit(token.start, token.end, token.word.capitalize())
-        elif token.word.isalpha():
+    nouns = list(_NOUN.finditer(text.text))
+    for match in rng.sample(nouns, min(1, len(nouns))):
+        yield Edit(*match.span(1), match[1].capitalize())
+    for token in text.tokens[:1]:
+        if token.common and token.word[0].isupper() and token.word.isalpha():
             yield Edit(token.start, token.end, token.word[:2].upper() + token.word[2:])
 
 
 _OPENING = re.compile(
     r"(?:Hi|Hello|Hey|Dear|Good morning|Morning|Good evening)"
     r"(?: (?:Mrs?|Ms|Dr)\.?)?(?: [A-Z]\w+)+(,) |"
-    r"(?:^|(?<=[.?!] ))(?:Yes|No|Sorry|Well|However|Unfortunately|Finally|Also|Okay|First)(,) "
+    r"(?:^|(?<=[.?!] ))(?:Yes|No|However|Unfortunately)(,) (?!thank|please|way|problem)"
 )
 _TAG = re.compile(
     r"(,) (?=(?:is|are|was|were|do|does|did|have|has|can|could|will|would|should)(?:n't)? "
@@ -500,6 +504,7 @@ _ASKED = _pattern(
 )
 _STOP = re.compile(r"(?<=[a-z])(\.)(?= [A-Z])")
 _MARK = re.compile(r"(?<=[a-z])([,.?])(?= |$)")
+_SPACES = 0.4  # of the draws; they fit nearly everywhere
 _SPACE = re.compile(r"(?<=[a-z,]) (?=[a-z])")
 
 
@@ -514,6 +519,12 @@ def _wrong_mark(text: Source, rng: random.Random) -> Iterable[Edit]:
     for match in _STOP.finditer(text.text):
         if not _ABBREVIATION.search(text.text[: match.start()]):
             yield Edit(*match.span(1), "")
+    if rng.random() < _SPACES:
+        yield from _wrong_space_at_mark(text, rng)
+
+
+def _wrong_space_at_mark(text: Source, rng: random.Random) -> Iterable[Edit]:
+    """Spaces too many and too few at marks or between words, and marks that stand twice."""
     marks = list(_MARK.finditer(text.text))
     for match in rng.sample(marks, min(1, len(marks))):
         if _ABBREVIATION.search(text.text[: match.start()]):
@@ -667,14 +678,12 @@ class _Made:
         return text
 
 
+@cache
 def _settled(spelling: Literal["us", "uk"] | None) -> frozenset[str]:
     """The words that are spelt in another way where the text may come from."""
-    variants = [(us, uk) for us, (uk,) in _table("variants").items()]
+    variants = [(us, uk) for us, (uk,) in table("variants").items()]
     sides = {"us": (1,), "uk": (0,), None: (0, 1)}[spelling]
     return frozenset(pair[side] for pair in variants for side in sides)
-
-
-_settled = cache(_settled)
 
 
 def with_errors(text: str, rng: random.Random, spelling: Literal["us", "uk"] | None = None) -> str:
@@ -720,7 +729,7 @@ def _be_sloppy(made: _Made, rng: random.Random) -> None:
     """No capitals, apostrophes and last mark, and at times the short forms of text messages."""
     text = made.text
     if rng.random() < 0.25:
-        shorthand = _table("shorthand")
+        shorthand = table("shorthand")
         for token in text.tokens:
             short = shorthand.get(token.word.lower())
             if short and rng.random() < 0.7:
