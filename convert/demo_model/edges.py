@@ -99,4 +99,5 @@ def _long(rng: random.Random, task: str, line: Line) -> tuple[str, str]:
             break
         contents.append(one.input)
         targets.append(one.answer)
-    return " ".join(contents), ("; " if task == "key_points" else " ").join(targets)
+    ended = [text if text[-1] in ".?!'\"" else f"{text}." for text in contents[:-1]]
+    return " ".join([*ended, *contents[-1:]]), ("; " if task == "key_points" else " ").join(targets)

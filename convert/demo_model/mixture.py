@@ -64,7 +64,10 @@ def _drawn(rng: random.Random, task: str | None) -> Item:
 
 def line(rng: random.Random, pool: str) -> written.Written:
     """A line of a pool (a kind, a tone, or a file of sentences), mostly with exchanges."""
-    exchanger = rng.choice(_pools()[pool])
+    return _exchanged(rng.choice(_pools()[pool]), rng)
+
+
+def _exchanged(exchanger: Exchanger, rng: random.Random) -> written.Written:
     return exchanger.line if rng.random() < _AS_WRITTEN else exchanger.draw(rng)
 
 
@@ -90,9 +93,7 @@ def _proofreading(rng: random.Random) -> Item:
     count = rng.choices(_COUNTS, _COUNT_WEIGHTS)[0]
     if rng.random() < _SENTENCES:
         file = rng.choice(_pools()["sentences"]).line.file
-        chosen: dict[str, None] = {}
-        while len(chosen) < count:
-            chosen[line(rng, file).input] = None
+        chosen = [_exchanged(one, rng).input for one in rng.sample(_pools()[file], count)]
         text, spelling, source = " ".join(chosen), file[-2:], f"sentences/{file}"
     else:
         text, source = _right_text(rng, count)

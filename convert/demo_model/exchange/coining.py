@@ -72,7 +72,7 @@ def takes_an(word: str) -> bool:
         integer = re.match(r"\d[\d,]*", word)[0].replace(",", "")
         return integer[0] == "8" or (integer[:2] in ("11", "18") and len(integer) in (2, 5))
     head = re.match(r"[^\W_]*", word)[0]
-    if len(head) < 5 and head.isupper() and not re.search("[AEIOU]", head[1:]):
+    if head.isupper() and (len(head) < 4 or not re.search("[AEIOU]", head)):
         return head[0] in _LETTERS_WITH_VOWEL
     lower = head.lower()
     if re.match(r"(?:eu|uni(?!n)|use|usu|one\b|once|ou[ai]|ew)", lower):

@@ -94,9 +94,8 @@ class Span:
     Attributes:
         start: index of its first character.
         end: index behind its last character.
-        kind: a list's name (``women``, ``cities`` ...), ``name``, ``thing``, ``colour``,
-            ``number``,
-            ``clock``, ``weekday``, ``month``, ``code`` or ``email``.
+        kind: a list's name (``women``, ``cities`` ...), ``speaker``, ``name``, ``thing``,
+            ``colour``, ``number``, ``clock``, ``weekday``, ``month``, ``code`` or ``email``.
         key: what it names; spans with the same kind and key are exchanged for the same.
     """
 
@@ -140,17 +139,48 @@ def find(texts: Sequence[str]) -> Found:
     """
     texts = list(texts)
     claimed = [_claims(text) for text in texts]
+    claimed[0] += _short_dates(texts[0], claimed)
     names = _names(texts, claimed)
     spans = []
     for text, claims in zip(texts, claimed, strict=True):
         taken = [claim for claim in claims if claim.kind != "kept"]
         spans.append(sorted(taken + _named(text, names, claims), key=lambda span: span.start))
-    found = Found(texts, spans)
+    found = Found(texts, _without_doubtful_months(texts, spans))
     found.genders = bool(_GENDERED.search(" ".join(texts[1:]))) and not _GENDERED.search(texts[0])
     _settle_numbers(found)
     _keep_what_the_input_lacks(found)
     _keep_words_that_stand_elsewhere(found)
     return found
+
+
+def _short_dates(text: str, claimed: Sequence[Sequence[Span]]) -> list[Span]:
+    """Weekdays and months that the answers have and the input writes small or short."""
+    given = {span.key for span in claimed[0]}
+    dates = {
+        (span.kind, span.key)
+        for claims in claimed[1:]
+        for span in claims
+        if span.kind in ("weekday", "month") and span.key not in given
+    }
+    spans = []
+    for kind, key in sorted(dates):
+        forms = sorted({key, key[:3], key[:4], key[:5]} if kind == "weekday" else {key, key[:3]})
+        for match in re.finditer(rf"\b(?:{'|'.join(forms[::-1])})(?=s?\b)", text, re.I):
+            if not _overlaps(*match.span(), claimed[0]):
+                spans.append(Span(*match.span(), kind, key))
+    return spans
+
+
+def _without_doubtful_months(texts: Sequence[str], spans: list[list[Span]]) -> list[list[Span]]:
+    """``spans`` without months if "May" or "March" may be one, or a month has all its days."""
+    found = [span for text_spans in spans for span in text_spans if span.kind == "month"]
+    text = " ".join(texts)
+    seen = sum(len(re.findall(rf"\b{month}\b", text)) for month in ("May", "March"))
+    days = (int(match["a"] or match["b"]) for match in _DAY_OF_MONTH.finditer(text))
+    claimed = sum(span.key in ("May", "March") for span in found)
+    if seen <= claimed and max(days, default=0) <= 28:
+        return spans
+    return [[span for span in text_spans if span.kind != "month"] for text_spans in spans]
 
 
 def _overlaps(start: int, end: int, spans: Sequence[Span]) -> bool:
@@ -167,7 +197,7 @@ def _claims(text: str) -> list[Span]:
 
     for match in _EMAIL.finditer(text):
         claim(*match.span(), "email", match[0].lower())
-    for match in re.finditer(r"\S*(?:\w/\w|www\.|\.com|\.org)\S*", text):
+    for match in re.finditer(r"\b\d+ h \d+\b|\S*(?:\w/\w|www\.|\.com|\.org)\S*", text):
         claim(*match.span(), "kept", "")
     for match in _ISO.finditer(text):
         claim(*match.span(), "code", match[0])
@@ -177,7 +207,9 @@ def _claims(text: str) -> list[Span]:
     for match in _DIGITS.finditer(text):
         claim(*match.span(), "number", match[0].replace(",", ""))
     for match in _CODE.finditer(text):
-        unit = re.fullmatch(r"\d+[a-z]+|[mA]\d|CO2|MP\d|USB.*", match[0])  # as in "1970s"
+        unit = re.fullmatch(
+            r"\d+[a-z]+|\d+[hm]\d+|[mA]\d|CO2|MP\d|USB.*", match[0]
+        )  # as in "1970s"
         claim(*match.span(), "kept" if unit else "code", match[0].upper())
     for match in _WORD.finditer(text):
         word = match[0]
@@ -263,6 +295,8 @@ def _kind(text: str, match: re.Match, before: str, names: dict[str, str]) -> str
         return None
     if before.lower() == "the" and word[-1] == "s":
         return None
+    if speaker and word.isalpha():
+        return "speaker"
     return "name" if word.isalpha() and len(word) > 2 and before not in _PLACE_WORDS else None
 
 

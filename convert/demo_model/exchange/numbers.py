@@ -5,8 +5,9 @@ import re
 import string
 from collections.abc import Collection, Iterable
 
-YEARS = range(1000, 2040)
-_TRIES = 12
+YEARS = range(1900, 2040)
+_NEAR = 0.8  # of the numbers of two digits stay between half and twice the value
+_TRIES = 20
 
 
 def _like(number: str, largest: int | None, rng: random.Random) -> str:
@@ -17,14 +18,16 @@ def _like(number: str, largest: int | None, rng: random.Random) -> str:
     """
     if largest is not None:
         return str(rng.randint(2, largest))
-    if number.isdigit() and len(number) == 4 and int(number) in YEARS:
-        year = int(number) + rng.randint(-14, 12)
-        return str(min(max(year, YEARS[0]), YEARS[-1]))
+    if number.isdigit() and int(number) in YEARS:
+        return str(min(max(int(number) + rng.randint(-14, 12), YEARS[0]), YEARS[-1]))
     if number.isdigit() and len(number) == 1:
         return str(rng.randint(2, 9))
+    if number.isdigit() and len(number) == 2 and rng.random() < _NEAR:
+        return str(rng.randint(max(10, int(number) // 2), min(99, int(number) * 2)))
     whole, point, part = number.partition(".")
     ending = re.search(r"[059]*$", whole[1:])[0]
-    made = rng.choice("123456789") if whole[0] != "0" else "0"
+    year = number.isdigit() and len(number) == 4 and whole[0] == "1"
+    made = whole[0] if whole[0] == "0" or year else rng.choice("123456789")
     made += "".join(rng.choices(string.digits, k=len(whole) - len(ending) - 1))
     for digit in ending + part:
         keeps = digit in "059" and rng.random() < 0.8
@@ -62,7 +65,8 @@ def others(
             numbers[old] is None or 2 <= value(number) <= numbers[old]
             for old, number in new.items()
         )
-        if fits and len(values) == len(new) and not values & taken:
+        ordered = [value(new[number]) for number in sorted(numbers, key=value)]
+        if fits and ordered == sorted(ordered) and len(values) == len(new) and not values & taken:
             return new
     return {}
 

@@ -71,6 +71,9 @@ def _word(kind: str, key: str, found: Found, rng: random.Random) -> str:
             return rng.choice(group)
         word = coining.noun(rng)
         return coining.plural_form(word) if plural else word
+    if kind == "speaker":
+        coined = coined or found.genders
+        return _capitalized(rng) if coined else rng.choice(entries(rng.choice(("women", "men"))))
     if kind == "name":
         if rng.random() < 0.5:
             return _capitalized(rng)
@@ -138,6 +141,8 @@ def _in_form_of(value: str, old: str, span: Span) -> str:
         return padded + old[-3] + minute
     if span.kind == "email":
         return value
+    if span.kind in ("weekday", "month") and len(old) < len(span.key):
+        return coining.in_case_of(value[:3], old)
     if span.kind == "code":
         return value.lower() if old.islower() else value if old.isupper() else _cased(value, old)
     return coining.in_case_of(value, old)

@@ -23,7 +23,8 @@ _BEFORE_NOUN = frozenset(
     per highest lowest average total""".split()
 )
 _MEANT = frozenset(
-    """name id date no number year day time price cost age amount total average how many first last
+    """name title id date no number year day time price cost age amount total average how many first
+    last
     count on in at to of by per month hour minutes days weight height size length start end old
     type kind list all table sum most more max min value null order and or not""".split()
 )
@@ -225,6 +226,8 @@ def _value_like(value: str, plural: bool, rng: random.Random) -> str:
             f"{rng.randint(1, 28):02}",
         ]
         return "-".join(made[: value.count("-") + 1])
+    if re.fullmatch(r"(?:19|20)\d\d", value):
+        return str(rng.randint(1950, 2029))
     if re.fullmatch(r"\d{1,2}:\d{2}", value):
         return f"{rng.randint(6, 22):0{value.index(':')}}:{rng.choice((0, 10, 15, 20, 30, 45)):02}"
     if "@" in value:

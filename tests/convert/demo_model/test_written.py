@@ -1,15 +1,13 @@
 """The demonstration model's written text: its form and size, and that no test text stands in it."""
 
-import json
 import re
 import sqlite3
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from specstream_mlx.convert.demo_model import written
+from typed_texts import eight_words, typed
 
-TYPED = Path(__file__).parents[3] / "benchmarks" / "typed"
 TASKS = {
     *("proofread", "friendly", "professional", "concise"),
     *("summarize", "key_points", "sql", "describe"),
@@ -29,16 +27,6 @@ LEAST = {
 @pytest.fixture(scope="module")
 def lines():
     return list(written.read_all())
-
-
-def typed(split):
-    """Inputs and accepted answers of the texts typed for testing, by task."""
-    for path in sorted((TYPED / split).glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            values = json.loads(line)
-            assert set(values) == {"input", "accepted"}, f"{path.name}: {line}"
-            assert values["input"] and values["accepted"]
-            yield path.stem, values["input"], values["accepted"]
 
 
 def test_there_is_enough_of_each_kind(lines):
@@ -80,13 +68,7 @@ def test_queries_run_and_their_values_stand_in_the_question(lines):
 
 
 def test_no_eight_words_in_a_row_are_those_of_a_test_text(lines):
-    test = set()
-    for split in ("dev", "test"):
-        for _, text, accepted in typed(split):
-            for one in (text, *accepted):
-                test |= written.ngrams(one, 8)
-        for text in (TYPED / split / "prose.txt").read_text().splitlines():
-            test |= written.ngrams(text, 8)
+    test = eight_words()
     shared = [line for line in lines if test & (written.ngrams(line.input, 8))]
     shared += [line for line in lines if test & (written.ngrams(line.answer, 8))]
     assert not shared, f"{len(shared)} lines"

@@ -1,0 +1,238 @@
+"""The training mixture: what is exchanged stays together, and no test text is repeated."""
+
+import random
+import re
+import sqlite3
+from collections import Counter
+
+import pytest
+from specstream_mlx.convert.demo_model import mixture, tasks, written
+from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, finding, lists, numbers
+from typed_texts import eight_words
+
+SHARES = {"sentences": 400, "dialogues": 300, "rewrites": 500, "notes": 200, "records": 400}
+
+
+@pytest.fixture(scope="module")
+def items():
+    rng = random.Random(5)
+    return [mixture.draw(rng) for _ in range(20_000)]
+
+
+@pytest.fixture(scope="module")
+def exchanged():
+    """Lines and one exchange of each."""
+    rng = random.Random(7)
+    pairs = []
+    for kind, count in SHARES.items():
+        for line in rng.sample(list(written.read(kind)), count):
+            pairs.append((line, Exchanger(line).draw(rng)))
+    return pairs
+
+
+def exchange(kind, seed=0, **values):
+    return Exchanger(written.Written(kind, "a", values)).draw(random.Random(seed))
+
+
+def test_the_same_state_gives_the_same_items():
+    made = [[mixture.draw(random.Random(3), task) for task in tasks.TASKS] for _ in range(2)]
+    assert made[0] == made[1]
+    assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
+
+
+def test_every_task_comes_with_its_shares(items):
+    found = Counter(item.task for item in items)
+    assert set(found) == set(tasks.TASKS)
+    sources = Counter(
+        "edges" if item.templates[0].startswith("edges/") else item.templates[0].split("/")[0]
+        for item in items
+    )
+    written_items = sum(sources[kind] for kind in ("tables", *SHARES))
+    assert 0.84 < written_items / len(items) < 0.9
+    assert 0.02 < sources["edges"] / len(items) < 0.04
+    unchanged = [
+        item.content == item.target
+        for item in items
+        if item.task == "proofread" and item.templates[0].startswith("sentences/")
+    ]
+    assert 0.3 < sum(unchanged) / len(unchanged) < 0.45
+
+
+def test_no_item_has_eight_words_in_a_row_of_a_test_text(items):
+    test = eight_words()
+    shared = [
+        item
+        for item in items
+        for text in (item.content, item.target)
+        if test & written.ngrams(text, 8)
+    ]
+    assert not shared, f"{len(shared)} items"
+
+
+def test_a_draw_that_repeats_a_test_text_is_drawn_again(monkeypatch):
+    leaking = next(iter(sorted(eight_words())))
+    bad = tasks.Item("concise", "x", " ".join(leaking), ("a",))
+    good = tasks.Item("concise", "x", "y", ("a",))
+    drawn = iter([bad, bad, good])
+    monkeypatch.setattr(mixture, "_drawn", lambda rng, task: next(drawn))
+    assert mixture.draw(random.Random(0)) == good
+
+
+def test_queries_run(items):
+    seen = 0
+    for item in items:
+        if item.task != "sql" or not item.templates[0].startswith("tables/"):
+            continue
+        spec, question = item.content.split("): ", 1)
+        database = sqlite3.connect(":memory:")
+        for name, columns in re.findall(r"table (\w+)\(([^)]*)", spec):
+            names = [column.strip() for column in columns.split(",")]
+            assert len(set(names)) == len(names), item.content
+            database.execute(f"CREATE TABLE {name}({', '.join(names)})")
+        database.execute(f"EXPLAIN {item.target}")
+        database.close()
+        for value in re.findall(r"'([^']*)'", item.target):
+            assert value in ("yes", "no") or value.strip("%") in question, item
+        seen += 1
+    assert seen > 1500
+
+
+def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged):
+    changed = 0
+    for old, new in exchanged:
+        changed += old.input != new.input
+        given = set(re.findall(r"\d+", old.input))
+        if set(re.findall(r"\d+", old.answer)) <= given:
+            assert set(re.findall(r"\d+", new.answer)) <= set(re.findall(r"\d+", new.input)), new
+        words = re.findall(r"[^\W\d_]+", new.answer)
+        before = {word.lower() for word in re.findall(r"[^\W\d_]+", old.answer)}
+        known = {word.lower() for word in re.findall(r"[^\W\d_]+", new.input)}
+        forms = {form for word in known for form in (word[:3], word + "s")}
+        for word in words:
+            if word[0].isupper() and word.lower() not in before | known | forms:
+                short = next((w for w in known if word.lower().startswith(w) and len(w) >= 3), None)
+                assert short, (word, new)
+    assert changed > len(exchanged) / 2
+
+
+def test_a_name_becomes_none_that_stands_in_the_text(exchanged):
+    for old, new in exchanged:
+        if old.kind != "dialogues":
+            continue
+        speakers = re.compile(r"(?:^|[.?!] )([^\W\d_]+):")
+        assert len(set(speakers.findall(old.input))) == len(set(speakers.findall(new.input)))
+
+
+def test_names_keep_their_possessives_and_gender():
+    text = "Anna: Where's Anna's bike? Bram: Anna, it's in Bram's shed."
+    for seed in range(40):
+        new = exchange("dialogues", seed, text=text, summary="Anna's bike is in Bram's shed.")
+        one, other = re.fullmatch(
+            r"(\w+)'s \w+ is in (\w+)'s shed\.", new.values["summary"]
+        ).groups()
+        assert new.input.startswith(f"{one}: Where's {one}'s ")
+        assert f"{other}: {one}, it's in {other}'s shed." in new.input
+    summary = "She asked for the key and Bram told her he had it."
+    for seed in range(40):
+        new = exchange("dialogues", seed, text="Anna: The key? Bram: With Bram.", summary=summary)
+        woman, man = re.match(r"(\w+): The key\? (\w+):", new.input).groups()
+        assert woman in lists.entries("women") and man in lists.entries("men")
+
+
+@pytest.mark.parametrize(
+    ("word", "an"),
+    [("apple", True), ("Uma", True), ("unicorn", False), ("euro", False), ("hour", True),
+     ("8", True), ("18", True), ("11", True), ("180", False), ("80", True), ("11,000", True),
+     ("1,100", False), ("MRI", True), ("UK", False), ("one", False), ("Anna", True)],
+)  # fmt: skip
+def test_what_takes_an(word, an):
+    assert coining.takes_an(word) == an
+
+
+def test_articles_fit_what_comes_behind_them():
+    text = "I have a blue car and an aubergine. It takes an 80 minute trip to an Ustr office."
+    seen = set()
+    for seed in range(200):
+        new = exchange("sentences", seed, text=text).input
+        for article, word in re.findall(r"\b(an?) (\S+)", new):
+            assert (article == "an") == coining.takes_an(word), new
+        seen.update(re.findall(r"\ban? \S+", new))
+    assert len(seen) > 20
+
+
+def test_dates_and_times_stay_dates_and_times():
+    text = "Meet us on 14 March at 17:30, not on the 3rd at 9, and never on a Tuesday."
+    answer = "Meet on 14 March at 17:30, not the 3rd at 9, and never on Tuesday."
+    shown = set()
+    for seed in range(60):
+        new = exchange("rewrites", seed, tone="concise", text=text, rewrite=answer)
+        match = re.fullmatch(
+            r"Meet on (\d+) (\w+) at (\d+):(\d+), not the (\d+)(st|nd|rd|th) at (\d+), "
+            r"and never on (\w+)\.",
+            new.answer,
+        )
+        day, month, hour, minute, other, ending, simple, weekday = match.groups()
+        assert 1 <= int(other) < int(day) <= 28 and month in lists.MONTHS
+        assert int(hour) < 24 and int(minute) < 60 and int(simple) <= 12
+        assert weekday in lists.WEEKDAYS
+        special = {"1": "st", "2": "nd", "3": "rd"} if not 11 <= int(other) <= 13 else {}
+        assert special.get(other[-1], "th") == ending
+        assert f"{day} {month} at {hour}:{minute}" in new.input
+        shown.add(new.answer)
+    assert len(shown) > 30
+
+
+def test_what_an_answer_works_out_is_left_alone():
+    text = "We pay for 3 nights at 40 each, that is 120."
+    for seed in range(20):
+        assert (
+            exchange("rewrites", seed, tone="concise", text=text, rewrite="3 x 40 = 120").input
+            == text
+        )
+    text = "It costs 250 a head."
+    for seed in range(20):
+        new = exchange("rewrites", seed, tone="concise", text=text, rewrite="500 for both.")
+        assert new.input == text
+
+
+def test_informal_names_and_days_follow_the_answer():
+    text, answer = (
+        "ask paolo if hes in lisbon on thurs",
+        "Please ask Paolo if he is in Lisbon on Thursday.",
+    )
+    seen = set()
+    for seed in range(40):
+        new = exchange("rewrites", seed, tone="professional", text=text, rewrite=answer)
+        match = re.match(r"Please ask (.+) if he is in (.+) on (\w+)\.", new.answer)
+        person, city, day = match.groups()
+        assert f"ask {person.lower()} if hes in {city.lower()} on {day.lower()[:3]}" in new.input
+        seen.add((person, city, day))
+    assert len(seen) > 20
+
+
+def test_numbers_keep_their_order_and_shape():
+    rng = random.Random(0)
+    for _ in range(200):
+        new = numbers.others({"7": None, "45": None, "340": None, "14.99": None}, {"1"}, rng)
+        if new:
+            made = [float(new[number]) for number in ("7", "14.99", "45", "340")]
+            assert made == sorted(set(made))
+            assert [len(new[n]) for n in ("7", "45", "340", "14.99")] == [1, 2, 3, 5]
+    assert numbers.add_up(["40", "3", "120"]) and numbers.add_up(["7", "14"])
+    assert not numbers.add_up(["40", "3", "119"])
+
+
+def test_a_plural_or_a_misspelling_keeps_a_name():
+    texts = ["The Petrosyans are out, so ring Mr Petrosyan.", "Ring Mr Petrosyan."]
+    assert not finding.find(texts).keys()
+    assert finding.find(["Ring Mr Petrosyan.", "Ring Mr Petrosyan."]).keys() == {
+        "surnames": ["Petrosyan"]
+    }
+
+
+@pytest.mark.parametrize("name", lists.LISTS)
+def test_lists_are_long_and_name_each_entry_once(name):
+    found = lists.entries(name)
+    assert len(set(found)) == len(found) > 90
+    for other in set(lists.LISTS) - {name}:
+        assert not set(found) & set(lists.entries(other))
