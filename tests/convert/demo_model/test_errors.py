@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import errors, written
+from specstream_mlx.convert.demo_model.error_kinds import KINDS, source
 
 TABLES = {
     *("confusions", "irregular", "misspellings", "missing"),
@@ -52,13 +53,13 @@ def test_the_same_draws_make_the_same_errors(lines):
     assert made[0] == made[1] != made[2]
 
 
-@pytest.mark.parametrize("kind", errors.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_fits_many_sentences_and_changes_them(lines, kind):
     rng = random.Random(1)
     fitting = 0
     for line in lines[::5]:
-        source = errors.Source(line.input, frozenset())
-        edits = list(errors.KINDS[kind](source, rng))
+        right = source.Source(line.input, frozenset())
+        edits = list(KINDS[kind](right, rng))
         assert all(0 <= edit.start < edit.end <= len(line.input) for edit in edits)
         fitting += any(line.input[edit.start : edit.end] != edit.put for edit in edits)
     assert fitting >= 100
@@ -127,11 +128,11 @@ def test_most_texts_have_few_errors_and_some_are_sloppy(pairs):
 )
 def test_errors_that_people_make_are_among_them(text, kind, wrong):
     rng = random.Random(0)
-    source = errors.Source(text, frozenset())
+    right = source.Source(text, frozenset())
     made = {
         text[: edit.start] + edit.put + text[edit.end :]
         for _ in range(50)
-        for edit in errors.KINDS[kind](source, rng)
+        for edit in KINDS[kind](right, rng)
     }
     assert wrong in made
 
@@ -151,18 +152,18 @@ def test_words_of_two_spellings_are_left_alone_unless_the_spelling_is_known():
 def test_a_slip_is_no_word_and_nearest_to_its_own(lines):
     rng = random.Random(2)
     for line in lines[::20]:
-        source = errors.Source(line.input, frozenset())
-        for edit in errors.KINDS["slip"](source, rng):
-            assert edit.put.lower() not in errors.vocabulary()
+        right = source.Source(line.input, frozenset())
+        for edit in KINDS["slip"](right, rng):
+            assert edit.put.lower() not in source.vocabulary()
 
 
 def test_the_files_are_those_that_are_read():
-    assert {path.stem for path in errors.FOLDER.iterdir()} == TABLES
+    assert {path.stem for path in source.FOLDER.iterdir()} == TABLES
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_a_line_is_a_right_form_and_wrong_forms(name):
-    lines = (errors.FOLDER / f"{name}.tsv").read_text(encoding="utf-8").split("\n")
+    lines = (source.FOLDER / f"{name}.tsv").read_text(encoding="utf-8").split("\n")
     assert lines.pop() == ""
     assert lines == sorted(set(lines))
     rights = []
@@ -176,8 +177,8 @@ def test_a_line_is_a_right_form_and_wrong_forms(name):
 
 def test_there_are_many_misspellings_and_none_is_a_word_of_the_sentences(lines):
     right = {word.lower() for line in lines for word in WORD.findall(line.input)}
-    right |= {form for us, (uk,) in errors.table("variants").items() for form in (us, uk)}
-    misspellings = errors.table("misspellings")
+    right |= {form for us, (uk,) in source.table("variants").items() for form in (us, uk)}
+    misspellings = source.table("misspellings")
     wrong = [form for forms in misspellings.values() for form in forms]
     assert len(wrong) >= 1200
     assert sum(word in right or word.lower() in right for word in misspellings) >= 1000
@@ -185,5 +186,5 @@ def test_there_are_many_misspellings_and_none_is_a_word_of_the_sentences(lines):
 
 
 def test_every_misspelling_has_one_right_form_in_all_but_a_few_cases():
-    found = Counter(form for forms in errors.table("misspellings").values() for form in forms)
+    found = Counter(form for forms in source.table("misspellings").values() for form in forms)
     assert len([form for form, count in found.items() if count > 1]) <= 8
