@@ -6,8 +6,10 @@
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``base`` quantizes the base. ``streams`` trains the lossless streams on the greedy
 output of the quantized base. ``shared`` trains one shared-mode adapter on all tasks, which is not
-shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter.
-PyTorch trains on the quantized values, expanded to float32: the streams must predict their output.
+shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter on
+items without instruction, which the adapter holds. All text comes from the mixture, and parts end
+after a number of steps, so a run that is stopped for a while loses nothing. PyTorch trains on the
+quantized values, expanded to float32: the streams must predict their output.
 """
 
 import json
@@ -30,15 +32,16 @@ from specstream_mlx.staging import staged_directory, staged_file
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
-from . import tasks
-from .slips import with_slips
-from .splices import patchwork
-from .swaps import with_swaps
+from . import mixture, tasks
+from .train_base import HAS_BF16
+from .typed_dev import typed_dev
 
 GROUP_SIZE = 64
 AT_ONCE = 512
-MINUTES = {"streams": 50.0, "shared": 24.0, "proofread": 130.0}
-TASK_MINUTES = 7.0
+STEPS = {"streams": 1000, "shared": 600, "proofread": 400}
+TASK_STEPS = 200
+MOST_TOKENS = 512
+"""Tokens of a training item; a batch of longer ones takes too much memory."""
 EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
 
 
@@ -63,7 +66,7 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
         save(scratch, base, model, tokenizer, config)
 
 
-def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 120) -> list[str]:
+def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 200) -> list[str]:
     """Complete prompts greedily.
 
     Args:
@@ -98,9 +101,9 @@ def write_data(path: Path, prompts: list[str], completions: list[str]) -> None:
 
 
 def mixed_prompts(count: int, seed: str) -> list[tasks.Item]:
-    """Make ``count`` training items, of all tasks in turn."""
+    """Draw ``count`` training items, of all tasks in turn."""
     rng, names = random.Random(seed), list(tasks.TASKS)
-    return [tasks.sample(rng, "train", names[index % len(names)]) for index in range(count)]
+    return [mixture.draw(rng, names[index % len(names)]) for index in range(count)]
 
 
 def stream_data(work: Path, count: int, seed: int) -> Path:
@@ -129,18 +132,6 @@ def shared_data(work: Path, count: int, seed: int) -> Path:
     return path
 
 
-def train_item(rng: random.Random, task: str) -> tasks.Item:
-    """Make a training item of ``task`` as the generator does."""
-    return tasks.sample(rng, "train", task)
-
-
-def proofread_item(rng: random.Random, task: str) -> tasks.Item:
-    """Make a proofreading item of pieces of one to five, most with swapped words and slips."""
-    pieces = [train_item(rng, task) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))]
-    item = with_swaps(patchwork(pieces, rng), rng.choice((0, 1, 2, 4)), rng)
-    return with_slips(item, rng.choice((0, 1, 1, 2)), rng)
-
-
 def task_data(work: Path, task: str, count: int, seed: int) -> Path:
     """Write what a task's adapter trains on: items of the task, without its instruction.
 
@@ -150,27 +141,26 @@ def task_data(work: Path, task: str, count: int, seed: int) -> Path:
     path = work / f"{task}.jsonl"
     if not path.exists():
         rng = random.Random(f"{task}-{seed}")
-        make = proofread_item if task == "proofread" else train_item
-        items = [make(rng, task) for _ in range(count)]
+        items = [mixture.draw(rng, task) for _ in range(count)]
         write_data(path, [item.content for item in items], [item.target for item in items])
     return path
 
 
-def held_out_data(work: Path, names: list[str], count: int) -> Path:
-    """Write held-out items of some tasks, in the form of the training items.
+def typed_data(work: Path, names: list[str], count: int) -> Path:
+    """Write what people typed for development, in the form of the training items.
 
     Args:
         work: directory for the file.
         names: tasks; items of several tasks have their instructions.
-        count: items of each task.
+        count: items of each task, with the first of their accepted answers.
 
     Returns:
         The file, which is kept if it is there already.
     """
     together = len(names) > 1
-    path = work / f"{'shared' if together else names[0]}-held-out.jsonl"
+    path = work / f"{'shared' if together else names[0]}-typed.jsonl"
     if not path.exists():
-        items = [item for name in names for item in tasks.held_out(name, count)]
+        items = [answers[0] for name in names for answers in typed_dev(name, count)]
         prompts = [tasks.instructed(item) if together else item.content for item in items]
         write_data(path, prompts, [item.target for item in items])
     return path
@@ -197,8 +187,8 @@ def settings_of(
     Args:
         part: ``streams``, ``shared`` or the name of a task.
         work: the work directory.
-        minutes: wall time of the run, if ``iters`` is ``None``.
-        iters: steps of the run, if ``minutes`` is ``None``.
+        minutes: wall time after which the run ends; ``None``: any.
+        iters: steps after which it ends; ``None``: any, and ``minutes`` is given.
         items: training items of a task's adapter.
         seed: seed of text and new weights.
         msa_layers: N_s by mode.
@@ -211,6 +201,8 @@ def settings_of(
         "stream_init": "linear",
         "num_msa_layers": msa_layers["lossless" if part == "streams" else "shared"],
         "batch_size": 16,
+        "max_seq_length": MOST_TOKENS,
+        "bf16": HAS_BF16,
         "time_limit": minutes,
         "iters": iters,
         "seed": seed,
@@ -228,10 +220,10 @@ def settings_of(
         )
     if part == "shared":
         data, template = shared_data(work, 2 * items, seed), None
-        valid_data = held_out_data(work, list(tasks.TASKS), 12)
+        valid_data = typed_data(work, list(tasks.TASKS), 12)
     else:
         data, template = task_data(work, part, items, seed), tasks.prompt_template(part)
-        valid_data = held_out_data(work, [part], 32)
+        valid_data = typed_data(work, [part], 32)
     return TrainSettings(
         data=data,
         valid_data=valid_data,
@@ -254,22 +246,21 @@ def main(
     work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
     bits: Annotated[int, typer.Option(help="Bits per weight of the quantized base.")] = 8,
     minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Wall time for each part. Default: streams 50, shared 24, proofread 130, any "
-            "other task 7."
-        ),
+        float | None, typer.Option(help="Wall time for each part, instead of its steps.")
     ] = None,
     iters: Annotated[
         int | None,
-        typer.Option(help="Steps for each part instead of minutes, the same on any machine."),
+        typer.Option(
+            help="Steps for each part. Default: streams 1000, shared 600, proofread 400, any other "
+            "task 200."
+        ),
     ] = None,
     lossless_msa_layers: Annotated[
         int, typer.Option(help="Top layers with streams (N_s) of the lossless streams.")
     ] = 6,
     shared_msa_layers: Annotated[
         int, typer.Option(help="Top layers with streams (N_s) of the shared-mode adapters.")
-    ] = 2,
+    ] = 3,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -290,9 +281,11 @@ def main(
                 quantize_base(base, work, bits)
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
-                limit = None if iters else minutes or MINUTES.get(part, TASK_MINUTES)
+                steps = iters or (None if minutes else STEPS.get(part, TASK_STEPS))
                 start_of_part = start or (shared_adapter(work) if part in tasks.TASKS else None)
-                train(settings_of(part, work, limit, iters, items, seed, msa_layers, start_of_part))
+                train(
+                    settings_of(part, work, minutes, steps, items, seed, msa_layers, start_of_part)
+                )
         else:
             known = ", ".join(tasks.TASKS)
             raise UserError(f"unknown part {part!r}, expected base, streams, shared, {known}")

@@ -29,9 +29,7 @@ from . import tasks
 from .muon import Muon
 from .packing import LONGEST, PackedRows, TrainingRows, encode, pack
 from .tokenizer import CONTEXT, save_tokenizer
-
-DEV = Path(__file__).parents[2] / "benchmarks" / "typed" / "dev"
-"""Texts that people typed, with the answers that are accepted; nothing is trained on them."""
+from .typed_dev import typed_dev
 
 PROMPT_WEIGHT = 0.4
 """Weight of a prompt's tokens in the loss, beside 1 for a target's: there is little English to
@@ -89,16 +87,6 @@ def weighted_loss(
     )
     weight = weight[:, 1:].flatten()
     return (losses * weight).sum() / weight.sum()
-
-
-def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
-    """The first ``count`` typed texts of a task: for each an item with every accepted answer."""
-    lines = (DEV / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    found = map(json.loads, lines)
-    return [
-        [tasks.Item(task, line["input"], answer, ()) for answer in line["accepted"]]
-        for line in found
-    ]
 
 
 @torch.compiler.set_stance("force_eager")  # lengths are many
