@@ -31,7 +31,7 @@ _SWAPS = [
     (pattern_of(rf"(?<!if )(?<!wish )\b(?:{before}) ({right})\b(?!')"), wrong)
     for before, right, wrong in (
         ("he|she|it|that|this|everyone|nobody", "doesn't", "don't"),
-        ("i|you|we|they", "don't", "doesn't"),
+        ("we|they", "don't", "doesn't"),
         ("i|he|she", "was", "were"),
         ("we|you|they|there", "were", "was"),
         ("we|you|they|these|those", "are", "is"),
@@ -102,7 +102,7 @@ def _verbs() -> _Verbs:
         {base: past for base, past, _, _ in rows if past != base},
         {part: past for _, past, part, _ in rows if past != part},
         {past: wrong for base, past, _, wrong in rows if past != base},
-        {with_s: base for base, with_s in s_of_base.items()},
+        {third: base for base, third in s_of_base.items()},
         s_of_base,
     )
 

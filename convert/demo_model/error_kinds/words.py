@@ -7,7 +7,12 @@ from functools import cache
 
 from .source import Edit, Source, cased, names, phrases_of, table, vocabulary
 
-_SHORT = 0.15  # of the short words are taken: they stand nearly everywhere
+_FREQUENT = 150  # times in the written text: words beyond are taken the more seldom
+
+
+def _taken(word: str, rng: random.Random) -> bool:
+    """Whether to take a word; frequent ones leave the others a chance."""
+    return rng.random() * vocabulary()[word] < _FREQUENT
 
 
 def misspelt(text: Source, rng: random.Random) -> Iterable[Edit]:
@@ -16,7 +21,7 @@ def misspelt(text: Source, rng: random.Random) -> Iterable[Edit]:
     for token in text.tokens:
         if token.common or (token.word[0].isupper() and token.word in misspellings):
             wrong = misspellings.get(token.word) or misspellings.get(token.word.lower())
-            if wrong and (len(token.word) > 4 or rng.random() < _SHORT):
+            if wrong and _taken(token.word.lower(), rng):
                 yield Edit(token.start, token.end, cased(token.word, rng.choice(wrong)))
 
 
@@ -94,7 +99,7 @@ def confused(text: Source, rng: random.Random) -> Iterable[Edit]:
     for token in text.tokens:
         if token.common or token.starts:
             wrong = confusions.get(token.word.lower())
-            if wrong and (len(token.word) > 2 or rng.random() < _SHORT):
+            if wrong and _taken(token.word.lower(), rng):
                 yield Edit(token.start, token.end, cased(token.word, rng.choice(wrong)))
 
 
