@@ -41,6 +41,7 @@ archived row_no last_change import_id label_text verified entered_by language pr
 folder checksum revision comment external_id source_file visible sort_key""".split()
 
 _SHUFFLED, _DROPPED, _ADDED, _RENAMED, _STEM = 0.4, 0.25, 0.35, 0.15, 0.3
+_AS_IS = 0.15  # of the values
 
 
 @cache
@@ -89,25 +90,27 @@ class TableExchanger:
         columns = {column for _, names in self.tables for column in names}
         values = {token[1:-1].strip("%") for token in tokens if token[0] == "'"}
         identifiers = {part for name in columns | self.used for part in name.split("_")}
-        for value in sorted(values, key=len, reverse=True):
-            others = values - {value}
-            places = [*re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", question)]
-            plurals = [*re.finditer(rf"(?<!\w){re.escape(value)}(?=s\b)", question)]
+        new: dict[str, str] = {}
+        for value in sorted(values):
+            places = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", question)
+            plurals = re.search(rf"(?<!\w){re.escape(value)}(?=s\b)", question)
             if not value or not (places or plurals) or value.lower() in identifiers:
                 continue
-            if any(value in other or other in value for other in others) or rng.random() < 0.15:
+            if any(value in other or other in value for other in values - {value}):
                 continue
-            new = _value_like(value, bool(plurals), rng)
-            if new.lower() in question.lower() or "'" in new:
-                continue
-            question = _replaced(question, value, new)
-            tokens = [
-                token.replace(value, new)
-                if token[0] == "'" and token.strip("'%") == value
-                else token
-                for token in tokens
-            ]
-        return question, tokens
+            other = _value_like(value, bool(plurals), rng)
+            taken = " ".join((question, *new.values())).lower()
+            if rng.random() >= _AS_IS and other.lower() not in taken and "'" not in other:
+                new[value] = other
+        if not new:
+            return question, tokens
+        question = _replaced(question, new)
+        return question, [
+            token.replace(value, new[value])
+            if token[0] == "'" and (value := token.strip("'%")) in new
+            else token
+            for token in tokens
+        ]
 
     def _other_numbers(
         self, question: str, tokens: list[str], rng: random.Random
@@ -200,16 +203,17 @@ def _identifier(rng: random.Random) -> str:
             return word
 
 
-def _replaced(question: str, value: str, new: str) -> str:
-    """``question`` with a value exchanged, "a" and "an" as the new one wants it."""
+def _replaced(question: str, new: dict[str, str]) -> str:
+    """``question`` with values exchanged, "a" and "an" as the new ones want it."""
 
     def exchange(match: re.Match) -> str:
-        article = match[1] or ""
+        article, value = match[1] or "", match[2]
         if article and (article.strip().lower() == "an") == coining.takes_an(value):
-            article = article[0] + ("n " if coining.takes_an(new) else " ")
-        return article + new
+            article = article[0] + ("n " if coining.takes_an(new[value]) else " ")
+        return article + new[value]
 
-    return re.sub(rf"(?<!\w)([Aa]n? )?{re.escape(value)}(?=s?\b|\W|$)", exchange, question)
+    values = "|".join(map(re.escape, sorted(new, key=len, reverse=True)))
+    return re.sub(rf"(?<!\w)([Aa]n? )?({values})(?=s?\b|\W|$)", exchange, question)
 
 
 def _value_like(value: str, plural: bool, rng: random.Random) -> str:

@@ -107,7 +107,7 @@ def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged)
         words = re.findall(r"[^\W\d_]+", new.answer)
         before = {word.lower() for word in re.findall(r"[^\W\d_]+", old.answer)}
         known = {word.lower() for word in re.findall(r"[^\W\d_]+", new.input)}
-        forms = {form for word in known for form in (word[:3], word + "s")}
+        forms = {form for word in known for form in (word + "s", word.removesuffix("s"))}
         for word in words:
             if word[0].isupper() and word.lower() not in before | known | forms:
                 short = next((w for w in known if word.lower().startswith(w) and len(w) >= 3), None)
