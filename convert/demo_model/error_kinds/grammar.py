@@ -53,7 +53,10 @@ _SWAPS = [
     )
 ]
 _QUESTIONS = [
-    (pattern_of(rf"\b({right})(?= (?:{behind})\b)"), wrong)
+    (
+        pattern_of(rf"(?<!rather )(?<!to )(?<!ld )(?<!ll )(?<!'d )\b({right})(?= (?:{behind})\b)"),
+        wrong,
+    )
     for right, behind, wrong in (
         ("does", "he|she|it|anyone|anybody|this|that|your (?:mum|mom|dad|sister|brother)", "do"),
         ("do", "you|we|they|i", "does"),
