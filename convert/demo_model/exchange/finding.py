@@ -28,7 +28,7 @@ _KEPT = frozenset(
 ) | {*WEEKDAYS, *MONTHS, *(day + "s" for day in WEEKDAYS)}
 _FAMILY = frozenset(
     """Aunt Auntie Uncle Coach Father Sister Brother Nurse Pastor Officer Old Grandma Grandpa
-    Cousin Tailor Driver Landlady Landlord Teacher Support Service Conductor""".split()
+    Cousin Councillor Tailor Driver Landlady Landlord Teacher Support Service Conductor""".split()
 )
 _BEFORE_THING = frozenset(
     """a an the my your our their his her its this that these those new old another any no some
@@ -36,7 +36,7 @@ _BEFORE_THING = frozenset(
 )
 _AFTER_THING = frozenset(
     """is are was were isn't wasn't and or for in on at to with from has had have that which who by
-    but because if when will would can could of so as into until till before after again you i we
+    but because if when will would can could so as into until till before after again you i we
     he she they it there here today tomorrow yesterday now too please""".split()
 )
 _COLOURED = frozenset(
@@ -50,16 +50,17 @@ _NUMBER_WORD = re.compile(
     r"ninety|hundred|thousand|million|half|double|twice|third|quarter|dozen|halves|doubled)\b",
     re.I,
 )
+_COUNTED = NUMBER_WORDS[2:13]
 _UNITS = "am|pm|kg|km|cm|mm|m|g|l|ml|cl|h|hrs?|mins?|k|p|gb|mb|kwh?|w|c|ft|in|lbs?|oz|%|th|st|nd|rd"
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _ISO = re.compile(r"\b\d{4}-\d{2}(?:-\d{2})?\b")
 _CODE = re.compile(
     r"(?<![\w/-])(?=[\w-]*\d)(?=[\w-]*[^\W\d_])[A-Za-z\d]+(?:-[A-Za-z\d]+)*(?![\w/-])"
 )
-_CLOCK = re.compile(r"(?<![\w.:,/-])(\d{1,2})([:.])(\d{2})(?![\d:/-])(?!\.\d)")
+_CLOCK = re.compile(r"(?<![\w.:,/-])(\d{1,2})([:.])(\d{2})(?![\d/-]|[.:]\d)")
 _DIGITS = re.compile(
     rf"(?<![\w.:,/-])(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?"
-    rf"(?=(?:{_UNITS})\b|%|(?![\w/:-]|[.,]\d))",
+    rf"(?=(?:{_UNITS})\b|%|(?![\w/:]|-\d|[.,]\d))",
     re.I,
 )
 _MONTH_WORD = rf"(?:{'|'.join((*MONTHS, *(m[:3] for m in MONTHS)))})"
@@ -95,7 +96,8 @@ class Span:
         start: index of its first character.
         end: index behind its last character.
         kind: a list's name (``women``, ``cities`` ...), ``speaker``, ``name``, ``thing``,
-            ``colour``, ``number``, ``clock``, ``weekday``, ``month``, ``code`` or ``email``.
+            ``colour``, ``number``, ``number_word``, ``clock``, ``weekday``, ``month``, ``code`` or
+            ``email``.
         key: what it names; spans with the same kind and key are exchanged for the same.
     """
 
@@ -138,7 +140,7 @@ def find(texts: Sequence[str]) -> Found:
     Whatever stands in an answer but not in the input stays, and what could depend on it too.
     """
     texts = list(texts)
-    claimed = [_claims(text) for text in texts]
+    claimed = [_claims(text, alone=len(texts) == 1) for text in texts]
     claimed[0] += _short_dates(texts[0], claimed)
     names = _names(texts, claimed)
     spans = []
@@ -164,8 +166,8 @@ def _short_dates(text: str, claimed: Sequence[Sequence[Span]]) -> list[Span]:
     }
     spans = []
     for kind, key in sorted(dates):
-        forms = sorted({key, key[:3], key[:4], key[:5]} if kind == "weekday" else {key, key[:3]})
-        for match in re.finditer(rf"\b(?:{'|'.join(forms[::-1])})(?=s?\b)", text, re.I):
+        short = rf"{key[:3]}s?|{key[:4]}|{key[:5]}" if kind == "weekday" else f"{key[:3]}|{key[:4]}"
+        for match in re.finditer(rf"\b(?:{key}(?=s?\b)|(?:{short})\b)", text, re.I):
             if not _overlaps(*match.span(), claimed[0]):
                 spans.append(Span(*match.span(), kind, key))
     return spans
@@ -187,8 +189,11 @@ def _overlaps(start: int, end: int, spans: Sequence[Span]) -> bool:
     return any(start < span.end and span.start < end for span in spans)
 
 
-def _claims(text: str) -> list[Span]:
-    """Numbers, codes, dates and things; ``kept`` where nothing may be exchanged."""
+def _claims(text: str, alone: bool) -> list[Span]:
+    """Numbers, codes, dates and things; ``kept`` where nothing may be exchanged.
+
+    Numbers in words only of texts that stand ``alone``: an answer may have worked with them.
+    """
     claims: list[Span] = []
 
     def claim(start: int, end: int, kind: str, key: str) -> None:
@@ -208,7 +213,7 @@ def _claims(text: str) -> list[Span]:
         claim(*match.span(), "number", match[0].replace(",", ""))
     for match in _CODE.finditer(text):
         unit = re.fullmatch(
-            r"\d+[a-z]+|\d+[hm]\d+|[mA]\d|CO2|MP\d|USB.*", match[0]
+            r"\d+[a-z]+|\d+[hmx]\d+|[mA]\d|CO2|MP\d|USB.*", match[0]
         )  # as in "1970s"
         claim(*match.span(), "kept" if unit else "code", match[0].upper())
     for match in _WORD.finditer(text):
@@ -218,11 +223,18 @@ def _claims(text: str) -> list[Span]:
             claim(match.start(), end, "weekday", text[match.start() : end])
         elif word in MONTHS and (word not in ("May", "March") or _dated(text, match)):
             claim(*match.span(), "month", word)
+        elif word.lower() in _COUNTED and alone and _is_word(text, match):
+            claim(*match.span(), "number_word", word.lower())
         elif word.lower() in things() and _stands_alone(text, match):
             claim(*match.span(), "thing", word.lower())
         elif word in entries("colours") and _is_colour(text, match):
             claim(*match.span(), "colour", word)
     return claims
+
+
+def _is_word(text: str, match: re.Match) -> bool:
+    """Whether a word is no part of one with hyphens."""
+    return "-" not in text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
 
 
 def _dated(text: str, match: re.Match) -> bool:
@@ -343,7 +355,14 @@ def _settle_numbers(found: Found) -> None:
     answer = " ".join(found.texts[1:]).lower()
     words = set(_NUMBER_WORD.findall(answer)) - set(_NUMBER_WORD.findall(found.texts[0].lower()))
     frozen = bool(words) or (len(found.texts) > 1 and add_up(numbers))
-    kept = {n for n in numbers if n[0] == "0" or float(n) < 2 or len(n) > 12}
+    counts = Counter(span.key for spans in found.spans for span in spans if span.kind == "number")
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(found.texts))
+
+    def stands_elsewhere(number: str) -> bool:
+        places = re.findall(rf"(?<![\d.:]){re.escape(number)}(?!\d|[.:]\d)", text)
+        return len(places) != counts[number]
+
+    kept = {n for n in numbers if n[0] == "0" or float(n) < 2 or len(n) > 12 or stands_elsewhere(n)}
     for number in numbers - kept:
         exchangeable = not frozen and (float(number) >= 2)
         if exchangeable:

@@ -6,7 +6,7 @@ import string
 from collections.abc import Collection, Iterable
 
 YEARS = range(1900, 2040)
-_NEAR = 0.8  # of the numbers of two digits stay between half and twice the value
+_NEAR = 0.7  # of the whole numbers stay between half and twice the value
 _TRIES = 20
 
 
@@ -22,8 +22,12 @@ def _like(number: str, largest: int | None, rng: random.Random) -> str:
         return str(min(max(int(number) + rng.randint(-14, 12), YEARS[0]), YEARS[-1]))
     if number.isdigit() and len(number) == 1:
         return str(rng.randint(2, 9))
-    if number.isdigit() and len(number) == 2 and rng.random() < _NEAR:
-        return str(rng.randint(max(10, int(number) // 2), min(99, int(number) * 2)))
+    if number.isdigit() and rng.random() < _NEAR:
+        step = 10 ** len(re.search(r"0*$", number)[0])
+        near = rng.randint(int(number) // 2, 2 * int(number)) // step * step
+        near -= near % 5 if number[-1] == "5" and rng.random() < 0.8 else 0
+        if len(str(near)) == len(number):
+            return str(near)
     whole, point, part = number.partition(".")
     ending = re.search(r"[059]*$", whole[1:])[0]
     year = number.isdigit() and len(number) == 4 and whole[0] == "1"

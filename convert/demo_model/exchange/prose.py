@@ -6,12 +6,20 @@ from collections.abc import Callable
 
 from . import coining, numbers
 from .finding import Found, Span
-from .lists import MONTHS, WEEKDAYS, entries, things
+from .lists import MONTHS, NUMBER_WORDS, WEEKDAYS, entries, things
 
 COINED = 1 / 3
 """Share of the names and things that are exchanged for words which exist nowhere, or rare ones."""
 
-_SHARES = {"thing": 0.4, "colour": 0.5, "weekday": 0.6, "month": 0.6, "number": 0.75, "clock": 0.7}
+_SHARES = {
+    "thing": 0.4,
+    "colour": 0.5,
+    "weekday": 0.6,
+    "month": 0.6,
+    "number": 0.75,
+    "number_word": 0.6,
+    "clock": 0.7,
+}
 _NAMES = 0.9  # of the others
 _TRIES = 20
 
@@ -29,7 +37,7 @@ def new_values(found: Found, rng: random.Random) -> New:
     new: New = {}
     taken = {word.lower() for text in found.texts for word in re.findall(r"[^\W\d_]+", text)}
     for kind, names in keys.items():
-        if kind in ("number", "clock", "weekday", "month"):
+        if kind in ("number", "number_word", "clock", "weekday", "month"):
             continue
         for name in names:
             word = _unused(lambda kind=kind, name=name: _word(kind, name, found, rng), taken)
@@ -41,7 +49,8 @@ def new_values(found: Found, rng: random.Random) -> New:
         new.update({("number", number): other for number, other in drawn.items()})
     if "clock" in keys:
         new.update(_clocks(keys["clock"], rng))
-    for kind, order in (("weekday", WEEKDAYS), ("month", MONTHS)):
+    orders = (("weekday", WEEKDAYS), ("month", MONTHS), ("number_word", NUMBER_WORDS[2:13]))
+    for kind, order in orders:
         if kind in keys:
             old = sorted(keys[kind], key=order.index)
             chosen = sorted(rng.sample(order, len(old)), key=order.index)
@@ -120,6 +129,7 @@ def filled(text: str, spans: list[Span], new: New) -> str:
         if value is None:
             continue
         value = _in_form_of(value, old, span)
+        bare = old[-1] == "s" and re.match(r"'(?!s\b)\W", text[span.end :]) is not None
         parts.append(_with_article(text[end : span.start], old, value))
         end = span.end
         suffix = re.match(r"(?:st|nd|rd|th)\b", text[end:]) if span.kind == "number" else None
@@ -127,6 +137,9 @@ def filled(text: str, spans: list[Span], new: New) -> str:
             value += _ordinal(value)
             end += 2
         parts.append(value)
+        if bare and value[-1] != "s" and span.kind not in ("number", "clock"):
+            parts.append("'s")  # "James' coat", but "Anna's coat"
+            end += 1
     parts.append(text[end:])
     return "".join(parts)
 

@@ -102,6 +102,8 @@ class TableExchanger:
             taken = " ".join((question, *new.values())).lower()
             if rng.random() >= _AS_IS and other.lower() not in taken and "'" not in other:
                 new[value] = other
+        dates = [value for value in sorted(new) if re.fullmatch(r"[\d:-]+", value)]
+        new.update(zip(dates, sorted(new[value] for value in dates), strict=True))
         if not new:
             return question, tokens
         question = _replaced(question, new)

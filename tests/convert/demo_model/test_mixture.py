@@ -40,6 +40,7 @@ def test_the_same_state_gives_the_same_items():
     assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
 
 
+@pytest.mark.slow
 def test_every_task_comes_with_its_shares(items):
     found = Counter(item.task for item in items)
     assert set(found) == set(tasks.TASKS)
@@ -58,6 +59,7 @@ def test_every_task_comes_with_its_shares(items):
     assert 0.3 < sum(unchanged) / len(unchanged) < 0.45
 
 
+@pytest.mark.slow
 def test_no_item_has_eight_words_in_a_row_of_a_test_text(items):
     test = eight_words()
     shared = [
@@ -78,6 +80,7 @@ def test_a_draw_that_repeats_a_test_text_is_drawn_again(monkeypatch):
     assert mixture.draw(random.Random(0)) == good
 
 
+@pytest.mark.slow
 def test_queries_run(items):
     seen = 0
     for item in items:
