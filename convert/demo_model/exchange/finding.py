@@ -260,9 +260,11 @@ def _is_colour(text: str, match: re.Match) -> bool:
     """Whether a colour is one, and no part of a name such as "red wine"."""
     before = re.search(r"([\w'-]+)[ ]$", text[: match.start()])
     after = re.match(r" ?([\w'-]+)", text[match.end() :])
-    if before is None or before[1].lower() not in _BEFORE_THING | {"in", "is", "are"}:
+    if before is None or before[1].lower() not in {*_BEFORE_THING, "in", "is", "are"}:
         return text[match.start() - 1 : match.start()] == "["
-    return after is None or after[1].lower() not in _COLOURED
+    if after is None or text[match.end()] != " ":
+        return before[1].lower() not in _BEFORE_THING  # "on the green" is a place
+    return after[1].lower() not in _COLOURED
 
 
 def _names(texts: Sequence[str], claimed: Sequence[Sequence[Span]]) -> dict[str, str]:
@@ -354,7 +356,9 @@ def _settle_numbers(found: Found) -> None:
                 largest.setdefault(number, 22)
     answer = " ".join(found.texts[1:]).lower()
     words = set(_NUMBER_WORD.findall(answer)) - set(_NUMBER_WORD.findall(found.texts[0].lower()))
-    frozen = bool(words) or (len(found.texts) > 1 and add_up(numbers))
+    said = set(re.findall(r"[a-z]+", " ".join(found.texts).lower()))
+    in_words = [number for number, word in enumerate(NUMBER_WORDS) if word in said]
+    frozen = bool(words) or (len(found.texts) > 1 and add_up(numbers, in_words))
     counts = Counter(span.key for spans in found.spans for span in spans if span.kind == "number")
     text = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(found.texts))
 

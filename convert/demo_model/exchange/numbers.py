@@ -75,14 +75,19 @@ def others(
     return {}
 
 
-def add_up(numbers: Iterable[str]) -> bool:
-    """Whether some of the numbers are a sum, a product or the double of others."""
-    values = sorted({value(number) for number in numbers} - {0.0, 1.0})
-    found = set(values)
-    for at, one in enumerate(values):
-        if 2 * one in found:
-            return True
-        for other in values[at + 1 :]:
-            if one + other in found or one * other in found:
-                return True
-    return False
+def add_up(numbers: Iterable[str], others: Iterable[int] = ()) -> bool:
+    """Whether some of the numbers are a sum, a product or the double of others.
+
+    Args:
+        numbers: digits, without commas.
+        others: numbers in words beside them, that may be a part of a sum or a product.
+    """
+    found = {value(number) for number in numbers} - {0.0, 1.0}
+    if any(2 * one in found for one in found):
+        return True
+    parts = sorted(found | {float(other) for other in others} - {0.0, 1.0})
+    return any(
+        (one + other in found or one * other in found) and (one in found or other in found)
+        for at, one in enumerate(parts)
+        for other in parts[at + 1 :]
+    )

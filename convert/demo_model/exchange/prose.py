@@ -22,6 +22,11 @@ _SHARES = {
 }
 _NAMES = 0.9  # of the others
 _TRIES = 20
+_PEOPLE = {
+    *("sister", "brother", "doctor", "teacher", "neighbour", "plumber"),
+    *("sisters", "brothers", "doctors", "teachers", "neighbours", "plumbers"),
+}
+"""Nouns of the groups of people, for which no word is coined."""
 
 New = dict[tuple[str, str], str]
 """What stands in the place of a kind and key."""
@@ -76,7 +81,7 @@ def _word(kind: str, key: str, found: Found, rng: random.Random) -> str:
         return rng.choice(entries("colours"))
     if kind == "thing":
         group, plural = things()[key]
-        if not coined:
+        if not coined or _PEOPLE & set(group):
             return rng.choice(group)
         word = coining.noun(rng)
         return coining.plural_form(word) if plural else word

@@ -223,6 +223,7 @@ def test_numbers_keep_their_order_and_shape():
             assert [len(new[n]) for n in ("7", "45", "340", "14.99")] == [1, 2, 3, 5]
     assert numbers.add_up(["40", "3", "120"]) and numbers.add_up(["7", "14"])
     assert not numbers.add_up(["40", "3", "119"])
+    assert numbers.add_up(["300", "1500"], [5]) and not numbers.add_up(["300", "7"], [2, 5])
 
 
 def test_a_plural_or_a_misspelling_keeps_a_name():
