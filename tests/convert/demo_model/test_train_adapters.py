@@ -31,6 +31,7 @@ def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp
     expected = [{"prompt": item.content, "completion": item.target} for item in items]
     assert lines(found.data) == [line for line in expected if line["completion"]]
     assert found.prompt_template == tasks.prompt_template("concise")
+    found.check()
     assert (found.mode, found.num_msa_layers, found.num_streams) == ("shared", 3, 4)
     assert (found.iters, found.time_limit) == (7, None)
 
