@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 
 from .. import written
 from .lists import MONTHS, NUMBER_WORDS, WEEKDAYS, entries, list_of, things
-from .numbers import YEARS, add_up
+from .numbers import add_up
 
 _TITLES = frozenset("Mr Mrs Ms Miss Dr Prof Professor Herr Frau Sir Madame Captain".split())
 _PLACE_WORDS = frozenset(
@@ -223,7 +223,7 @@ def _claims(text: str, alone: bool) -> list[Span]:
             claim(match.start(), end, "weekday", text[match.start() : end])
         elif word in MONTHS and (word not in ("May", "March") or _dated(text, match)):
             claim(*match.span(), "month", word)
-        elif word.lower() in _COUNTED and alone and _is_word(text, match):
+        elif word.lower() in _COUNTED and alone and _counts_freely(text, match):
             claim(*match.span(), "number_word", word.lower())
         elif word.lower() in things() and _stands_alone(text, match):
             claim(*match.span(), "thing", word.lower())
@@ -232,8 +232,10 @@ def _claims(text: str, alone: bool) -> list[Span]:
     return claims
 
 
-def _is_word(text: str, match: re.Match) -> bool:
-    """Whether a word is no part of one with hyphens."""
+def _counts_freely(text: str, match: re.Match) -> bool:
+    """Whether a number in words can be any, and is no part of a word with hyphens."""
+    if text[: match.start()].lower().endswith("the "):
+        return False  # "one of the two" counts what stands before it
     return "-" not in text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
 
 
@@ -340,52 +342,54 @@ def _named(text: str, names: dict[str, str], claims: Sequence[Span]) -> list[Spa
 
 
 def _settle_numbers(found: Found) -> None:
-    """Tell which numbers can change, and how large they may become."""
-    largest: dict[str, int | None] = {}
-    numbers = {span.key for spans in found.spans for span in spans if span.kind == "number"}
-    for text in found.texts:
+    """Tell which numbers can change, and how large they may become; drop the spans of others."""
+    counts = Counter(span.key for spans in found.spans for span in spans if span.kind == "number")
+    if _is_worked_out(found.texts, counts):
+        found.spans = [
+            [span for span in spans if span.kind not in ("number", "clock")]
+            for spans in found.spans
+        ]
+        return
+    largest = _largest(found.texts)
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(found.texts))
+    for number, count in counts.items():
+        places = re.findall(rf"(?<![\d.:]){re.escape(number)}(?!\d|[.:]\d)", text)
+        if number[0] != "0" and float(number) >= 2 and len(number) < 13 and len(places) == count:
+            small = number.isdigit() and 10 <= int(number) <= 12
+            found.largest[number] = largest.get(number, 12 if small else None)
+    found.fixed_numbers = set(counts) - set(found.largest)
+    found.spans = [
+        [span for span in spans if span.kind != "number" or span.key in found.largest]
+        for spans in found.spans
+    ]
+
+
+def _is_worked_out(texts: Sequence[str], numbers: Collection[str]) -> bool:
+    """Whether an answer may have worked with the input's numbers."""
+    if len(texts) == 1:
+        return False
+    given, answered = (
+        {word.lower() for word in _NUMBER_WORD.findall(text)}
+        for text in (texts[0], " ".join(texts[1:]))
+    )
+    said = set(re.findall(r"[a-z]+", " ".join(texts).lower()))
+    in_words = [number for number, word in enumerate(NUMBER_WORDS) if word in said]
+    return not answered <= given or add_up(numbers, in_words)
+
+
+def _largest(texts: Sequence[str]) -> dict[str, int]:
+    """The largest values of numbers that name days or hours."""
+    largest: dict[str, int] = {}
+    for text in texts:
         for match in _DAY_OF_MONTH.finditer(text):
             number = match["a"] or match["b"]
             if 2 <= int(number) <= 31:
                 largest[number] = 28
         for match in _HOUR.finditer(text):
             number = match[1] or match[2]
-            if 2 <= int(number) <= 12:
-                largest.setdefault(number, 12)
-            elif 13 <= int(number) <= 24:
-                largest.setdefault(number, 22)
-    answer = " ".join(found.texts[1:]).lower()
-    words = set(_NUMBER_WORD.findall(answer)) - set(_NUMBER_WORD.findall(found.texts[0].lower()))
-    said = set(re.findall(r"[a-z]+", " ".join(found.texts).lower()))
-    in_words = [number for number, word in enumerate(NUMBER_WORDS) if word in said]
-    frozen = bool(words) or (len(found.texts) > 1 and add_up(numbers, in_words))
-    counts = Counter(span.key for spans in found.spans for span in spans if span.kind == "number")
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(found.texts))
-
-    def stands_elsewhere(number: str) -> bool:
-        places = re.findall(rf"(?<![\d.:]){re.escape(number)}(?!\d|[.:]\d)", text)
-        return len(places) != counts[number]
-
-    kept = {n for n in numbers if n[0] == "0" or float(n) < 2 or len(n) > 12 or stands_elsewhere(n)}
-    for number in numbers - kept:
-        exchangeable = not frozen and (float(number) >= 2)
-        if exchangeable:
-            found.largest[number] = largest.get(number)
-    found.fixed_numbers = numbers - set(found.largest)
-    for number in found.largest:
-        short = number.isdigit() and len(number) == 2 and int(number) <= 12
-        if found.largest[number] is None and short:
-            found.largest[number] = 12
-        if number.isdigit() and len(number) == 4 and int(number) not in YEARS:
-            found.largest[number] = None
-    if frozen:
-        found.spans = [
-            [span for span in spans if span.kind not in ("number", "clock")]
-            for spans in found.spans
-        ]
-    found.spans = [
-        [s for s in spans if s.kind != "number" or s.key in found.largest] for spans in found.spans
-    ]
+            if 2 <= int(number) <= 24:
+                largest.setdefault(number, 12 if int(number) <= 12 else 22)
+    return largest
 
 
 def _keep_what_the_input_lacks(found: Found) -> None:
@@ -399,7 +403,6 @@ def _keep_what_the_input_lacks(found: Found) -> None:
         for span in spans
         if (span.kind, span.key) not in given
     }
-    {(span.kind, span.key) for spans in found.spans[1:] for span in spans}
     digits = set(re.findall(r"\d+", " ".join(found.texts[1:])))
     if not digits <= set(re.findall(r"\d+", found.texts[0])):
         lacking |= {"number", "clock", "code"}
@@ -422,7 +425,7 @@ def _keep_words_that_stand_elsewhere(found: Found) -> None:
         forms = {span.key, span.key.removesuffix("s"), span.key.removesuffix("es")}
         forms |= {span.key + "s", span.key + "es", re.sub("y$", "ies", span.key)}
         forms |= {re.sub("ies$", "y", span.key), re.sub("ves$", "f", span.key)}
-        places = sum(len(re.findall(rf"\b{form}", text)) for form in forms if form == span.key)
+        places = len(re.findall(rf"\b{span.key}", text))
         others = any(re.search(rf"\b{form}\b", text) for form in forms - {span.key})
         in_both = len(found.texts) == 1 or (span.key in given and span.key in answered)
         return in_both and places == counts[span.key] and not others
