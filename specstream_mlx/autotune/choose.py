@@ -50,7 +50,7 @@ class Pace:
         tokens, time: of late; ``time`` in plain steps.
         value: tokens that the streams' guesses have been worth to a step.
         valued: how many steps ``value`` is the average of, at most ``_VALUE_MEMORY``.
-        span: steps for which lossless streams rest where they are not worth their time.
+        span: steps for which the streams rest where they are not worth their time.
     """
 
     costs: StepCosts
@@ -84,10 +84,14 @@ def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
 
 
 def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
-    """Where a model's streams may run; see the shared-mode contract."""
+    """Where a model's streams may run, the place of the streams last.
+
+    Shared streams run in every step, since the text depends on them; what may rest is the head
+    behind them, which makes guesses of what they found.
+    """
     if streams is None:
         return ("plain", "none")
-    return ("beside",) if streams.mode == "shared" else ("plain", "none", "beside 1")
+    return ("none", "beside") if streams.mode == "shared" else ("plain", "none", "beside 1")
 
 
 def _settings(width: int) -> dict[Place, DraftSettings]:
@@ -127,13 +131,14 @@ class AutoDrafting:
         self, pace: Pace, prompt: Sequence[int], streams: StreamConfig | None, vocab_size: int
     ):
         self.pace, self._places = pace, places_of(streams)
+        self._streams: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
         self._settings = _settings(min(WIDTH, vocab_size))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
         self.averages = StreamAverages()
         # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
-        self._rest: int | None = 0 if "beside 1" in self._places else None
+        self._rest: int | None = None if self._streams is None else 0
         self._plain_run = 0
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
@@ -141,10 +146,7 @@ class AutoDrafting:
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts, in which all streams run that may; see ``Drafting``."""
-        place = self._places[-1]
-        if place == "none":
-            place = "plain"
-        return self._plan(place, root_only(root))
+        return self._plan(self._streams or "plain", root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step; see ``Drafting``."""
@@ -163,7 +165,7 @@ class AutoDrafting:
     def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
         nodes = self._nodes(candidates, log_probs)
-        if len(candidates) and "beside 1" in self._places:
+        if len(candidates) and self._streams is not None:
             alone = self._best(list(self._likeliest(self._found)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
         choice = self._best(nodes)
@@ -173,7 +175,7 @@ class AutoDrafting:
             self._measures = True
             tree = tree_of(root, nodes[: job[1] - 1])
             return self._plan(job[0], _filled(tree, job[1], self._vocab_size))
-        if self._rest is None and "beside 1" in self._places:
+        if self._rest is None and self._streams is not None:
             self._keep_span(choice.place)
         return self._plan(choice.place, tree_of(root, nodes[: choice.nodes]))
 
@@ -219,11 +221,11 @@ class AutoDrafting:
                 last[node.parent + 1] -= probability
                 last.append(probability)
             for place in drawn:
-                if place == "none" and not count:
+                if place == "none" and not count and "plain" in places:
                     continue
                 value = tokens - rate * self._cost[place][count + 1]
-                if place == "beside 1":
-                    value += self.pace.value * max(last)
+                if place == self._streams:
+                    value += self.pace.value * (1.0 if place == "beside" else max(last))
                 if best is None or value > best.value:
                     best = _Choice(place, count, value)
         return best
@@ -232,12 +234,12 @@ class AutoDrafting:
         """Places that may be chosen: streams that rest may not, and those that are due must."""
         if self._rest is None:
             return self._places
-        return ("plain", "none") if self._rest else ("beside 1",)
+        return self._places[:-1] if self._rest else self._places[-1:]
 
     def _keep_span(self, place: Place) -> None:
         """Let streams rest that were not chosen, each time longer, and less long if they were."""
         pace = self.pace
-        if place == "beside 1":
+        if place == self._streams:
             pace.span = max(1, pace.span // 2)
             return
         self._rest = pace.span

@@ -20,9 +20,10 @@ from typing import Any, Literal
 from ..hardware import user_cache
 
 Place = Literal["plain", "none", "beside 1", "beside"]
-"""Where a step's streams run: nowhere, in a pipelined plain step without drafts (``plain``) or
+"""Where a step's streams guess: nowhere, in a pipelined plain step without drafts (``plain``) or
 in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or beside every
-node (``beside``)."""
+node (``beside``). Shared streams run in ``none`` too, since the text depends on them, but make no
+guesses."""
 
 Job = tuple[Place, int]
 """A place, and the nodes of a step that is to be timed, the root included."""
@@ -39,9 +40,9 @@ _TYPICAL: dict[Place, tuple[float, ...]] = {
     "plain": (1.0,),
     "none": (1.17, 1.35, 1.6, 1.9, 2.2),
     "beside 1": (1.9, 2.0, 2.1, 2.3, 2.7),
-    "beside": (1.0, 1.15, 1.4, 1.6, 2.1),
+    "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
 }
-"""Plain steps that a step of so many ``_SIZES`` takes, until it is measured (2-core Linux)."""
+"""What a step of so many ``_SIZES`` takes, until it is measured (2-core Linux)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class CostCurve:
     @property
     def plain(self) -> float:
         """Seconds of a step that drafts nothing; in shared mode its streams run."""
-        return self.points["plain" if "plain" in self.points else "beside"][0][1]
+        return self.points["plain" if "plain" in self.points else "none"][0][1]
 
     @property
     def busy(self) -> bool:
@@ -92,8 +93,8 @@ class CostCurve:
         found = [self.seconds(place, nodes) / plain for nodes in range(MOST_NODES + 1)]
         if not self.busy:
             return found
-        typical = CostCurve({place: _typical(place)})
-        return [max(one, typical.seconds(place, n)) for n, one in enumerate(found)]
+        typical = CostCurve({one: _typical(one) for one in self.points})
+        return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(found)]
 
     def state(self) -> str:
         """Say when it was measured, and whether the machine was quiet."""
@@ -228,10 +229,10 @@ def read_curve(values: Mapping[str, Any]) -> CostCurve:
 
 
 def _sizes(place: Place, places: Sequence[Place]) -> tuple[int, ...]:
-    """Sizes of trees to be timed: a single node without streams is a plain step."""
+    """Sizes to be timed; a single node without streams is a plain step where there is one."""
     if place == "plain":
         return (1,)
-    return _SIZES[1:] if place == "none" else _SIZES
+    return _SIZES[1:] if place == "none" and "plain" in places else _SIZES
 
 
 def _typical(place: Place) -> tuple[tuple[int, float], ...]:

@@ -37,7 +37,7 @@ _PROMPTS = (
 _ROUNDS = 3
 _MOST_TEXTS = 200  # while the curve is measured
 
-_HEADINGS = {"plain": "plain step", "none": "no streams", "beside": "beside all"}
+_HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 
 
 @dataclass(frozen=True)

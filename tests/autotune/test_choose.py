@@ -33,7 +33,7 @@ def curve(**seconds):
 
 
 LOSSLESS = curve(plain=(1, 0), none=(1.15, 0.05), beside_1=(1.6, 0.05))
-SHARED = curve(beside=(1, 0.06))
+SHARED = curve(none=(1, 0.06), beside=(1.1, 0.06))
 
 
 def model_of(kind):
@@ -70,9 +70,9 @@ def best_by_force(drafting, nodes, costs, value):
         for number, node in enumerate(nodes[:count], start=1):
             ends[node.parent + 1] -= paths[number]
         for place, cost in costs.items():
-            if (place == "plain" and count) or (place == "none" and not count):
+            if (place == "plain" and count) or (place == "none" and not count and "plain" in costs):
                 continue
-            worth = value * max(ends) if place == "beside 1" else 0.0
+            worth = value * {"beside 1": max(ends), "beside": 1.0}.get(place, 0.0)
             found.append((sum(paths) - pace.rate * cost[count + 1] + worth, place, count))
     return max(found)
 
@@ -122,13 +122,16 @@ def run(drafting, steps, candidates, text):
     return plans
 
 
-def test_streams_that_are_never_right_rest_for_ever_longer(tmp_path):
-    streams = speculative_model().streams.config
-    drafting = drafting_at(tmp_path, LOSSLESS, streams, prompt=(3,))
+@pytest.mark.parametrize(
+    "mode, measured, rest", [("lossless", LOSSLESS, "plain"), ("shared", SHARED, "none")]
+)
+def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest, tmp_path):
+    streams = speculative_model(mode=mode).streams.config
+    drafting = drafting_at(tmp_path, measured, streams, prompt=(3,))
     wrong = np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02))
     plans = run(drafting, 140, wrong, lambda number: [number + 100])
     places = [drafting.place_of(plan) for plan in plans]
-    spans = [len(list(group)) for place, group in itertools.groupby(places) if place == "plain"]
+    spans = [len(list(group)) for place, group in itertools.groupby(places) if place == rest]
     assert spans[:7] == [1, 2, 4, 8, 16, 32, 64]
     assert all(
         plan.pipelined == (place == "plain") for plan, place in zip(plans, places, strict=True)
@@ -136,12 +139,15 @@ def test_streams_that_are_never_right_rest_for_ever_longer(tmp_path):
     assert drafting.pace.span == 64
 
 
-def test_streams_that_are_right_run_in_every_step(tmp_path):
-    streams = speculative_model().streams.config
-    drafting = drafting_at(tmp_path, LOSSLESS, streams, span=8)
+@pytest.mark.parametrize(
+    "mode, measured, place", [("lossless", LOSSLESS, "beside 1"), ("shared", SHARED, "beside")]
+)
+def test_streams_that_are_right_run_in_every_step(mode, measured, place, tmp_path):
+    streams = speculative_model(mode=mode).streams.config
+    drafting = drafting_at(tmp_path, measured, streams, span=8)
     right = np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3))
     places = [drafting.place_of(plan) for plan in run(drafting, 12, right, lambda number: [3] * 4)]
-    assert set(places) == {"beside 1"}
+    assert set(places) == {place}
     assert drafting.pace.span == 1
 
 
@@ -171,7 +177,7 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
     drafting = drafting_at(tmp_path, None, streams)
     costs, sizes = drafting.pace.costs, []
     plan = drafting.first(3)
-    for _ in range(80):
+    for _ in range(140):
         wanted = costs.wanted()
         drafting.accept(plan, [3], 0.001 * len(plan.tree))
         sizes.append((wanted, len(plan.tree)))
