@@ -225,6 +225,8 @@ def read_curve(values: Mapping[str, Any]) -> CostCurve:
     numbers = [float(values[name]) for name in ("spread", "rounds", "measured")]
     if min(s for found in points.values() for _, s in found) <= 0:
         raise ValueError("a step takes no time")
+    if not {"plain", "none"} & points.keys():
+        raise ValueError("no step without guesses was timed")
     return CostCurve(points, numbers[0], int(numbers[1]), numbers[2])
 
 

@@ -10,16 +10,17 @@ from command_line import run
 from specstream_mlx.autotune import kept
 from specstream_mlx.hardware import user_cache
 
+POINTS = {"none": [[1, 0.02], [2, 0.03]], "beside": [[1, 0.03], [2, 0.03]]}
+
 
 @pytest.fixture
 def curves(tmp_path, monkeypatch):
     """A cache directory; what is called writes a curve into it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def write(name, model, spread, measured, **changed):
+    def write(name, model, spread, measured, points=POINTS, **changed):
         facts = {"base": "0123abcd", "streams": {"mode": "shared"}, "kv_cache": None}
         facts |= {"device": kept.device_facts()} | changed
-        points = {"beside": [[1, 0.02], [2, 0.03]]}
         curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
         names = {"model": model, "adapter": "/adapters/sql"} if model else {}
         values = {"facts": facts, "names": names, "timings": [], "curve": curve}
@@ -36,6 +37,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     curves("c", None, 0.04, now - 90)
     curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
     user_cache.write(kept.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
+    curves("f", "/models/earlier", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     rows = facts["measured"]
     assert [row["model"] for row in rows] == ["org/phi", "/models/llama", "unnamed (0123abcd)"]
