@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,16 +247,47 @@ def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
     check_full(work, tmp_path)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 kB."""
-    mount = ("mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path)
+@contextlib.contextmanager
+def small_disk(directory: Path, size: int) -> Iterator[None]:
+    """A file system of ``size`` bytes in a directory; skips the test where none can be mounted."""
+    mount = ("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory)
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small file system cannot be mounted here")
-    yield tmp_path
-    subprocess.run(("umount", "-l", tmp_path), check=True)  # some library keeps its file open
+    try:
+        yield
+    finally:  # lazily: some library keeps its file open
+        subprocess.run(("umount", "-l", directory), check=True)
 
 
-def test_a_disk_that_is_too_small(work, small_disk):
+def test_a_disk_that_is_too_small(work, tmp_path):
     """However MLX, torch and the tokenizer say so."""
-    check_full(work, small_disk)
+    with small_disk(tmp_path, 8192):
+        check_full(work, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["convert", "cache-prompt", "trainer"])
+def test_a_disk_that_fills_at_any_moment(command, forks, work, tmp_path):
+    """Of ten random sizes, all too small: what is left is whole, and a sentence says why."""
+    rng, said = random.Random(command), tmp_path / "errors"
+    complete = tmp_path / "complete" / "cache.safetensors"
+    complete.parent.mkdir()
+    finished(forks, said, arguments(command, work, complete))
+    whole = written(complete)
+    needed = sum(path.stat().st_size for path in complete.parent.rglob("*") if path.is_file())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for _ in range(_MOMENTS):
+        with small_disk(disk, rng.randrange(4096, needed - 4096, 4096)):
+            target = disk / complete.name
+            forks.start(said, arguments(command, work, target))
+            code, errors = forks.code(), said.read_text()
+            assert code == 2, errors
+            assert errors.startswith(f"error: {disk}"), errors
+            assert errors.endswith(" cannot be written: No space left on device\n"), errors
+            assert "Traceback" not in errors
+            assert not list(disk.rglob(".*"))
+            if command == "trainer":
+                check_run(target, whole)
+            else:
+                assert not target.exists()
