@@ -29,7 +29,7 @@ from specstream_mlx.models.fingerprint import fingerprint
 
 from .adapter_files import read_streams, read_tensors
 from .backbone import use_long_factors
-from .packed import expanded_weights, is_packed
+from .packed import PackedLinear, is_packed, read_packed
 from .reference import SpeculativeStreamingModel
 
 
@@ -60,15 +60,15 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     except UserError as error:
         raise UserError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
-    kind, weights = getattr(torch, dtype), None
+    kind, packed = getattr(torch, dtype), None
     if is_packed(config):
-        weights = expanded_weights(files, config, kind)
+        packed = read_packed(files, config, kind)
     elif dtype != "float32" and {kind for _, kind in headers.values()} == {"BF16"}:
         kind = torch.bfloat16
     else:
         kind = torch.float32
     try:
-        model = _model(model_dir, kind, weights).eval()
+        model = _model(model_dir, kind, packed).eval()
     except Exception as error:  # transformers raises what a wrong field or file leads to
         raise UserError(f"{model_dir} is not a readable model directory: {reason(error)}") from None
     for name, tensor in model.state_dict().items():
@@ -79,22 +79,34 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     return model
 
 
-def _model(model_dir: Path, dtype: torch.dtype, weights: dict[str, Tensor] | None) -> Any:
-    """A transformers model with the directory's weights, or with others that are given by name."""
+def _model(
+    model_dir: Path,
+    dtype: torch.dtype,
+    packed: tuple[dict[str, Tensor], dict[str, PackedLinear]] | None,
+) -> Any:
+    """A transformers model with the directory's weights, or with those of ``read_packed``."""
     local = {"local_files_only": True, "trust_remote_code": False}
-    if weights is None:
+    if packed is None:
         return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, **local)
     config = AutoConfig.from_pretrained(model_dir, **local)
     if hasattr(config, "quantization_config"):  # MLX's, of which transformers knows nothing
         del config.quantization_config
+    weights, layers = packed
+    shapes = {  # a number each, seen in a matrix's shape
+        f"{path}.weight": torch.zeros((), dtype=dtype).expand(layer.out_features, layer.in_features)
+        for path, layer in layers.items()
+    }
     model, found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+        None, config=config, state_dict=weights | shapes, dtype=dtype, output_loading_info=True
     )
     if found["missing_keys"] or found["unexpected_keys"]:
         raise ValueError(f"missing {found['missing_keys']}, unknown {found['unexpected_keys']}")
     for name, parameter in model.named_parameters():  # those that dtype would round
         if name in weights:
             parameter.data = weights[name]
+    for path, layer in layers.items():
+        layer.bias = model.get_submodule(path).bias
+        model.set_submodule(path, layer)
     return model
 
 
@@ -102,8 +114,8 @@ def _hold(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Hold linear layers in a dtype and all else in float32; one matrix is cast at a time."""
     tied = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     for module in model.modules():
-        linear = isinstance(module, torch.nn.Linear) and id(module.weight) not in tied
         for parameter in module.parameters(recurse=False):
+            linear = isinstance(module, torch.nn.Linear) and id(parameter) not in tied
             parameter.data = parameter.data.to(dtype if linear else torch.float32)
 
 

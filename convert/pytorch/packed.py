@@ -1,7 +1,9 @@
-"""Weights that MLX has quantized, expanded for PyTorch: a model is trained as it will run.
+"""Weights that MLX has quantized, in PyTorch: a model is trained as it will run.
 
 MLX packs the numbers of a row into unsigned integers of 32 bits, the first number lowest, and keeps
-a scale and a bias for each group of them: a weight is ``scale * number + bias``.
+a scale and a bias for each group of them: a weight is ``scale * number + bias``. Linear layers of
+the decoder stay packed and are expanded one at a time while they compute; embeddings, which rows
+are taken from, and the head, which the loss takes slices of, are expanded when they are loaded.
 """
 
 from collections.abc import Mapping
@@ -23,20 +25,71 @@ def is_packed(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("quantization"), Mapping)
 
 
-def expanded_weights(
+class PackedLinear(torch.nn.Linear):
+    """A frozen linear layer that holds its weights as MLX packs them.
+
+    ``weight`` (out, in) expands them anew whenever it is asked for. A product keeps none of it for
+    the backward pass, which expands them again.
+
+    Args:
+        weight, scales, biases: see ``expand``.
+        bits: of a number, one of ``BITS``.
+        dtype: that weights are expanded to.
+    """
+
+    def __init__(
+        self, weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = len(weight), weight.shape[1] * 32 // bits
+        self.bits, self.dtype = bits, dtype
+        self.register_buffer("packed", weight.view(torch.int32))
+        self.register_buffer("scales", scales)
+        self.register_buffer("biases", biases)
+        self.register_parameter("bias", None)
+
+    @property
+    def weight(self) -> Tensor:
+        return expand(self.packed, self.scales, self.biases, self.bits).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        y = _Product.apply(x, self)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """``x`` times a packed layer's weights, which get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: PackedLinear) -> Tensor:
+        ctx.layer, ctx.dtype = layer, x.dtype
+        return torch.nn.functional.linear(x, layer.weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return (gradient @ ctx.layer.weight.to(gradient.dtype)).to(ctx.dtype), None
+
+
+def read_packed(
     files: list[Path], config: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The tensors of a quantized model by name, one file and one tensor after the other.
+) -> tuple[dict[str, Tensor], dict[str, PackedLinear]]:
+    """The tensors of a quantized model, one file and one tensor after the other.
 
     Args:
         files: safetensors files.
         config: the model's ``config.json``.
-        dtype: that expanded matrices are held in, all but embeddings; others keep their own.
+        dtype: that matrices are expanded to, all but embeddings.
+
+    Returns:
+        Tensors by name, and the decoder's packed linear layers by name, without what is added to
+        their products: that is among the tensors.
 
     Raises:
         UserError: they are quantized in a way that is not known here.
     """
     weights: dict[str, Tensor] = {}
+    layers: dict[str, PackedLinear] = {}
     for file in files:
         tensors = load_file(file)
         for name in [name for name in tensors if name.endswith(".scales")]:
@@ -47,24 +100,30 @@ def expanded_weights(
                 raise UserError(
                     f"{file}: {path} has scales, expected weight and biases beside them"
                 )
-            held = torch.float32 if path.endswith("embed_tokens") else dtype
             try:
-                weights[f"{path}.weight"] = expand(*parts, bits).to(held)
+                expanded = expand(*parts, bits)
             except RuntimeError:
                 shapes = ", ".join(str(tuple(part.shape)) for part in parts)
                 raise UserError(
                     f"{file}: {path} has weight, scales and biases of the shapes {shapes}, "
                     f"expected those of {bits} bits"
                 ) from None
+            if not torch.isfinite(expanded).all():
+                raise UserError(f"{file}: {path} holds NaN or infinity, expected finite numbers")
+            if ".layers." in path:
+                layers[path] = PackedLinear(*parts, bits, dtype)
+            else:
+                held = torch.float32 if path.endswith("embed_tokens") else dtype
+                weights[f"{path}.weight"] = expanded.to(held)
         weights |= tensors
-    return weights
+    return weights, layers
 
 
 def expand(weight: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tensor:
     """A matrix (out, in) in float32.
 
     Args:
-        weight: (out, in * bits / 32) of 32 bits each.
+        weight: (out, in * bits / 32) of integers of 32 bits.
         scales, biases: (out, groups).
         bits: of a number, one of ``BITS``.
     """

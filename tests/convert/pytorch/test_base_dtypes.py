@@ -9,7 +9,7 @@ from specstream_mlx.convert.parity import BOUND
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
-from specstream_mlx.convert.pytorch.packed import expand
+from specstream_mlx.convert.pytorch.packed import PackedLinear, expand
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
@@ -87,6 +87,29 @@ def test_expanding_is_that_of_mlx(bits):
     parts = mx.quantize(weights, 32, bits)
     found = expand(*(torch.tensor(np.array(part)) for part in parts), bits)
     np.testing.assert_allclose(found, mx.dequantize(*parts, 32, bits), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantized_model_stays_packed(dtype, packed):
+    """Its decoder's layers take the memory of their files."""
+    layers = load_base(packed[4, "untied"], dtype).get_decoder().layers
+    linear = [m for m in layers.modules() if isinstance(m, PackedLinear)]
+    held = sum(tensor.nbytes for module in linear for tensor in module.buffers())
+    tensors = mx.load(str(packed[4, "untied"] / "model.safetensors"))
+    names = [name for name in tensors if ".layers." in name and name.endswith(".scales")]
+    ends = [name.removesuffix("scales") + part for name in names for part in ("weight", "biases")]
+    assert len(linear) == len(names)
+    assert held == sum(tensors[name].nbytes for name in names + ends) > 0
+
+
+def test_gradients_through_packed_weights():
+    """Against numeric ones; the weights themselves get none."""
+    parts = mx.quantize(mx.random.normal((6, 64), key=mx.random.key(1)), 32, 4)
+    layer = PackedLinear(*(torch.tensor(np.array(part)) for part in parts), 4, torch.float64)
+    layer.bias = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64))
+    x = torch.linspace(-2, 2, 3 * 64, dtype=torch.float64).reshape(3, 64).requires_grad_()
+    assert torch.autograd.gradcheck(layer, x)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
 def test_streams_are_trained_on_a_quantized_model(packed, tmp_path):
