@@ -18,6 +18,7 @@ from specstream_mlx.config import UserError, shown
 
 BITS = 2, 4, 8
 """Those of which a packed integer holds a whole number."""
+_NUMBERS_AT_ONCE = 1 << 19
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
@@ -25,24 +26,44 @@ def is_packed(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("quantization"), Mapping)
 
 
+class Room:
+    """Memory that the expanded matrices of many layers take in turn.
+
+    A matrix allocated for each product would leave holes that activations then split, until the
+    matrices of all layers are in memory.
+
+    Args:
+        dtype: of the matrices.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._memory = torch.empty(0, dtype=dtype)
+
+    def matrix(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """A matrix of whatever numbers, the caller's until the next one is asked for."""
+        size = rows * columns
+        if len(self._memory) < size or self._memory.device != device:
+            self._memory = self._memory.new_empty(size, device=device)
+        return self._memory[:size].view(rows, columns)
+
+
 class PackedLinear(torch.nn.Linear):
     """A frozen linear layer that holds its weights as MLX packs them.
 
-    ``weight`` (out, in) expands them anew whenever it is asked for. A product keeps none of it for
-    the backward pass, which expands them again.
+    A product expands them and keeps none of it: the backward pass expands them again.
 
     Args:
         weight, scales, biases: see ``expand``.
         bits: of a number, one of ``BITS``.
-        dtype: that weights are expanded to.
+        room: what weights are expanded into.
     """
 
     def __init__(
-        self, weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype
+        self, weight: Tensor, scales: Tensor, biases: Tensor, bits: int, room: Room
     ) -> None:
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = len(weight), weight.shape[1] * 32 // bits
-        self.bits, self.dtype = bits, dtype
+        self.bits, self.room = bits, room
         self.register_buffer("packed", weight.view(torch.int32))
         self.register_buffer("scales", scales)
         self.register_buffer("biases", biases)
@@ -50,7 +71,13 @@ class PackedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> Tensor:
-        return expand(self.packed, self.scales, self.biases, self.bits).to(self.dtype)
+        """The weights (out, in), anew."""
+        return self.expanded().clone()
+
+    def expanded(self) -> Tensor:
+        """The weights (out, in), until another layer's are expanded."""
+        out = self.room.matrix(self.out_features, self.in_features, self.packed.device)
+        return expand(self.packed, self.scales, self.biases, self.bits, out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""
@@ -64,11 +91,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: PackedLinear) -> Tensor:
         ctx.layer, ctx.dtype = layer, x.dtype
-        return torch.nn.functional.linear(x, layer.weight)
+        return torch.nn.functional.linear(x, layer.expanded())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return (gradient @ ctx.layer.weight.to(gradient.dtype)).to(ctx.dtype), None
+        return (gradient @ ctx.layer.expanded().to(gradient.dtype)).to(ctx.dtype), None
 
 
 def read_packed(
@@ -90,6 +117,7 @@ def read_packed(
     """
     weights: dict[str, Tensor] = {}
     layers: dict[str, PackedLinear] = {}
+    room = Room(dtype)
     for file in files:
         tensors = load_file(file)
         for name in [name for name in tensors if name.endswith(".scales")]:
@@ -111,7 +139,7 @@ def read_packed(
             if not torch.isfinite(expanded).all():
                 raise UserError(f"{file}: {path} holds NaN or infinity, expected finite numbers")
             if ".layers." in path:
-                layers[path] = PackedLinear(*parts, bits, dtype)
+                layers[path] = PackedLinear(*parts, bits, room)
             else:
                 held = torch.float32 if path.endswith("embed_tokens") else dtype
                 weights[f"{path}.weight"] = expanded.to(held)
@@ -119,18 +147,28 @@ def read_packed(
     return weights, layers
 
 
-def expand(weight: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tensor:
+def expand(
+    weight: Tensor, scales: Tensor, biases: Tensor, bits: int, out: Tensor | None = None
+) -> Tensor:
     """A matrix (out, in) in float32.
 
     Args:
         weight: (out, in * bits / 32) of integers of 32 bits.
         scales, biases: (out, groups).
         bits: of a number, one of ``BITS``.
+        out: (out, in) in any floating dtype, to be written to; ``None``: a new one.
     """
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    numbers = weight.view(torch.int32)[..., None] >> shifts & (1 << bits) - 1
-    groups = numbers.reshape(*scales.shape, -1).float()
-    return (groups * scales.float()[..., None] + biases.float()[..., None]).flatten(1)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=weight.device)
+    if out is None:
+        out = scales.new_empty(len(weight), weight.shape[1] * len(shifts), dtype=torch.float32)
+    rows = max(1, _NUMBERS_AT_ONCE // out.shape[1])
+    for begin in range(0, len(weight), rows):
+        part = slice(begin, begin + rows)
+        numbers = weight[part].view(torch.int32)[..., None] >> shifts & (1 << bits) - 1
+        groups = numbers.reshape(*scales[part].shape, -1).float()
+        groups = groups * scales[part].float()[..., None] + biases[part].float()[..., None]
+        out[part] = groups.flatten(1)
+    return out
 
 
 def _bits(file: Path, path: str, quantization: Mapping[str, Any]) -> int:

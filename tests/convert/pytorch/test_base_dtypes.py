@@ -9,7 +9,7 @@ from specstream_mlx.convert.parity import BOUND
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
-from specstream_mlx.convert.pytorch.packed import PackedLinear, expand
+from specstream_mlx.convert.pytorch.packed import PackedLinear, Room, expand
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
@@ -105,7 +105,7 @@ def test_a_quantized_model_stays_packed(dtype, packed):
 def test_gradients_through_packed_weights():
     """Against numeric ones; the weights themselves get none."""
     parts = mx.quantize(mx.random.normal((6, 64), key=mx.random.key(1)), 32, 4)
-    layer = PackedLinear(*(torch.tensor(np.array(part)) for part in parts), 4, torch.float64)
+    layer = PackedLinear(*(torch.tensor(np.array(part)) for part in parts), 4, Room(torch.float64))
     layer.bias = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64))
     x = torch.linspace(-2, 2, 3 * 64, dtype=torch.float64).reshape(3, 64).requires_grad_()
     assert torch.autograd.gradcheck(layer, x)
