@@ -19,12 +19,8 @@ _HOMES = {
     "generate": "generation",
     "keyed_sampler": "engine.sampling",
     "load": "loading",
-    "load_prompt_cache": "prompt_cache_files",
-    "save_prompt_cache": "prompt_cache_files",
     "stream_generate": "generation",
 }
-_NAMES = {"load_prompt_cache": "load", "save_prompt_cache": "save"}
-"""What public names are called at home, where that differs."""
 
 __all__ = list(_HOMES)
 
@@ -33,4 +29,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name's module when it is first asked for: training needs no MLX."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), _NAMES.get(name, name))
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

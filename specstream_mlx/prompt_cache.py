@@ -1,18 +1,19 @@
 """Prompt caches: KV rows kept from one turn to the next, so that only new tokens are read."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_map
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
 from .arguments import shown
 from .config import UserError
-from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
+from .engine.mlx_lm_caches import as_ours, check_goes_back, check_heads
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
+from .prompt_cache_files import StoredRows, read, write
 
 
 class PromptCache:
@@ -81,8 +82,49 @@ class PromptCache:
                 f"the layers of prompt_cache hold {sorted(rows)} rows, expected the same number"
             )
         if any(rows):
-            _check_heads(model, own)
+            check_heads(model.model, model.config, own)
         return cls.of(model, own, [], rows.pop())
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: SpeculativeModel, model_name: str | None = None
+    ) -> "PromptCache":
+        """Read a prompt cache that ``save`` or mlx_lm wrote.
+
+        Args:
+            path: the file.
+            model: the model that is to go on from it.
+            model_name: what the user calls the model; ``None``: its directory.
+
+        Raises:
+            UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
+                cache that cannot drop rejected drafts.
+        """
+        rows = read(Path(path), model, model_name)
+        return cls.of(model, rows.caches, rows.tokens, rows.unknown_rows)
+
+    def save(
+        self,
+        path: str | Path,
+        model: SpeculativeModel,
+        model_name: str | None = None,
+        tokenizer_config: dict[str, Any] | None = None,
+    ) -> None:
+        """Write the rows to a file of mlx_lm's format; on an error there is no file at all.
+
+        Args:
+            path: ends in ``.safetensors``; a prompt cache that is there is replaced.
+            model: the model that made the rows.
+            model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
+            tokenizer_config: the tokenizer's further arguments.
+
+        Raises:
+            UserError: the cache is empty or another model's, or the file cannot be written.
+        """
+        if other := self._other_model(model):
+            raise UserError(f"the prompt cache was made with {other}, expected the same")
+        rows = StoredRows(self.caches, self.tokens, self.unknown_rows)
+        write(Path(path), rows, model, model_name, tokenizer_config)
 
     def into_list(self, caches: list[Any]) -> None:
         """Put the rows into mlx_lm's caches, which ``of_list`` was given; they then go on."""
@@ -152,15 +194,19 @@ class PromptCache:
         self._generation += 1
         return self._generation
 
-    def _other(self, model: SpeculativeModel, quantization: KVQuantization) -> str | None:
-        """What the rows were made with if it differs from these, in words, else ``None``."""
+    def _other_model(self, model: SpeculativeModel) -> str | None:
+        """What made the rows if it was not ``model``, in words, else ``None``."""
         if self._owner is None:
             return None
         base, adapter = _owner(model)
         if base is not self._owner[0]:
             return "another model"
-        if adapter is not self._owner[1]:
-            return "another adapter"
+        return None if adapter is self._owner[1] else "another adapter"
+
+    def _other(self, model: SpeculativeModel, quantization: KVQuantization) -> str | None:
+        """What the rows were made with if it differs from these, in words, else ``None``."""
+        if other := self._other_model(model):
+            return other
         if self.quantized not in (None, (quantization.bits, quantization.group_size)):
             bits, group_size = self.quantized
             return f"kv_bits of {bits} and a kv_group_size of {group_size}"
@@ -190,76 +236,6 @@ class PromptCache:
         if generation != self._generation:
             raise UserError(
                 "the prompt cache is in use by a later generation, expected one at a time"
-            )
-
-
-def check_goes_back(where: str, cache: Any, window: int | None) -> None:
-    """Check that one of mlx_lm's caches holds all its rows, of which the last may be dropped.
-
-    Args:
-        where: which one it is, for the error, such as ``layer 3 of prompt_cache``.
-        cache: of one layer.
-        window: the layer's sliding window, if it has one.
-
-    Raises:
-        UserError: it is of another class, or has dropped rows.
-    """
-    if isinstance(cache, RotatingKVCache):
-        kept, most, end = cache.state[3:]
-        if kept or most != window or end != cache.offset:
-            raise UserError(
-                f"{where} has a RotatingKVCache that dropped rows or has another window than the "
-                "model, expected all rows: only then can it go back; a PromptCache keeps them"
-            )
-    elif not isinstance(cache, KVCache | QuantizedKVCache):
-        raise UserError(
-            f"{where} is {shown(cache)}, expected a KVCache or a QuantizedKVCache: no other can "
-            "drop rejected drafts"
-        )
-
-
-def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
-    """The rows of one of mlx_lm's caches, in the class that ``make_caches`` has for the layer.
-
-    Args:
-        cache: one that ``check_goes_back`` lets through.
-        window: the layer's sliding window, if it has one.
-        dtype: that the rows are cast to; ``None``: their own.
-    """
-    if isinstance(cache, QuantizedKVCache):
-        own = QuantizedKVCache(cache.group_size, cache.bits)
-    else:
-        own = KVCache() if window is None else WindowedKVCache(window)
-    own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
-    if dtype is not None:
-        own.keys, own.values = tree_map(
-            lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
-            (own.keys, own.values),
-        )
-    if window is not None and isinstance(own, QuantizedKVCache):
-        return WindowedQuantizedKVCache(window, own)
-    return own
-
-
-def _check_heads(model: SpeculativeModel, caches: Sequence[Any]) -> None:
-    """Check that filled caches are of one sequence and have the model's heads.
-
-    Raises:
-        UserError: one does not.
-    """
-    probe = make_caches(model.model, model.config)
-    model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape
-    for number, (cache, expected) in enumerate(zip(caches, probe, strict=True)):
-        arrays = cache.keys if isinstance(cache, QuantizedKVCache) else (cache.keys,)
-        size = arrays[0].shape[-1]
-        if isinstance(cache, QuantizedKVCache):
-            size = size * 32 // cache.bits
-        found = (*arrays[0].shape[:2], size)
-        heads, head_dim = expected.keys.shape[1], expected.keys.shape[3]
-        if found != (1, heads, head_dim):
-            raise UserError(
-                f"layer {number} of prompt_cache has {found[0]} sequences with {found[1]} heads of "
-                f"{size}, expected one with the model's {heads} heads of {head_dim}"
             )
 
 

@@ -9,15 +9,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
-    RotatingKVCache,
     load_prompt_cache,
     make_prompt_cache,
     save_prompt_cache,
@@ -29,14 +29,34 @@ from .checked_files import not_finite, parse_json, reason, short
 from .config import UserError
 from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
+from .engine.mlx_lm_caches import as_mlx_lm, as_ours, check_goes_back
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
-from .prompt_cache import PromptCache, as_ours, check_goes_back
 from .staging import staged_file
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """What a file holds.
+
+    Attributes:
+        caches: one KV cache per layer; they may hold more rows than are stored.
+        tokens: token ids of the rows behind the unknown ones.
+        unknown_rows: rows at the front of which no one knows the tokens.
+    """
+
+    caches: list[Any]
+    tokens: list[int]
+    unknown_rows: int
+
+    @property
+    def count(self) -> int:
+        """How many rows of each layer are stored."""
+        return self.unknown_rows + len(self.tokens)
 
 
 # Writing --------------------------------------------------------------------------------------
@@ -65,32 +85,31 @@ def check_target(path: Path) -> None:
             ) from None
 
 
-def save(
-    path: str | Path,
-    cache: PromptCache,
+def write(
+    path: Path,
+    stored: StoredRows,
     model: SpeculativeModel,
     model_name: str | None = None,
     tokenizer_config: dict[str, Any] | None = None,
 ) -> None:
-    """Write a prompt cache to a file, all of it or, on an error, no file at all.
+    """Write a prompt's rows to a file, all of it or, on an error, no file at all.
 
     Args:
         path: ends in ``.safetensors``; a prompt cache that is there is replaced.
-        cache: holds at least one row.
-        model: the model that made its rows.
+        stored: at least one row.
+        model: the model that made them.
         model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
         tokenizer_config: the tokenizer's further arguments.
 
     Raises:
-        UserError: the cache is empty, or the file cannot be written, by ``check_target`` too.
+        UserError: there are no rows, or the file cannot be written, by ``check_target`` too.
     """
-    path = Path(path)
     check_target(path)
-    if not cache.rows:
+    if not stored.count:
         raise UserError("the prompt cache is empty, expected one that holds a prompt")
     facts = {
-        "tokens": cache.tokens,
-        "unknown_rows": cache.unknown_rows,
+        "tokens": stored.tokens,
+        "unknown_rows": stored.unknown_rows,
         "base_fingerprint": model.base_fingerprint,
         "weights": weights_digest(model.path),
         "adapter": lora_digest(model.adapter),
@@ -100,24 +119,14 @@ def save(
         "tokenizer_config": json.dumps(tokenizer_config or {}),
         _OURS: json.dumps(facts),
     }
-    pairs = zip(cache.caches, make_prompt_cache(model.model), strict=True)
-    layers = [_as_mlx_lm(layer, own, cache.rows) for layer, own in pairs]
+    pairs = zip(stored.caches, make_prompt_cache(model.model), strict=True)
+    layers = [as_mlx_lm(layer, stored.count, own) for layer, own in pairs]
     try:
         with staged_file(path) as scratch:
             save_prompt_cache(str(scratch), layers, metadata)
             check_target(path)  # again: reading the prompt took a while
     except RuntimeError as error:  # MLX's
         raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
-
-
-def _as_mlx_lm(layer: Any, own: Any, rows: int) -> Any:
-    """The first ``rows`` rows of a layer, as the class of cache that mlx_lm uses for it."""
-    keys, values = tree_map(lambda array: array[..., :rows, :], (layer.keys, layer.values))
-    if isinstance(layer, QuantizedKVCache):
-        return QuantizedKVCache.from_state((keys, values, rows, layer.group_size, layer.bits))
-    if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
-        return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
-    return KVCache.from_state((keys, values, rows))
 
 
 def weights_digest(directory: Path) -> str:
@@ -162,7 +171,7 @@ def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
     return metadata.get("0.model"), config
 
 
-def load(path: str | Path, model: SpeculativeModel, model_name: str | None = None) -> PromptCache:
+def read(path: Path, model: SpeculativeModel, model_name: str | None = None) -> StoredRows:
     """Read a prompt cache that this project or mlx_lm wrote.
 
     Args:
@@ -174,7 +183,6 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
         UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
             cache that cannot drop rejected drafts.
     """
-    path = Path(path)
     metadata, _ = _header(path)
     ours = _our_facts(path, metadata, model.config["vocab_size"])
     if ours is not None:
@@ -194,10 +202,10 @@ def load(path: str | Path, model: SpeculativeModel, model_name: str | None = Non
     tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
     if unknown + len(tokens) != rows:
         raise _damaged(path, f"it has {rows} rows for {unknown + len(tokens)} tokens")
-    cache = PromptCache.of(model, caches, tokens, unknown)
-    if cache.quantized:
-        KVQuantization(*cache.quantized, 0).check(model.model, model.config)
-    return cache
+    for cache in caches:
+        if isinstance(cache, QuantizedKVCache):
+            KVQuantization(cache.bits, cache.group_size, 0).check(model.model, model.config)
+    return StoredRows(caches, tokens, unknown)
 
 
 def _damaged(path: Path, reason: str) -> UserError:

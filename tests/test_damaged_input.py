@@ -29,7 +29,7 @@ from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from torch_tiny import tiny_completions
 
-from specstream_mlx import UserError, load, prompt_cache_files
+from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
@@ -776,7 +776,7 @@ def test_prompt_cache(damage, copy, loaded):
 
     def read():
         prompt_cache_files.read_metadata(path)
-        prompt_cache_files.load(path, loaded[0])
+        PromptCache.load(path, loaded[0])
 
     refused(read, path)
 

@@ -28,8 +28,6 @@ from specstream_mlx import (
     generate,
     keyed_sampler,
     load,
-    load_prompt_cache,
-    save_prompt_cache,
     stream_generate,
 )
 from specstream_mlx.prompts import chat_prompt, encode_prompt
@@ -395,8 +393,8 @@ def test_prompt_caches_are_saved_and_read(pair, tmp_path):
     text = generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache)
     assert len(cache) == len(prompt) + 7
     assert repr(cache) == f"PromptCache({len(cache)} rows of 4 layers)"
-    save_prompt_cache(str(file), cache, model)
-    read = load_prompt_cache(str(file), model)
+    cache.save(str(file), model)
+    read = PromptCache.load(str(file), model)
     assert (read.tokens, len(read)) == (cache.tokens, len(cache))
     assert generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=read) == text
     assert read.reused == len(prompt) - 1

@@ -110,8 +110,8 @@ def test_a_turn_of_shared_mode(base, lora, tmp_path):
     cache, prompt = PromptCache(), random_prompt(20)
     text = generate(model, tokenizer, prompt, max_tokens=12, prompt_cache=cache)
     path = tmp_path / "turn.safetensors"
-    prompt_cache_files.save(path, cache, model)
-    found = prompt_cache_files.load(path, model)
+    cache.save(path, model)
+    found = PromptCache.load(path, model)
     assert found.tokens == prompt[:-1]
     assert generate(model, tokenizer, prompt, max_tokens=12, prompt_cache=found) == text
     assert found.reused == 19
@@ -128,8 +128,8 @@ def test_layers_with_a_window(rows, tmp_path):
     prompt, path = random_prompt(rows), tmp_path / "cache.safetensors"
     cache = PromptCache()
     fill(cache, model, prompt)
-    prompt_cache_files.save(path, cache, model)
-    assert prompt_cache_files.load(path, model).tokens == prompt
+    cache.save(path, model)
+    assert PromptCache.load(path, model).tokens == prompt
     expected = plain_tokens(model.model, [*prompt, 7, 8, 9], 12)
     found = plain_tokens(model.model, [7, 8, 9], 12, prompt_cache=load_prompt_cache(str(path)))
     assert found == expected
@@ -138,10 +138,10 @@ def test_layers_with_a_window(rows, tmp_path):
         model.model(mx.array([[token]]), cache=theirs)
     save_prompt_cache(str(path), theirs, {"model": str(base), "tokenizer_config": "{}"})
     if rows < 8:
-        assert prompt_cache_files.load(path, model).unknown_rows == rows
+        assert PromptCache.load(path, model).unknown_rows == rows
     else:
         with pytest.raises(UserError, match="layer 1 has a RotatingKVCache that dropped rows"):
-            prompt_cache_files.load(path, model)
+            PromptCache.load(path, model)
 
 
 def refusal(path, *args):
@@ -237,7 +237,7 @@ def test_a_file_that_comes_while_the_prompt_is_read_is_kept(base, tmp_path, monk
 
     monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", meanwhile)
     with pytest.raises(UserError, match="is not a prompt cache"):
-        prompt_cache_files.save(path, cache, model)
+        cache.save(path, model)
     assert path.read_bytes() == (base / "model.safetensors").read_bytes()
     assert list(tmp_path.iterdir()) == [path]
 
@@ -247,7 +247,7 @@ def test_an_interrupted_write_leaves_what_was_there(error, base, tmp_path, monke
     model, _ = load(base)
     path, cache = tmp_path / "cache.safetensors", PromptCache()
     fill(cache, model, random_prompt(5))
-    prompt_cache_files.save(path, cache, model)
+    cache.save(path, model)
     before = path.read_bytes()
     real = save_prompt_cache
 
@@ -257,8 +257,8 @@ def test_an_interrupted_write_leaves_what_was_there(error, base, tmp_path, monke
 
     monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", interrupted)
     with pytest.raises(UserError if error is OSError else error):
-        prompt_cache_files.save(path, cache, model)
+        cache.save(path, model)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UserError, match="is empty"):
-        prompt_cache_files.save(path, PromptCache(), model)
+        PromptCache().save(path, model)

@@ -37,9 +37,9 @@ def cache_prompt(
     """  # noqa: E501
     source = model.source()
 
-    from .. import prompt_cache_files
+    from ..prompt_cache_files import check_target
 
-    prompt_cache_files.check_target(prompt_cache_file)
+    check_target(prompt_cache_file)
     text = prompt.text()
 
     from ..loop import fill
@@ -57,6 +57,6 @@ def cache_prompt(
     cache = PromptCache()
     with progress("Reading the prompt") as show:
         fill(cache, loaded, ids, prompt.prefill_step_size, kv_cache.quantization(), show)
-    prompt_cache_files.save(prompt_cache_file, cache, loaded, str(source.model), tokenizer_config)
+    cache.save(prompt_cache_file, loaded, str(source.model), tokenizer_config)
     size = prompt_cache_file.stat().st_size / 1e6
     reporting.note(f"Cached {cache.rows} tokens in {prompt_cache_file} ({size:.1f} MB)")

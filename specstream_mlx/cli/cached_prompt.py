@@ -58,9 +58,9 @@ class CachedPrompt:
         """
         if self._path is None:
             return kv_cache
-        from ..prompt_cache_files import load
+        from ..prompt_cache import PromptCache
 
-        self.cache = load(self._path, model, model_name)
+        self.cache = PromptCache.load(self._path, model, model_name)
         if self.cache.quantized is None:
             return kv_cache
         bits, group_size = self.cache.quantized
