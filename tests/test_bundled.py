@@ -73,15 +73,14 @@ def test_lossless_on_held_out_prompts(loaded):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", list(tasks.TASKS))
 def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
-    """25 prompts of each of the eight tasks, each with two of the trees in turn."""
+    """25 prompts of each of the eight tasks, each with one of the trees in turn."""
     model, tokenizer = loaded
     model.swap_adapter(bundled.streams_path())
     prompts = task_prompts(tokenizer, task, 25)
     assert len(prompts) * len(tasks.TASKS) >= 200
     trees = list(TREES.values())
     for number, prompt in enumerate(prompts):
-        pair = [trees[(number + step) % len(trees)] for step in (0, 2)]
-        assert_same_as_mlx_lm(model, [prompt], 48, pair)
+        assert_same_as_mlx_lm(model, [prompt], 48, [trees[number % len(trees)]])
 
 
 @pytest.mark.parametrize(("name", "tree"), paired(ADAPTERS, ("chain", "best-first", "pruned")))

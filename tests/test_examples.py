@@ -289,7 +289,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "dialogue.txt": text(DIALOGUE),
     "doc.txt": text("The team meets at noon. " * 8),
     "chats.txt": text(DIALOGUE * 2),
-    "prompts.txt": text("hello there my friend\nthe report is late today\n" * 4),
+    "prompts.txt": text("hello there my friend\nthe report is late today\n" * 2),
     "message.txt": text("Hi Ana, can you sned me the reports on monday\n"),
 }
 """How to make what the examples take for granted, by name, in the order in which it is made."""

@@ -33,7 +33,6 @@ from specstream_mlx.staging import staged_directory, staged_file
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
-from .train_base import HAS_BF16
 from .typed_dev import typed_dev
 
 GROUP_SIZE = 64
@@ -202,7 +201,6 @@ def settings_of(
         "num_msa_layers": msa_layers["lossless" if part == "streams" else "shared"],
         "batch_size": 16,
         "max_seq_length": MOST_TOKENS,
-        "bf16": HAS_BF16,
         "time_limit": minutes,
         "iters": iters,
         "seed": seed,

@@ -145,6 +145,9 @@ def train(
     items, held_out = _load_items(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
+    bf16 = settings.bf16
+    if bf16 is None:
+        bf16 = settings.dtype == "bfloat16" or _is_quick_in_bf16(device)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train: expected stream embeddings, adapters, a pruner or LoRA")
@@ -185,7 +188,7 @@ def train(
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
             batch = _to(batch, device)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
                 loss = n_gram_loss(model, batch, alphas, settings.segments)
             loss.total.backward()
             for part in (pruner, others):  # apart, as the pruner must not touch the rest
@@ -213,12 +216,17 @@ def train(
                 on_step(step, figures)
     save_checkpoint(checkpoint, settings, trainable, optimizer, step, time.monotonic() - started)
     if held_out:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             accuracy = evaluate(model, held_out, settings.batch_size)
         _append(log, {"step": step, "held_out": accuracy})
         print(_describe(accuracy), file=sys.stderr)
     write_adapter(model, adapter)
     return adapter
+
+
+def _is_quick_in_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for it; without them it takes many times as long."""
+    return device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
 
 
 def _check_new(output: Path, *parts: Path) -> None:
@@ -462,12 +470,18 @@ def main(
     segments: Annotated[
         int, typer.Option(help="Pieces in which a completion's streams are computed: less memory.")
     ] = 1,
-    bf16: Annotated[bool, typer.Option(help="Whether to compute in bfloat16 by autocast.")] = True,
+    bf16: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether to compute in bfloat16 by autocast. Default: on GPUs, on CPUs with "
+            "instructions for it, and with --dtype bfloat16."
+        ),
+    ] = None,
     dtype: Annotated[
         str,
         typer.Option(
             help="What the base's linear layers are held in: float32, or bfloat16 for half the "
-            "memory and, with --bf16, the same loss."
+            "memory and the same loss as float32 with --bf16."
         ),
     ] = "float32",
     seed: Annotated[

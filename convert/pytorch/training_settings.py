@@ -52,8 +52,9 @@ class TrainSettings:
         time_limit: minutes after which the run ends; the learning rate falls accordingly.
         max_seq_length: tokens; longer items are left out.
         segments: pieces in which a completion's streams are computed, to save memory.
-        bf16: compute in bfloat16 by autocast.
-        dtype: what the base's linear layers are held in, ``float32`` or, with ``bf16`` only,
+        bf16: compute in bfloat16 by autocast; ``None``: where that is quicker, and with a ``dtype``
+            of ``bfloat16``.
+        dtype: what the base's linear layers are held in, ``float32`` or, unless ``bf16`` is off,
             ``bfloat16``.
         seed: seed of the new weights and of the order of the data.
         log_every: steps between log lines.
@@ -94,7 +95,7 @@ class TrainSettings:
     time_limit: float | None = None
     max_seq_length: int = 1024
     segments: int = 1
-    bf16: bool = True
+    bf16: bool | None = None
     dtype: str = "float32"
     seed: int = 0
     log_every: int = 10
@@ -111,7 +112,7 @@ class TrainSettings:
             raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"dtype is {shown(self.dtype)}, expected 'float32' or 'bfloat16'")
-        if self.dtype == "bfloat16" and not self.bf16:
+        if self.dtype == "bfloat16" and self.bf16 is False:
             raise UserError(
                 "dtype is 'bfloat16' and bf16 is off, expected float32 where that is computed in"
             )

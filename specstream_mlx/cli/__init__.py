@@ -25,6 +25,10 @@ from .writing_tools import writing_tools
 class _Commands(TyperGroup):
     """Reports every mistake of the user as one line, in whichever command."""
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        with reported():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:
         with reported():
             return super().invoke(ctx)
@@ -55,7 +59,7 @@ app.command()(doctor)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"specstream-mlx {version('specstream-mlx')}")
+        print(f"specstream-mlx {version('specstream-mlx')}", flush=True)
         raise typer.Exit()
 
 

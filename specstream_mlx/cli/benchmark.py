@@ -134,14 +134,14 @@ def speedup(
 
     [bold]Examples[/bold]
 
-    One bundled adapter, on two texts of its task:
+    One bundled adapter, on a text of its task:
 
-    [cyan]  specstream-mlx benchmark speedup --adapter sql --items 2 --rounds 1[/cyan]
+    [cyan]  specstream-mlx benchmark speedup --adapter sql --items 1 --rounds 1[/cyan]
 
     A model and prompts of yours:
 
     [cyan]  specstream-mlx benchmark speedup --model my-model --adapter-path streams
-    --prompts prompts.txt[/cyan]
+    --prompts prompts.txt --max-tokens 64[/cyan]
     """
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.suites import SUITES
@@ -194,10 +194,10 @@ def quantization(
 
     [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx benchmark quantization --variants "16 bit;int4" --tasks sql --items 2[/cyan]
+    [cyan]  specstream-mlx benchmark quantization --variants "16 bit;int4" --tasks sql --items 1[/cyan]
 
     [cyan]  specstream-mlx benchmark quantization --model my-model --adapter-path streams
-    --prompts prompts.txt[/cyan]
+    --prompts prompts.txt --max-tokens 64[/cyan]
     """  # noqa: E501
     from specstream_mlx.benchmarks import quantization as benchmark
 

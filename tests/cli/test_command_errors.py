@@ -82,7 +82,14 @@ def test_errors_about_no_file_stay_what_they_are():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
 @pytest.mark.parametrize(
-    "command", [("doctor",), ("doctor", "--help"), ("inspect", "--json", str(bundled.base_path()))]
+    "command",
+    [
+        ("--version",),
+        (),
+        ("doctor",),
+        ("doctor", "--help"),
+        ("inspect", "--json", str(bundled.base_path())),
+    ],
 )
 def test_output_to_a_full_disk(command):
     with open("/dev/full", "w") as full:

@@ -115,6 +115,23 @@ def test_seed_repeats(settings, tmp_path):
     assert not torch.equal(runs[0]["streams.embeddings"], runs[2]["streams.embeddings"])
 
 
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_is_the_default_where_it_is_quick(
+    settings, has_instructions, tmp_path, monkeypatch
+):
+    capabilities = {"avx512_bf16": has_instructions}
+    monkeypatch.setattr(trainer.torch.cpu, "get_capabilities", lambda: capabilities)
+    losses = []
+    for bf16 in (None, has_instructions):
+        chosen = settings(output=tmp_path / str(bf16), iters=1, bf16=bf16)
+        trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
+    assert losses[0] == losses[1]
+    monkeypatch.undo()
+    chosen = settings(output=tmp_path / "held", iters=1, bf16=None, dtype="bfloat16")
+    trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
+    assert (losses[2] == losses[0]) == has_instructions
+
+
 def test_training_with_a_pruner_trains_the_same_streams(settings, first):
     tensors = []
     for path in (first, trainer.train(settings(mode="shared", pruner_rank=0))):
