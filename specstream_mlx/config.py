@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 Mode = Literal["lossless", "shared"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 has ``stream_head``; what says 1 is read as it was."""
 
 _CHOICES = {
     "mode": ("lossless", "shared"),
     "stream_init": ("identity", "linear", "value_rotation"),
     "stream_mlp": ("base", "adapter", "base+adapter"),
+    "stream_head": ("plain", "conditioned"),
     "pruner_form": ("residual", "literal"),
 }
 
@@ -112,6 +114,11 @@ class StreamConfig:
             MLP itself: shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter``
             (beside it, Fig. 2a).
         stream_adapter_rank: rank of the stream adapters; 0 where ``stream_mlp`` is ``base``.
+        stream_head: ``plain`` (the base's norm and head on each stream, as in the papers) or
+            ``conditioned`` (on the token before too): stream j's features s, for a candidate u of
+            the depth before, become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` before norm and
+            head, n an RMS norm without weights and E the base's embedding.
+        stream_head_rank: rows of D; 0 with ``plain``.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
@@ -131,6 +138,8 @@ class StreamConfig:
     value_rotation_epsilon: float = 0.0
     stream_mlp: str = "base"
     stream_adapter_rank: int = 0
+    stream_head: str = "plain"
+    stream_head_rank: int = 0
     pruner_rank: int = 8
     pruner_form: str = "residual"
     base_model: str = ""
@@ -147,7 +156,7 @@ class StreamConfig:
         check_integer("hidden_size", self.hidden_size)
         for name in ("num_msa_layers", "num_hidden_layers"):
             check_integer(name, getattr(self, name), most=MOST_LAYERS)
-        for name in ("stream_init_rank", "stream_adapter_rank", "pruner_rank"):
+        for name in ("stream_init_rank", "stream_adapter_rank", "stream_head_rank", "pruner_rank"):
             check_integer(name, getattr(self, name), least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         for name in ("base_model", "base_fingerprint"):
@@ -157,9 +166,9 @@ class StreamConfig:
         if template is not None and (not isinstance(template, str) or "{text}" not in template):
             found = shown(template)
             raise ConfigError(f"prompt_template is {found}, expected text with {{text}} in it")
-        if self.version != FORMAT_VERSION:
+        if self.version not in (1, FORMAT_VERSION) or type(self.version) is not int:
             found = shown(self.version)
-            raise ConfigError(f"version is {found}, this release reads {FORMAT_VERSION}")
+            raise ConfigError(f"version is {found}, this release reads 1 and {FORMAT_VERSION}")
         if self.num_msa_layers > self.num_hidden_layers:
             raise ConfigError(
                 f"num_msa_layers is {self.num_msa_layers}, "
@@ -174,6 +183,15 @@ class StreamConfig:
             raise ConfigError(
                 f"stream_adapter_rank is {self.stream_adapter_rank} with stream_mlp "
                 f"{self.stream_mlp!r}, expected 0 with 'base' and a rank otherwise"
+            )
+        if (self.stream_head == "conditioned") != (self.stream_head_rank > 0):
+            raise ConfigError(
+                f"stream_head_rank is {self.stream_head_rank} with stream_head "
+                f"{self.stream_head!r}, expected a rank with 'conditioned' and 0 otherwise"
+            )
+        if self.stream_head != "plain" and self.version == 1:
+            raise ConfigError(
+                f"version is 1 with stream_head {self.stream_head!r}, expected {FORMAT_VERSION}"
             )
 
     @property
@@ -210,6 +228,10 @@ class StreamConfig:
             for layer in range(self.first_msa_layer, self.num_hidden_layers):
                 shapes[f"streams.adapters.{layer}.down.weight"] = (self.stream_adapter_rank, h)
                 shapes[f"streams.adapters.{layer}.up.weight"] = (h, self.stream_adapter_rank)
+        if self.stream_head_rank:
+            shapes["streams.head.down.weight"] = (self.stream_head_rank, 2 * h)
+            shapes["streams.head.biases"] = (self.num_streams, self.stream_head_rank)
+            shapes["streams.head.up.weight"] = (h, self.stream_head_rank)
         if self.pruner_rank:
             shapes["pruner.down.weight"] = (self.pruner_rank, h)
             shapes["pruner.up.weight"] = (h, self.pruner_rank)

@@ -1,4 +1,4 @@
-"""The trained parts of speculative streams: embeddings, initialisation, stream adapters, pruner."""
+"""The trained parts of speculative streams: embeddings, initialisation, adapters, head, pruner."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,8 @@ import mlx.nn as nn
 from ..config import StreamConfig
 
 ValueRotation = Callable[[mx.array], mx.array]
+
+_EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py has the same
 
 
 class LowRank(nn.Module):
@@ -21,6 +23,45 @@ class LowRank(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.up(self.down(x))
+
+
+class ConditionedHead(nn.Module):
+    """What a stream's features become when the token before the one it predicts is known.
+
+    ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm without weights; the base's final
+    norm and head follow. At the start U is zero.
+
+    Args:
+        dims: h.
+        rank: rows of D.
+        count: gamma.
+    """
+
+    def __init__(self, dims: int, rank: int, count: int):
+        super().__init__()
+        self.down = nn.Linear(2 * dims, rank, bias=False)
+        self.up = nn.Linear(rank, dims, bias=False)
+        self.up.weight = mx.zeros_like(self.up.weight)
+        self.biases = mx.zeros((count, rank))
+
+    def __call__(self, features: mx.array, before: mx.array, stream: int) -> mx.array:
+        """The features of one stream behind several tokens.
+
+        Args:
+            features: (.., h) of the stream after the last layer.
+            before: (.., h) embeddings of the tokens before; leading axes as of ``features``, or
+                such that one is broadcast to the other.
+            stream: its number, from 0 on.
+
+        Returns:
+            (.., h)
+        """
+        features = mx.fast.rms_norm(features, None, _EPSILON)
+        before = mx.fast.rms_norm(before, None, _EPSILON)
+        dims = features.shape[-1]
+        # Both halves of D apart: what the tokens share is computed once.
+        inner = features @ self.down.weight[:, :dims].T + before @ self.down.weight[:, dims:].T
+        return features + self.up(nn.silu(inner + self.biases[stream]))
 
 
 class Streams(nn.Module):
@@ -45,6 +86,10 @@ class Streams(nn.Module):
                 else {}
                 for layer in range(config.num_hidden_layers)
             ]
+        if config.stream_head_rank:
+            self.streams["head"] = ConditionedHead(
+                config.hidden_size, config.stream_head_rank, config.num_streams
+            )
         if config.pruner_rank:
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
 
@@ -70,6 +115,11 @@ class Streams(nn.Module):
             return hidden + self.streams["embeddings"][:count].astype(hidden.dtype)
         shape = *hidden.shape[:-2], count, hidden.shape[-1]
         return mx.broadcast_to(hidden, shape)
+
+    @property
+    def head(self) -> ConditionedHead | None:
+        """The head that knows the token before; ``None`` with plain ones."""
+        return self.streams.get("head")
 
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """The function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
