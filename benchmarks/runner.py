@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm import load as load_plain
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
@@ -29,6 +28,7 @@ from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, str
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
 from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
+from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
@@ -104,10 +104,10 @@ class _Noted:
         self.plans.append(plan)
         self.drafting.accept(plan, tokens, seconds)
 
-    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         few = self.plans[-1].settings.stream_nodes is not None
-        self.missed += few and not len(candidates)
-        return self.drafting.plan(root, candidates, log_probs)
+        self.missed += few and not guesses.depth
+        return self.drafting.plan(root, guesses)
 
     def finish(self) -> None:
         self.drafting.finish()

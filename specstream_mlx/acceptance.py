@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from .config import UserError
+from .drafting.guesses import StreamGuesses
 from .drafting.settings import DraftSettings
 from .drafting.static_tree import StaticTree
 from .loading import SpeculativeModel
@@ -26,18 +27,20 @@ class AcceptanceCounts:
         self.hits = np.zeros((depth, width), np.int64)
         self.reached = np.zeros(depth, np.int64)
 
-    def add(self, candidates: np.ndarray, following: Sequence[int]) -> None:
+    def add(self, guesses: StreamGuesses, following: Sequence[int]) -> None:
         """Count one step.
 
         Args:
-            candidates: (depth, rank) tokens drafted behind a token.
+            guesses: the streams' behind a token.
             following: what the target wrote behind it, possibly less than ``depth`` tokens.
         """
-        for depth, token in enumerate(following[: len(candidates)]):
+        for depth, token in enumerate(following[: guesses.depth]):
+            found = [guess for guess, _ in guesses.behind(tuple(following[:depth]))]
+            if not found:  # nobody asked the streams about this path
+                return
             self.reached[depth] += 1
-            right = candidates[depth] == token
-            self.hits[depth] += right
-            if not right.any():
+            self.hits[depth] += np.array(found) == token
+            if token not in found:
                 return
 
     def rates(self) -> tuple[tuple[float, ...], ...]:
@@ -80,16 +83,16 @@ def measure_acceptance(
     counts = AcceptanceCounts(depth, settings.tree_width)
     for prompt in prompts:
         text: list[int] = []
-        drafts: list[tuple[int, np.ndarray]] = []
+        drafts: list[tuple[int, StreamGuesses]] = []
         for step in decode(model, Request(prompt, settings)):
             text += step.tokens
             ended = next((i for i, token in enumerate(text) if token in end_tokens), None)
             if ended is not None:
                 text = text[: ended + 1]
                 break
-            drafts.append((len(text), step.result.guesses()[0]))
+            drafts.append((len(text), step.result.guesses()))
             if len(text) >= max_tokens:
                 break
-        for start, candidates in drafts:
-            counts.add(candidates, text[start : start + depth])
+        for start, guesses in drafts:
+            counts.add(guesses, text[start : start + depth])
     return counts

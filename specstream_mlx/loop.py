@@ -376,7 +376,7 @@ class _Loop:
         seconds = step.seconds if timed else None
         self._drafting.accept(step.plan, step.tokens, seconds)
         if not self._ended:
-            plan = self._drafting.plan(self._root, *step.result.guesses())
+            plan = self._drafting.plan(self._root, step.result.guesses())
             tree = self._quantization.fitting(plan.tree, self._decoder.caches[0])
             self._plan = plan if tree is plan.tree else replace(plan, tree=tree)
         self._count += 1

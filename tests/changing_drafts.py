@@ -43,11 +43,11 @@ class AnyDrafting:
         for kind in self._kinds:
             kind.accept(plan, tokens, seconds)
 
-    def plan(self, root, candidates, log_probs):
+    def plan(self, root, guesses):
         if not self._left:
             self._left, self._now = self._rng.randint(1, 3), self._rng.choice(self._kinds)
         self._left -= 1
-        return self._now.plan(root, candidates, log_probs)
+        return self._now.plan(root, guesses)
 
     def finish(self):
         pass

@@ -8,13 +8,14 @@ from random_models import plain_tokens, random_prompt, request, speculative_mode
 
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.config import UserError
+from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 
 
 def test_counts_are_conditional_on_the_depths_before():
     counts = AcceptanceCounts(3, 2)
-    candidates = np.array([[1, 2], [3, 4], [5, 6]])
+    candidates = StreamGuesses(np.array([[1, 2], [3, 4], [5, 6]]), np.zeros((3, 2)))
     counts.add(candidates, [1, 4, 5])
     counts.add(candidates, [2, 9, 5])
     counts.add(candidates, [8, 3, 5])

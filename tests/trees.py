@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from specstream_mlx.drafting import streams
+from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.guesses import StreamGuesses
 
 
 def ranks_of(tree, candidates):
@@ -45,4 +48,16 @@ def arrays(tree):
 
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
-    return make_drafter(settings, True, text).grow(root, candidates, log_probs)
+    return make_drafter(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
+
+
+def full_tree(root, candidates, width, log_probs=None):
+    """The full tree of (gamma, k) candidates."""
+    log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
+    guesses = StreamGuesses(candidates, log_probs)
+    return streams.full_tree(root, lambda path: guesses.behind(path)[:width])
+
+
+def best_first_tree(root, candidates, log_probs, size, threshold=None):
+    """The best-first tree of (gamma, k) candidates."""
+    return best_first(root, StreamGuesses(candidates, log_probs).behind, size, threshold)

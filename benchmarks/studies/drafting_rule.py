@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from specstream_mlx.convert.demo_model import tasks
 
@@ -33,6 +32,7 @@ from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import lookup
 from specstream_mlx.drafting.drafter import Plan
+from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
@@ -77,13 +77,12 @@ class Recording:
     Attributes:
         prompt: token ids.
         tokens: (n,) what was generated.
-        guesses: for each of ``tokens``, (gamma, k) token ids guessed to follow it, best first, and
-            their log-probabilities in nats.
+        guesses: for each of ``tokens``, the streams' for those behind it.
     """
 
     prompt: Sequence[int]
     tokens: list[int]
-    guesses: list[tuple[np.ndarray, np.ndarray]]
+    guesses: list[StreamGuesses]
 
 
 class _Recorder:
@@ -91,7 +90,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._settings = DraftSettings(tree_width=WIDTH)
-        self.guesses: list[tuple[np.ndarray, np.ndarray]] = []
+        self.guesses: list[StreamGuesses] = []
 
     def first(self, root: int) -> Plan:
         return Plan(root_only(root), self._settings)
@@ -99,8 +98,8 @@ class _Recorder:
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         pass
 
-    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
-        self.guesses.append((candidates, log_probs))
+    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+        self.guesses.append(guesses)
         return self.first(root)
 
     def finish(self) -> None:
@@ -137,7 +136,7 @@ def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
     at, time, ahead = 0, 0.0, False  # the first step counts as the prompt's
     plan = drafting.first(text.prompt[-1])
     drafting.accept(plan, text.tokens[:1], None)
-    plan = drafting.plan(text.tokens[0], *text.guesses[0])
+    plan = drafting.plan(text.tokens[0], text.guesses[0])
     while at < len(text.tokens) - 1:
         taken = plan
         if ahead and not plan.pipelined:  # the call under way is used
@@ -153,8 +152,7 @@ def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
         guessed = place == "beside" or (
             place == "beside 1" and last == taken.tree.likeliest_last(1)[0]
         )
-        nothing = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
-        plan = drafting.plan(text.tokens[at], *(text.guesses[at] if guessed else nothing))
+        plan = drafting.plan(text.tokens[at], text.guesses[at] if guessed else NO_GUESSES)
     return (len(text.tokens) - 1) / time
 
 

@@ -1,12 +1,11 @@
 """How often the streams have been right in this text, over how often they thought they would be."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ..drafting.best_first import Guesses
+from ..drafting.best_first import Guesses, Path
+from ..drafting.guesses import NO_GUESSES, StreamGuesses
 
 _START = 0.8
 _WEIGHT = 8.0
@@ -19,15 +18,13 @@ class _Guessed:
     """Guesses that the text has not passed yet.
 
     Attributes:
-        tokens: by depth and rank.
-        probabilities: by depth and rank.
-        depth: that the next token is at, from 0 on.
-        trunk: whether all tokens so far were the first guesses of their depths.
+        guesses: of one step.
+        path: tokens that the text has written since.
+        trunk: whether all of these were first guesses.
     """
 
-    tokens: list[list[int]]
-    probabilities: list[list[float]]
-    depth: int = 0
+    guesses: StreamGuesses
+    path: Path = ()
     trunk: bool = True
 
 
@@ -49,41 +46,29 @@ class StreamAverages:
         self.hits = [[_START * _WEIGHT] * 2 for _ in range(2)]
         self.expected = [[_WEIGHT] * 2 for _ in range(2)]
         self._pending: list[_Guessed] = []
-        self._newest = _Guessed([], [])
-        self._levels: dict[tuple[int, bool], Guesses] = {}
+        self._newest, self._trunk = NO_GUESSES, ()
+        self._behind: dict[Hashable, Guesses] = {}  # corrected; plain streams' by depth and trunk
 
-    def take(self, candidates: np.ndarray, log_probs: np.ndarray) -> None:
-        """Take the guesses of a step, which the tokens to come will judge.
+    def take(self, guesses: StreamGuesses) -> None:
+        """Take the guesses of a step, which the tokens to come will judge."""
+        self._newest, self._trunk = guesses, _trunk_of(guesses)
+        self._behind.clear()
+        if guesses.depth:
+            self._pending.append(_Guessed(guesses))
 
-        Args:
-            candidates: (gamma, k) token ids, best first; gamma is 0 where no streams ran.
-            log_probs: (gamma, k) their log-probabilities in nats, as the streams see them.
+    def behind(self, path: Path) -> Guesses:
+        """The guesses taken last for the token after ``path``, their log-probabilities corrected.
+
+        Empty where there are none.
         """
-        self._newest = _Guessed(candidates.tolist(), np.exp(log_probs).tolist())
-        self._levels.clear()
-        if self._newest.tokens:
-            self._pending.append(self._newest)
-
-    @property
-    def depth(self) -> int:
-        """gamma of the guesses taken last."""
-        return len(self._newest.tokens)
-
-    @property
-    def firsts(self) -> tuple[int, ...]:
-        """The trunk: the first guess of each depth."""
-        return tuple(row[0] for row in self._newest.tokens)
-
-    def level(self, depth: int, trunk: bool) -> Guesses:
-        """The guesses taken last for one depth, from 0 on, with corrected log-probabilities.
-
-        Args:
-            depth: below ``depth``.
-            trunk: whether they are asked for behind first guesses only.
-        """
-        if (depth, trunk) not in self._levels:
-            self._levels[depth, trunk] = self._corrected(depth, 0 if trunk else 1)
-        return self._levels[depth, trunk]
+        found = self._newest.behind(path)
+        if not found:
+            return found
+        trunk = path == self._trunk[: len(path)]
+        key = (len(path), trunk) if self._newest.parents is None else path
+        if key not in self._behind:
+            self._behind[key] = self._corrected(found, trunk)
+        return self._behind[key]
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Judge the guesses by the tokens that were written, the newest last."""
@@ -95,29 +80,40 @@ class StreamAverages:
         kind = min(rank, 1)
         return self.hits[place][kind] / self.expected[place][kind]
 
-    def _corrected(self, depth: int, place: int) -> Guesses:
+    def _corrected(self, guesses: Guesses, trunk: bool) -> Guesses:
+        place = 0 if trunk else 1
         first, other = self.factor(place, 0), self.factor(place, 1)
-        first_one, *others = self._newest.probabilities[depth]
+        first_one, *others = (math.exp(score) for _, score in guesses)
         found = [min(_MOST, first_one * first), *(min(_MOST, p * other) for p in others)]
         scale = min(1.0, _MOST_TOGETHER / max(sum(found), _LEAST))
-        tokens = self._newest.tokens[depth]
         return [
             (token, math.log(max(probability * scale, _LEAST)))
-            for token, probability in zip(tokens, found, strict=True)
+            for (token, _), probability in zip(guesses, found, strict=True)
         ]
 
     def _judge(self, guessed: _Guessed, token: int) -> bool:
         """Count the guesses for this token; returns whether deeper ones may still be reached."""
-        tokens = guessed.tokens[guessed.depth]
+        found = guessed.guesses.behind(guessed.path)
+        if not found:  # nobody asked the streams about this path
+            return False
         hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
-        for rank, probability in enumerate(guessed.probabilities[guessed.depth]):
+        for rank, (guess, score) in enumerate(found):
             kind = min(rank, 1)
-            hits[kind] += tokens[rank] == token
-            expected[kind] += probability
+            hits[kind] += guess == token
+            expected[kind] += math.exp(score)
         for kind in range(2):
             if expected[kind] > _MEMORY:
                 hits[kind] *= _MEMORY / expected[kind]
                 expected[kind] = _MEMORY
-        guessed.trunk = guessed.trunk and tokens[0] == token
-        guessed.depth += 1
-        return token in tokens and guessed.depth < len(guessed.tokens)
+        guessed.trunk = guessed.trunk and found[0][0] == token
+        guessed.path = (*guessed.path, token)
+        listed = any(guess == token for guess, _ in found)
+        return listed and len(guessed.path) < guessed.guesses.depth
+
+
+def _trunk_of(guesses: StreamGuesses) -> Path:
+    """The path of first guesses."""
+    path: Path = ()
+    while found := guesses.behind(path):
+        path = (*path, found[0][0])
+    return path

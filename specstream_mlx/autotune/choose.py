@@ -22,6 +22,7 @@ import numpy as np
 from ..config import StreamConfig
 from ..drafting.best_first import Children, Guesses, Node, Path, likeliest, tree_of
 from ..drafting.drafter import Plan
+from ..drafting.guesses import StreamGuesses
 from ..drafting.hybrid import pooled
 from ..drafting.lookup import Lookup
 from ..drafting.settings import DraftSettings
@@ -162,10 +163,10 @@ class AutoDrafting:
         if not measured:
             self.pace.note(len(tokens), self._cost[place][len(plan.tree)])
 
-    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
-        nodes = self._nodes(candidates, log_probs)
-        if len(candidates) and self._streams is not None:
+        nodes = self._nodes(guesses)
+        if guesses.depth and self._streams is not None:
             alone = self._best(list(self._likeliest(self._found)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
         choice = self._best(nodes)
@@ -185,17 +186,13 @@ class AutoDrafting:
 
     # What may be drafted ------------------------------------------------------------------------
 
-    def _nodes(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Node]:
+    def _nodes(self, guesses: StreamGuesses) -> list[Node]:
         """The most probable nodes that streams and lookup propose, in order of probability."""
-        averages = self.averages
-        averages.take(candidates, log_probs)
-        gamma, firsts = averages.depth, averages.firsts
+        self.averages.take(guesses)
 
         def children(path: Path) -> Guesses:
-            depth, found = len(path), self._found(path)
-            if depth >= gamma:
-                return found
-            return pooled(averages.level(depth, path == firsts[:depth]), found)
+            guessed, found = self.averages.behind(path), self._found(path)
+            return pooled(guessed, found) if guessed else found
 
         return list(self._likeliest(children))
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from ..config import StreamConfig
+from .guesses import StreamGuesses
 from .hybrid import HybridDrafter
 from .lookup import LookupDrafter
 from .settings import DraftSettings
@@ -24,13 +23,12 @@ class Drafter(Protocol):
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
         """Grow the next tree.
 
         Args:
             root: the newest committed token, which has been accepted.
-            candidates: (gamma, k) the streams' token ids, best first; gamma is 0 where none ran.
-            log_probs: (gamma, k) their log-probabilities in nats.
+            guesses: the streams' for the tokens behind it.
         """
 
     def describe(self) -> str:
@@ -73,7 +71,7 @@ class Drafting(Protocol):
             seconds: from when the step before it was read until it was; ``None``: unknown.
         """
 
-    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Plan the step after the one accepted last; see ``Drafter.grow`` for the arguments."""
 
     def finish(self) -> None:
@@ -100,9 +98,9 @@ class FixedDrafting:
         """Let the drafter read the tokens."""
         self._drafter.accept(tokens)
 
-    def plan(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Let the drafter grow the tree."""
-        tree = self._drafter.grow(root, candidates, log_probs)
+        tree = self._drafter.grow(root, guesses)
         return Plan(tree, self._settings, self._pipelined)
 
     def finish(self) -> None:
@@ -115,7 +113,7 @@ class NoDrafter:
     def accept(self, tokens: Sequence[int]) -> None:
         """Do nothing: there is nothing to learn."""
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
         """Return the root alone."""
         return root_only(root)
 

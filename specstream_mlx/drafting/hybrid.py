@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from .best_first import Guesses, Path, best_first
+from .best_first import Children, Guesses, Path, best_first
+from .guesses import StreamGuesses
 from .lookup import LookupDrafter
 from .settings import DraftSettings
 from .tree import DraftTree
@@ -23,11 +22,14 @@ DOUBT = 0.05
 too. Streams are often surer than they are right, and else no match could outweigh them."""
 
 
-class Levels(Protocol):
-    """A drafter that proposes the same tokens for a depth, whatever the path to it."""
+class OfStreams(Protocol):
+    """A drafter that drafts what streams guess."""
 
-    def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
-        """The guesses for each depth from 1 on."""
+    def children(self, guesses: StreamGuesses) -> Children:
+        """What it may draft behind a path."""
+
+    def depth_of(self, guesses: StreamGuesses) -> int:
+        """How deep its own trees may be."""
 
     def describe(self) -> str:
         """Say what its own trees are like."""
@@ -36,9 +38,9 @@ class Levels(Protocol):
 class HybridDrafter:
     """Drafts the most probable nodes, whether streams or lookup propose them.
 
-    Streams guess each depth's token whatever came before, n-grams what follows a path. Both are
-    asked behind every node, so lookup goes on where a stream has corrected a word, and streams
-    branch off where a copy may end. Where both guess, ``pooled`` says how probable each token is.
+    Streams guess what comes at a depth, n-grams what follows a path. Both are asked behind every
+    node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
+    may end. Where both guess, ``pooled`` says how probable each token is.
 
     Args:
         streams: the drafter of the streams' guesses.
@@ -46,7 +48,7 @@ class HybridDrafter:
         text: token ids of the prompt.
     """
 
-    def __init__(self, streams: Levels, settings: DraftSettings, text: Sequence[int]):
+    def __init__(self, streams: OfStreams, settings: DraftSettings, text: Sequence[int]):
         self._streams, self._lookup = streams, LookupDrafter(settings, text)
         self._settings = settings
 
@@ -54,15 +56,15 @@ class HybridDrafter:
         """Learn how often lookup is right, and append the tokens to the text."""
         self._lookup.accept(tokens)
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
         """Grow the next tree; see ``Drafter``."""
-        levels, lookup = self._streams.levels(candidates, log_probs), self._lookup
+        streams, lookup = self._streams.children(guesses), self._lookup
 
         def children(path: Path) -> Guesses:
-            found = lookup.children(path)
-            return pooled(levels[len(path)], found, DOUBT) if len(path) < len(levels) else found
+            guessed, found = streams(path), lookup.children(path)
+            return pooled(guessed, found, DOUBT) if guessed else found
 
-        size = self._settings.most_nodes(len(levels))
+        size = self._settings.most_nodes(self._streams.depth_of(guesses))
         return best_first(root, children, size, self._settings.draft_threshold)
 
     def describe(self) -> str:

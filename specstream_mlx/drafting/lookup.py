@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from .best_first import Guesses, Path, best_first
+from .guesses import StreamGuesses
 from .settings import DraftSettings
 from .tree import DraftTree
 
@@ -137,7 +136,7 @@ class LookupDrafter:
         """Learn how often lookup is right, and append the tokens to the text."""
         self._lookup.accept(tokens)
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
         """Grow the next tree from the n-grams alone; see ``Drafter``."""
         return best_first(root, self.children, self._size, self._threshold)
 

@@ -8,7 +8,7 @@ of these ranks is the same in every step. The file is a JSON object::
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 from ..checked_files import read_json
 from ..config import UserError, check_integer, is_number, shown
 from ..staging import staged_file
-from .best_first import Guesses, best_first
+from .best_first import Children, Guesses, best_first
+from .guesses import StreamGuesses
 from .tree import MAX_TREE_SIZE, DraftTree
 
 _ROUNDING = 1e-6
@@ -128,23 +129,42 @@ class StaticTreeDrafter:
     def accept(self, tokens: Sequence[int]) -> None:
         """Do nothing: the tree does not depend on the text."""
 
-    def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
-        """The candidates for each depth from 1 on with the table's probabilities."""
-        candidates = candidates[: self._depth, : self._width]
-        rates = self._table.log_rates(*candidates.shape).tolist()
-        return [
-            list(zip(tokens, row, strict=False))
-            for tokens, row in zip(candidates.tolist(), rates, strict=False)
-        ]
+    def depth_of(self, guesses: StreamGuesses) -> int:
+        """How deep a tree may be."""
+        return guesses.depth if self._depth is None else min(self._depth, guesses.depth)
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
-        """Grow the next tree; see ``Drafter``."""
-        candidates = candidates[: self._depth, : self._width]
-        ranks = best_shape(self._table, self._size, *candidates.shape, self._threshold)
-        tokens = np.empty(len(ranks), np.int32)
-        tokens[0] = root
-        tokens[1:] = candidates[ranks.depths[1:] - 1, ranks.tokens[1:]]
-        return replace(ranks, tokens=tokens)
+    def children(self, guesses: StreamGuesses) -> Children:
+        """The guesses behind a path with the table's probabilities."""
+        rates = self._table.log_rates(self.depth_of(guesses), self._width).tolist()
+
+        def behind(path: tuple[int, ...]) -> Guesses:
+            if len(path) >= len(rates):
+                return []
+            pairs = zip(guesses.behind(path), rates[len(path)], strict=False)
+            return [(token, rate) for (token, _), rate in pairs]
+
+        return behind
+
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
+        """Grow the next tree; see ``Drafter``.
+
+        Nodes of the tree whose parents nobody asked the streams about are left out.
+        """
+        width = min(self._width, guesses.tokens.shape[-1])
+        ranks = best_shape(self._table, self._size, self.depth_of(guesses), width, self._threshold)
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        for node in range(1, len(ranks)):
+            above = paths.get(int(ranks.parents[node]))
+            if above is not None and (found := guesses.behind(above)):
+                paths[node] = (*above, found[ranks.tokens[node]][0])
+        kept = list(paths)
+        index = {node: place for place, node in enumerate(kept)} | {-1: -1}
+        return DraftTree(
+            np.array([root, *(paths[node][-1] for node in kept[1:])], np.int32),
+            np.array([index[node] for node in ranks.parents[kept].tolist()], np.int32),
+            ranks.depths[kept],
+            ranks.log_probs[kept],
+        )
 
     def describe(self) -> str:
         """Say what the trees are like."""

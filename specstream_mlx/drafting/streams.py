@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .best_first import Guesses, best_first
+from .best_first import Children, Path, best_first
+from .guesses import StreamGuesses
 from .settings import DraftSettings
 from .tree import DraftTree
 
 
 class StreamsDrafter:
-    """Drafts what the streams guess, stream j at depth j, whatever the parent.
+    """Drafts what the streams guess, stream j at depth j.
 
     Args:
         settings: depth, width and size of the tree, and its threshold.
@@ -23,20 +24,21 @@ class StreamsDrafter:
     def accept(self, tokens: Sequence[int]) -> None:
         """Do nothing: the streams have read the text themselves."""
 
-    def levels(self, candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
-        """The guesses for each depth from 1 on."""
-        return by_depth(*self._cut(candidates, log_probs))
+    def depth_of(self, guesses: StreamGuesses) -> int:
+        """How deep a tree may be."""
+        return guesses.depth if self._depth is None else min(self._depth, guesses.depth)
 
-    def _cut(self, *tables: np.ndarray) -> list[np.ndarray]:
-        """Cut (gamma, k) arrays to the depth and width that may be drafted."""
-        return [table[: self._depth, : self._width] for table in tables]
+    def children(self, guesses: StreamGuesses) -> Children:
+        """The guesses behind a path, the best ``width`` of them."""
+        depth, width = self.depth_of(guesses), self._width
+        return lambda path: guesses.behind(path)[:width] if len(path) < depth else []
 
-    def grow(self, root: int, candidates: np.ndarray, log_probs: np.ndarray) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
         """Grow the next tree; see ``Drafter``."""
-        candidates, log_probs = self._cut(candidates, log_probs)
+        children = self.children(guesses)
         if self._size is None and self._threshold is None:
-            return full_tree(root, candidates, self._width, log_probs)
-        return best_first_tree(root, candidates, log_probs, self._size, self._threshold)
+            return full_tree(root, children)
+        return best_first(root, children, self._size, self._threshold)
 
     def describe(self) -> str:
         """Say what the trees are like."""
@@ -47,62 +49,24 @@ class StreamsDrafter:
         return f"{shape}, depth {self._depth}" if self._depth else shape
 
 
-def by_depth(candidates: np.ndarray, log_probs: np.ndarray) -> list[Guesses]:
-    """(gamma, k) tokens and log-probabilities as the guesses for each depth from 1 on."""
-    return [
-        list(zip(tokens, scores, strict=True))
-        for tokens, scores in zip(candidates.tolist(), log_probs.tolist(), strict=True)
-    ]
-
-
-def best_first_tree(
-    root: int,
-    candidates: np.ndarray,
-    log_probs: np.ndarray,
-    size: int | None,
-    threshold: float | None = None,
-) -> DraftTree:
-    """The ``size`` drafted nodes of highest joint probability under independent streams.
-
-    A path scores the sum of its guesses' log-probabilities.
+def full_tree(root: int, children: Children) -> DraftTree:
+    """All that may be drafted: the full tree of the paper (section 3.2), one level per stream.
 
     Args:
         root: the newest committed token.
-        candidates: (gamma, k) token ids, best first.
-        log_probs: (gamma, k) their log-probabilities in nats.
-        size: nodes besides the root; fewer where the candidates run out, ``None``: all.
-        threshold: a joint probability; nodes below it are left out.
+        children: the guesses behind a path; none where the tree ends.
     """
-    levels = by_depth(candidates, log_probs)
-    return best_first(
-        root, lambda path: levels[len(path)] if len(path) < len(levels) else (), size, threshold
-    )
-
-
-def full_tree(
-    root: int, candidates: np.ndarray, width: int, log_probs: np.ndarray | None = None
-) -> DraftTree:
-    """The full ``width``-ary tree of the paper (section 3.2), one level per stream.
-
-    Args:
-        root: the newest committed token.
-        candidates: (gamma, k) token ids, k >= width.
-        width: children of every inner node; 1 makes a chain.
-        log_probs: (gamma, k) the candidates' log-probabilities in nats.
-    """
-    tokens, parents, depths = [root], [-1], [0]
-    joint = None if log_probs is None else [np.zeros(1)]
-    level = [0]
-    for depth, row in enumerate(candidates, start=1):
-        next_level = []
-        for parent in level:
-            for token in row[:width]:
-                next_level.append(len(tokens))
-                tokens.append(int(token))
+    tokens, parents, depths, log_probs = [root], [-1], [0], [0.0]
+    level: list[tuple[int, Path]] = [(0, ())]
+    while level:
+        below: list[tuple[int, Path]] = []
+        for parent, path in level:
+            for token, log_prob in children(path):
+                below.append((len(tokens), (*path, token)))
+                tokens.append(token)
                 parents.append(parent)
-                depths.append(depth)
-        if joint is not None:
-            joint.append(np.add.outer(joint[-1], log_probs[depth - 1, :width]).ravel())
-        level = next_level
-    arrays = (np.array(x, np.int32) for x in (tokens, parents, depths))
-    return DraftTree(*arrays, log_probs=None if joint is None else np.concatenate(joint))
+                depths.append(len(path) + 1)
+                log_probs.append(log_probs[parent] + log_prob)
+        level = below
+    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return DraftTree(*arrays, log_probs=np.array(log_probs))

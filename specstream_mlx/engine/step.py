@@ -15,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
+from ..drafting.guesses import NO_GUESSES, StreamGuesses
 from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree
 from ..models.streams import Streams
@@ -58,12 +59,12 @@ class StepResult:
     stream_logits: mx.array | None = None
     has_streams: mx.array | None = None
 
-    def guesses(self) -> tuple[np.ndarray, np.ndarray]:
-        """``candidates`` and ``log_probs`` on the host; (0, 0) where no streams ran."""
+    def guesses(self) -> StreamGuesses:
+        """What the streams guess, on the host; nothing where no streams ran."""
         missed = self.has_streams is not None and not self.has_streams.item()
         if self.candidates is None or missed:
-            return np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
-        return np.array(self.candidates), np.array(self.log_probs)
+            return NO_GUESSES
+        return StreamGuesses(np.array(self.candidates), np.array(self.log_probs))
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
         """Number of tested nodes, and the accepted path, by index in the tree and in the kept."""

@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 
 from specstream_mlx.autotune.averages import StreamAverages
+from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 
 GUESSES = np.array([[1, 2], [3, 4], [5, 6]])
 PROBABILITIES = np.array([[0.8, 0.1], [0.5, 0.2], [0.25, 0.25]])
 TRUNK, ELSEWHERE, FIRST, OTHER = 0, 1, 0, 1
 
 
+def guesses(depths=slice(None)):
+    return StreamGuesses(GUESSES[depths], np.log(PROBABILITIES[depths]))
+
+
 def guessed(averages):
-    averages.take(GUESSES, np.log(PROBABILITIES))
-    return [[averages.level(depth, trunk) for depth in range(3)] for trunk in (True, False)]
+    averages.take(guesses())
+    return [[averages.behind(path[:depth]) for depth in range(3)] for path in ((1, 3), (0, 0))]
 
 
 def test_a_text_begins_with_a_little_doubt():
@@ -51,7 +56,7 @@ def test_guesses_of_several_steps_are_judged_by_the_same_tokens():
     averages = StreamAverages()
     guessed(averages)
     averages.accept([1])
-    averages.take(GUESSES[1:], np.log(PROBABILITIES[1:]))
+    averages.take(guesses(slice(1, None)))
     averages.accept([3])
     assert averages.hits[TRUNK][FIRST] == pytest.approx(6.4 + 3)
     assert averages.expected[TRUNK][FIRST] == pytest.approx(8 + 0.8 + 0.5 + 0.5)
@@ -60,12 +65,12 @@ def test_guesses_of_several_steps_are_judged_by_the_same_tokens():
 def test_what_was_long_ago_counts_less():
     averages = StreamAverages()
     for _ in range(200):
-        averages.take(GUESSES[:1], np.log(PROBABILITIES[:1]))
+        averages.take(guesses(slice(1)))
         averages.accept([9])
     assert averages.expected[TRUNK][FIRST] == pytest.approx(16)
     assert averages.factor(TRUNK, 0) < 0.01
     for _ in range(60):
-        averages.take(GUESSES[:1], np.log(PROBABILITIES[:1]))
+        averages.take(guesses(slice(1)))
         averages.accept([1])
     assert averages.factor(TRUNK, 0) == pytest.approx(1 / 0.8, rel=0.1)
     assert averages.factor(TRUNK, 2) == averages.factor(TRUNK, 1) < 0.2
@@ -82,6 +87,6 @@ def test_probabilities_stay_probabilities():
 
 def test_without_guesses_there_is_nothing():
     averages = StreamAverages()
-    averages.take(np.empty((0, 0), np.int32), np.empty((0, 0)))
-    assert averages.depth == 0 and averages.firsts == ()
+    averages.take(NO_GUESSES)
+    assert averages.behind(()) == []
     averages.accept([1, 2])

@@ -12,11 +12,11 @@ from specstream_mlx.autotune import choose
 from specstream_mlx.autotune.choose import AutoDrafting, Pace, new_pace, places_of
 from specstream_mlx.autotune.cost import MOST_NODES, CostCurve, StepCosts
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.drafting.tree import root_only
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import decode
 
-NOTHING = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 SIZES = (1, 2, 4, 8, 16)
 
 
@@ -58,7 +58,8 @@ def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), **pace):
 def guesses(rng, gamma=3, width=4):
     tokens = np.array([rng.sample(range(97), width) for _ in range(gamma)])
     shares = np.sort(np.array([[rng.random() for _ in range(width + 1)] for _ in tokens]))[:, ::-1]
-    return tokens, np.log(shares[:, :width] / shares.sum(axis=1, keepdims=True))
+    scores = np.log(shares[:, :width] / shares.sum(axis=1, keepdims=True))
+    return StreamGuesses(tokens, scores)
 
 
 def best_by_force(drafting, nodes, costs, value):
@@ -91,7 +92,7 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path):
         drafting = drafting_at(tmp_path, measured, streams, **pace)
         drafting.accept(drafting.first(3), [3], None)
         drafting.pace.tokens, drafting.pace.time = tokens, 128.0
-        nodes = drafting._nodes(*guesses(rng))
+        nodes = drafting._nodes(guesses(rng))
         relative = {place: measured.relative(place) for place in measured.points}
         found = drafting._best(nodes)
         expected = best_by_force(drafting, nodes, relative, value)
@@ -107,18 +108,18 @@ def test_certain_guesses_are_drafted_and_hopeless_ones_are_not(tmp_path):
     for first, size in ((0.999, 4), (0.01, 1)):
         drafting = drafting_at(tmp_path, SHARED, streams)
         drafting.accept(drafting.first(3), [4], None)
-        plan = drafting.plan(4, tokens, np.log(np.array([[first, 1e-9]] * 3)))
+        plan = drafting.plan(4, StreamGuesses(tokens, np.log(np.array([[first, 1e-9]] * 3))))
         assert len(plan.tree) == size
         assert plan.tree.tokens.tolist() == [4, 5, 7, 9][:size]
 
 
-def run(drafting, steps, candidates, text):
+def run(drafting, steps, guesses, text):
     """Take steps that each write some tokens of a text; returns their plans."""
     plans = [drafting.first(3)]
     for number in range(steps):
         drafting.accept(plans[-1], text(number), 0.01)
         ran = drafting.place_of(plans[-1]) in ("beside 1", "beside")
-        plans.append(drafting.plan(3, *(candidates if ran else NOTHING)))
+        plans.append(drafting.plan(3, guesses if ran else NO_GUESSES))
     return plans
 
 
@@ -128,7 +129,7 @@ def run(drafting, steps, candidates, text):
 def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest, tmp_path):
     streams = speculative_model(mode=mode).streams.config
     drafting = drafting_at(tmp_path, measured, streams, prompt=(3,))
-    wrong = np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02))
+    wrong = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
     plans = run(drafting, 140, wrong, lambda number: [number + 100])
     places = [drafting.place_of(plan) for plan in plans]
     spans = [len(list(group)) for place, group in itertools.groupby(places) if place == rest]
@@ -145,7 +146,7 @@ def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest,
 def test_streams_that_are_right_run_in_every_step(mode, measured, place, tmp_path):
     streams = speculative_model(mode=mode).streams.config
     drafting = drafting_at(tmp_path, measured, streams, span=8)
-    right = np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3))
+    right = StreamGuesses(np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3)))
     places = [drafting.place_of(plan) for plan in run(drafting, 12, right, lambda number: [3] * 4)]
     assert set(places) == {place}
     assert drafting.pace.span == 1
@@ -156,7 +157,7 @@ def test_lookup_drafts_without_streams(tmp_path):
     first = drafting.first(5)
     assert first.pipelined
     drafting.accept(first, [1, 2, 3, 4, 5], None)
-    plan = drafting.plan(5, *NOTHING)
+    plan = drafting.plan(5, NO_GUESSES)
     assert plan.tree.tokens[:4].tolist() == [5, 1, 2, 3] and not plan.pipelined
 
 
@@ -181,11 +182,13 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
         wanted = costs.wanted()
         drafting.accept(plan, [3], 0.001 * len(plan.tree))
         sizes.append((wanted, len(plan.tree)))
-        plan = drafting.plan(3, *NOTHING)
+        plan = drafting.plan(3, NO_GUESSES)
     assert costs.complete
     timed = [size for wanted, size in sizes if wanted and size == wanted[1]]
     assert sorted(set(timed)) == list(SIZES)
-    assert all(len(plan.tree) == 1 for plan in run(drafting, 5, NOTHING, lambda number: [number]))
+    assert all(
+        len(plan.tree) == 1 for plan in run(drafting, 5, NO_GUESSES, lambda number: [number])
+    )
     assert costs.curve.seconds("beside", 8) == pytest.approx(0.008)
 
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from trees import full_tree
 
 from benchmarks.random_llama import random_llama, with_streams
 from benchmarks.runner import Run, interleaved
 from benchmarks.step_rows import StepRows, rows_of
 from specstream_mlx import DraftSettings, UserError
-from specstream_mlx.drafting.streams import full_tree
 
 
 def way(rate):

@@ -20,14 +20,14 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
-from trees import arrays, assert_well_formed, grow, random_candidates
+from trees import arrays, assert_well_formed, best_first_tree, grow, random_candidates
 
 from specstream_mlx.drafting import drafter
 from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.hybrid import DOUBT, pooled
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
-from specstream_mlx.drafting.streams import best_first_tree
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 
@@ -140,7 +140,7 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width):
             )
             drafter = make_drafter(settings, True, read)
             drafter.accept(written)
-            tree = drafter.grow(7, tokens, scores)
+            tree = drafter.grow(7, StreamGuesses(tokens, scores))
             assert_well_formed(tree)
             assert tree.tokens[0] == 7
             likely = [s for s in best if threshold is None or s >= math.log(threshold)]

@@ -165,9 +165,9 @@ def test_right_candidates_are_accepted_along_the_static_tree(monkeypatch):
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
     rng, right = np.random.default_rng(0), StaticTreeDrafter.grow
 
-    def knowing(self, root, candidates, log_probs):
+    def knowing(self, root, guesses):
         start = sum(map(len, oracle.paths))
-        for row, token in zip(candidates, expected[start:], strict=False):
+        for row, token in zip(guesses.tokens, expected[start:], strict=False):
             row[row == token] = (token + 1) % 97 if (token + 1) % 97 not in row else root
             row[rng.integers(0, 2)] = token
             if len(set(row.tolist())) < len(row):  # siblings must differ
@@ -175,7 +175,7 @@ def test_right_candidates_are_accepted_along_the_static_tree(monkeypatch):
                 for rank, value in enumerate(row.tolist()):
                     if row.tolist().index(value) != rank:
                         row[rank] = next(others)
-        return right(self, root, candidates, log_probs)
+        return right(self, root, guesses)
 
     monkeypatch.setattr(StaticTreeDrafter, "grow", knowing)
     found = tokens_of(model, PROMPT, count, static_tree=TABLE, tree_size=14)

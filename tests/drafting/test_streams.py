@@ -4,9 +4,14 @@ import itertools
 import math
 
 import pytest
-from trees import arrays, assert_well_formed, random_candidates, ranks_of
-
-from specstream_mlx.drafting.streams import best_first_tree, full_tree
+from trees import (
+    arrays,
+    assert_well_formed,
+    best_first_tree,
+    full_tree,
+    random_candidates,
+    ranks_of,
+)
 
 
 @pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])

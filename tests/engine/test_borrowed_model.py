@@ -18,9 +18,9 @@ from random_models import (
     speculative_model,
     take,
 )
+from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.streams import full_tree
 from specstream_mlx.engine.step import Decoder, UnsupportedModelError
 from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams

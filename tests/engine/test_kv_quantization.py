@@ -34,10 +34,10 @@ from random_models import (
     tokens_of,
 )
 from tiny_models import tiny_streams, tiny_tokenizer
+from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.streams import full_tree
 from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
 from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization

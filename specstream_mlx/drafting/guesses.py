@@ -1,0 +1,70 @@
+"""What the streams guess for the tokens behind the root, and behind which paths."""
+
+from functools import cached_property
+
+import numpy as np
+
+from .best_first import Guesses, Path
+
+
+class StreamGuesses:
+    """The streams' guesses of one step.
+
+    Plain streams guess the token of each depth whatever came before it. Streams that know the token
+    before guess anew behind each of the paths that they were asked about, and nothing elsewhere.
+
+    Args:
+        tokens: (gamma, k) token ids, best first; (gamma, paths, k) of streams that know the token
+            before. gamma is 0 where no streams ran.
+        log_probs: of the same shape, their log-probabilities in nats.
+        parents: (gamma, paths) which guess of the depth before each path ends with, counted over
+            that depth's (paths, k); at depth 1 there is one path, which is empty, and -1 marks
+            what fills up a row. ``None``: plain streams.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, log_probs: np.ndarray, parents: np.ndarray | None = None
+    ):
+        self.tokens, self.log_probs, self.parents = tokens, log_probs, parents
+
+    @property
+    def depth(self) -> int:
+        """gamma."""
+        return len(self.tokens)
+
+    def behind(self, path: Path) -> Guesses:
+        """The guesses for the token after ``path``; none beyond gamma or where nobody asked."""
+        if self.parents is not None:
+            return self._by_path.get(path, [])
+        return self._lists[len(path)][0] if len(path) < self.depth else []
+
+    @cached_property
+    def _lists(self) -> list[list[Guesses]]:
+        """By depth and path; plain streams have one list a depth."""
+        shape = self.depth, -1 if self.depth else 1, self.tokens.shape[-1]
+        tokens, scores = (a.reshape(shape).tolist() for a in (self.tokens, self.log_probs))
+        return [
+            [list(zip(*pair, strict=True)) for pair in zip(*level, strict=True)]
+            for level in zip(tokens, scores, strict=True)
+        ]
+
+    @cached_property
+    def _by_path(self) -> dict[Path, Guesses]:
+        found: dict[Path, Guesses] = {}
+        before: list[Path] = []
+        for depth, (lists, parents) in enumerate(zip(self._lists, self.parents, strict=True)):
+            paths: list[Path] = []
+            for guesses, parent in zip(lists, parents.tolist(), strict=True):
+                if not depth:
+                    path: Path = ()
+                else:
+                    row, rank = divmod(parent, self.tokens.shape[-1])
+                    path = (*before[row], self._lists[depth - 1][row][rank][0])
+                paths.append(path)
+                if parent >= 0 or not depth:
+                    found.setdefault(path, guesses)
+            before = paths
+        return found
+
+
+NO_GUESSES = StreamGuesses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
