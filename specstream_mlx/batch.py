@@ -429,7 +429,7 @@ class _Batch:
         predictions, accepted, found = (array.tolist() for array in arrays)
         drafts = [[]] * len(accepted)
         if result.candidates is not None:
-            drafts = result.candidates[..., 0].tolist()
+            drafts = result.candidates.reshape(len(accepted), -1).tolist()  # chains
         committed, following = [], []
         for chain, after, count, draft in zip(
             self._tokens, predictions, accepted, drafts, strict=True

@@ -138,8 +138,9 @@ class Request:
                     "tree of fixed shape"
                 )
             return
-        rule.check(self.drafting)
-        self.drafting.check(vocab_size, model.streams and model.streams.config)
+        streams = model.streams and model.streams.config
+        rule.check(self.drafting, streams)
+        self.drafting.check(vocab_size, streams)
 
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:

@@ -74,7 +74,14 @@ STREAMS = {
     "base MLP, literal pruner": {"pruner_form": "literal"},
     "one stream": {"num_streams": 1},
     "every layer": {"num_msa_layers": 4, "stream_mlp": "adapter", "stream_adapter_rank": 4},
+    "conditioned head": {
+        "stream_mlp": "adapter",
+        "stream_adapter_rank": 4,
+        "stream_head": "conditioned",
+        "stream_head_rank": 6,
+    },
 }
+PLAIN_HEADS = {name: fields for name, fields in STREAMS.items() if "stream_head" not in fields}
 
 
 def speculative_model(base="grouped heads, tied", *, mode="lossless", seed=0, **streams):

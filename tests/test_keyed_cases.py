@@ -33,6 +33,8 @@ MODELS = [
     ("traditional linear rope, untied", "lossless", "value rotation"),
     ("sliding windows", "lossless", "adapter"),
     ("sliding windows", "shared", "adapter"),
+    ("grouped heads, tied", "lossless", "conditioned head"),
+    ("one kv head, untied", "shared", "conditioned head"),
 ]
 DRAFTS = [
     *(DraftSettings(**fields) for fields in TREES.values()),

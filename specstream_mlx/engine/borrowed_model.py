@@ -75,6 +75,8 @@ class BorrowedModel:
         if observe is not None:
             parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
         self._parts = parts
+        if streams.head is not None:
+            self._embedding = _embedding_of(model, owner)
         self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
@@ -151,6 +153,10 @@ class BorrowedModel:
             self._stream_mlps[number].main_rows = main_rows
         return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
 
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(.., h) rows of the embedding, as they are stored, for tokens (..)."""
+        return self._embedding(tokens)
+
     def head(self, hidden: mx.array) -> mx.array:
         """Final norm and LM head: (sequences, rows, vocab) logits."""
         return self._through(self._top, hidden)
@@ -199,6 +205,23 @@ def _owner_of_layers(model: nn.Module) -> list[str]:
         if _same_layers(module.get("layers"), model.layers):
             return name.split(".") if name else []
     raise UnsupportedModelError("the model does not hold its layers in one list")
+
+
+def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:
+    """The embedding of tokens, which lies beside the layers.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    module = model
+    for name in owner:
+        module = module[name]
+    if "embed_tokens" not in module:
+        raise UnsupportedModelError(
+            "the model has no embed_tokens beside its layers, which a stream_head of 'conditioned' "
+            "reads"
+        )
+    return module["embed_tokens"]
 
 
 def _same_layers(found: Any, layers: Sequence[nn.Module]) -> bool:

@@ -33,14 +33,15 @@ class Coupling:
         self._newest: mx.array | None = None  # (strengths, vocab) scores of this step
         self._open: mx.array | None = None  # the same of the step before, not judged yet
 
-    def scores(self, logits: mx.array, gumbel: mx.array) -> mx.array:
-        """(gamma, vocab) logits of what the target will draw.
+    def scores(self, logits: mx.array, gumbel: mx.array, learns: bool = True) -> mx.array:
+        """(rows, vocab) logits of what the target will draw.
 
         Args:
-            logits: (gamma, vocab) of the streams, at the target's temperature.
-            gumbel: (gamma, vocab) the noise that the target will draw with.
+            logits: (rows, vocab) of the streams, at the target's temperature.
+            gumbel: (rows, vocab) the noise that the target will draw with.
+            learns: whether the first row is the first stream's, which the strength is judged by.
         """
-        if self._strengths.size > 1:
+        if learns and self._strengths.size > 1:
             self._newest = logits[0] + self._strengths[:, None] * gumbel[0]
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
 

@@ -15,11 +15,13 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
+from ..drafting.expansion import expansion
 from ..drafting.guesses import NO_GUESSES, StreamGuesses
 from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
+from .guessing import guess
 from .kv import UncommittedRows, commit
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
@@ -42,9 +44,12 @@ class StepResult:
         in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
             places that pruning has left, since shapes are fixed. ``None``: all of them.
         candidates: (streams, k) the tokens of the streams that ran at the accepted node, best
-            first, or in the order in which they were drawn.
-        log_probs: (streams, k) their log-probabilities in nats.
-        stream_logits: (streams, vocab) at the accepted node.
+            first, or in the order in which they were drawn; (streams, paths, k) of streams that
+            know the token before.
+        log_probs: of the same shape, their log-probabilities in nats.
+        parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
+        stream_logits: (streams, vocab) at the accepted node; of streams that know the token before,
+            behind the first of their paths.
         has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
             ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
@@ -56,6 +61,7 @@ class StepResult:
     in_play: mx.array | None = None
     candidates: mx.array | None = None
     log_probs: mx.array | None = None
+    parents: mx.array | None = None
     stream_logits: mx.array | None = None
     has_streams: mx.array | None = None
 
@@ -64,7 +70,8 @@ class StepResult:
         missed = self.has_streams is not None and not self.has_streams.item()
         if self.candidates is None or missed:
             return NO_GUESSES
-        return StreamGuesses(np.array(self.candidates), np.array(self.log_probs))
+        parents = None if self.parents is None else np.array(self.parents)
+        return StreamGuesses(np.array(self.candidates), np.array(self.log_probs), parents)
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
         """Number of tested nodes, and the accepted path, by index in the tree and in the kept."""
@@ -83,7 +90,8 @@ class StepResult:
     def arrays(self) -> list[mx.array]:
         """The arrays that the host will read, so that they can be evaluated together."""
         arrays = [self.last, self.predictions]
-        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.has_streams]
+        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.parents]
+        optional.append(self.has_streams)
         return arrays + [array for array in optional if array is not None]
 
 
@@ -212,12 +220,8 @@ class Decoder:
             rows = deferred_rows(nodes, result.last, count)
             hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, main_rows=0, skip=len(nodes))
-        logits = self.model.head(hidden)
-        result.stream_logits = logits[0] if single else logits
         depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
-        result.candidates, result.log_probs = rule.draft(
-            result.stream_logits, settings.tree_width, tree, depths[result.last]
-        )
+        self._guess(result, hidden, rule, tree, depths[result.last], settings)
         profile.border("head", result.candidates, result.log_probs)
         return result
 
@@ -288,6 +292,54 @@ class Decoder:
             hidden = self.model.layer(number, hidden, cache, main_rows)
         self.profile.border("MSA rows", hidden)
         return hidden
+
+    def _guess(
+        self,
+        result: StepResult,
+        hidden: mx.array,
+        rule: VerifyRule,
+        tree: DraftTree,
+        depth: mx.array,
+        settings: DraftSettings,
+    ) -> None:
+        """Fill in what the streams of the last accepted node guess.
+
+        Args:
+            result: of this step.
+            hidden: (sequences, count, h) the streams after the last layer.
+            rule: of this generation.
+            tree: the one that was verified.
+            depth: (..) of its last accepted node.
+            settings: of the step.
+        """
+        single, width = tree.tokens.ndim == 1, settings.tree_width
+        head = self.streams.head
+        if head is None:
+            logits = self.model.head(hidden)
+            result.stream_logits = logits[0] if single else logits
+            result.candidates, result.log_probs = rule.draft(
+                result.stream_logits, width, tree, depth
+            )
+            return
+        last, predictions = result.last, result.predictions
+        token = predictions[last] if single else _at(predictions, last)[:, 0]
+        made = []
+
+        def logits_behind(stream: int, before: mx.array) -> mx.array:
+            features = head(hidden[:, stream, None], self.model.embed(before), stream)
+            logits = self.model.head(features)
+            made.append(logits[..., 0, :])
+            return logits[0] if single else logits
+
+        result.candidates, result.log_probs, result.parents = guess(
+            logits_behind,
+            lambda logits, stream: rule.draft(logits, width, tree, depth, stream),
+            token,
+            expansion(settings, hidden.shape[1]),
+            width,
+        )
+        logits = mx.stack(made, axis=1)
+        result.stream_logits = logits[0] if single else logits
 
     def _verified(
         self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array

@@ -8,8 +8,8 @@ from plain_rules import reference_scores, walk
 from random_models import (
     BASES,
     PLACED,
+    PLAIN_HEADS,
     PROMPT,
-    STREAMS,
     assert_close,
     assert_lossless,
     decoder_after,
@@ -101,11 +101,11 @@ def test_tree_across_the_growth_of_the_cache(committed):
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize(
-    ("streams", "base"), paired(STREAMS, ["grouped heads, tied", "sliding windows"])
+    ("streams", "base"), paired(PLAIN_HEADS, ["grouped heads, tied", "sliding windows"])
 )
 def test_tree_with_streams_equals_the_row_list(streams, mode, base):
     """Main and stream logits, the streams beside every node and, lossless, deferred."""
-    model, tree = speculative_model(base, mode=mode, **STREAMS[streams]), some_tree()
+    model, tree = speculative_model(base, mode=mode, **PLAIN_HEADS[streams]), some_tree()
     rows = {node: row_list(model, tree, node) for node in range(0, len(tree), 3)}
     for placement in ["beside"] + ["deferred"] * (mode == "lossless"):
         result = take(decoder_after(model, PROMPT), tree, placement)
@@ -116,11 +116,11 @@ def test_tree_with_streams_equals_the_row_list(streams, mode, base):
 
 
 @pytest.mark.parametrize(
-    ("streams", "pruning"), paired(STREAMS, ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}))
+    ("streams", "pruning"), paired(PLAIN_HEADS, ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}))
 )
 def test_deferred_streams_equal_those_beside(streams, pruning):
     """At a node with accepted ancestors, behind rows that are not its ancestors."""
-    model = speculative_model(**STREAMS[streams])
+    model = speculative_model(**PLAIN_HEADS[streams])
     tree = true_tree(model)
     beside, deferred = (
         take(decoder_after(model, PROMPT), tree, placement, tree_width=4, **pruning)
@@ -216,11 +216,11 @@ def step_with(model, tree, chosen, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "base"), paired(STREAMS, ["grouped heads, tied", "sliding windows"])
+    ("kind", "base"), paired(PLAIN_HEADS, ["grouped heads, tied", "sliding windows"])
 )
 def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatch):
     """At an accepted node that has them, in any company; main logits in any case."""
-    model = speculative_model(base, **STREAMS[kind])
+    model = speculative_model(base, **PLAIN_HEADS[kind])
     tree = true_tree(model)
     every = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4)
     last = every.last.item()
@@ -281,7 +281,7 @@ def test_after_a_miss_the_next_tree_is_the_root(monkeypatch):
 @pytest.mark.parametrize("placed", ["deferred", "beside", "beside 2"])
 def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
     """Their rows are counted, and they guess what they guess beside all the others."""
-    model, tree = speculative_model(seed=1, **STREAMS[streams]), some_tree()
+    model, tree = speculative_model(seed=1, **PLAIN_HEADS[streams]), some_tree()
     where = {"deferred": {}, "beside": {"deferred": False}, "beside 2": {"stream_nodes": 2}}[placed]
     seeded = {"deferred": 1, "beside": len(tree), "beside 2": 2}[placed]
     first = model.streams.config.first_msa_layer

@@ -53,14 +53,19 @@ class KeyedRule(VerifyRule):
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
     def draft(
-        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+        self,
+        stream_logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        stream: int | None = None,
     ) -> tuple[mx.array, mx.array]:
         if self._sampling is None:  # a function, which draws nobody knows how
-            return super().draft(stream_logits, width, tree, depth)
-        places, count = self._stream_places(stream_logits, tree, depth)
+            return super().draft(stream_logits, width, tree, depth, stream)
+        places, count = self._stream_places(stream_logits, tree, depth, stream)
         gumbel = self._noise.gumbel(self._position, count, stream_logits.shape[-1])[places]
         logits = stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp)
-        return best_tokens(self._coupling.scores(logits, gumbel), width)
+        return best_tokens(self._coupling.scores(logits, gumbel, learns=not stream), width)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """(m, 1) uniform numbers of the tokens after the kept nodes."""
@@ -69,15 +74,17 @@ class KeyedRule(VerifyRule):
         return coins[places if kept is None else places[kept]]
 
     def _stream_places(
-        self, stream_logits: mx.array, tree: DraftTree, depth: mx.array
+        self, stream_logits: mx.array, tree: DraftTree, depth: mx.array, stream: int | None
     ) -> tuple[mx.array, int]:
-        """Where streams' tokens are among the positions from the next token's on.
+        """Where the rows' tokens are among the positions from the next token's on.
 
         Returns:
-            (gamma,) places, and how many positions these may be among.
+            (rows,) places, and how many positions these may be among.
         """
-        gamma = stream_logits.shape[-2]
-        return depth + mx.arange(1, gamma + 1), int(tree.depths[-1]) + 1 + gamma
+        rows = stream_logits.shape[-2]
+        streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
+        last = rows - 1 if stream is None else stream
+        return depth + 1 + streams, int(tree.depths[-1]) + 2 + last
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         super().commit(tokens)

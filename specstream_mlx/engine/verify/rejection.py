@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ...config import UserError
+from ...config import StreamConfig, UserError
 from ...drafting.settings import DraftSettings
 from ...drafting.tree import DraftTree
 from ..candidates import drawn_candidates
@@ -35,8 +35,8 @@ class RejectionRule(KeyedRule):
         self._drafter: mx.array | None = None
 
     @staticmethod
-    def check(settings: DraftSettings) -> None:
-        """Refuse trees whose shape or pruning depends on the tokens drawn.
+    def check(settings: DraftSettings, streams: StreamConfig | None) -> None:
+        """Refuse trees whose shape or pruning depends on the tokens drawn, and streams that do.
 
         Raises:
             UserError: their text would not be distributed as the target's.
@@ -48,6 +48,11 @@ class RejectionRule(KeyedRule):
             )
         if not settings.speculates:
             return
+        if streams is not None and streams.stream_head == "conditioned":
+            raise UserError(
+                "verify is 'rejection' and stream_head is 'conditioned', whose guesses depend on "
+                "the tokens drawn before them, expected 'keyed' or 'greedy'"
+            )
         if settings.static_tree is not None:
             raise UserError(
                 "verify is 'rejection' and the tree is static, whose ranks are those of sorted "
@@ -72,9 +77,14 @@ class RejectionRule(KeyedRule):
         return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
     def draft(
-        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+        self,
+        stream_logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        stream: int | None = None,
     ) -> tuple[mx.array, mx.array]:
-        places, count = self._stream_places(stream_logits, tree, depth)
+        places, count = self._stream_places(stream_logits, tree, depth, stream)
         coins = self._noise.coins(self._position, count)[places]
         log_probs = self._sampling.log_probs(stream_logits, coins)
         self._drafter = mx.exp(log_probs)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
+from ...config import StreamConfig
 from ...drafting.settings import DraftSettings
 from ...drafting.tree import DraftTree
 from ..candidates import best_tokens
@@ -45,8 +46,8 @@ class VerifyRule:
         self._processors = NodeProcessors(processors, prompt)
 
     @staticmethod
-    def check(settings: DraftSettings) -> None:
-        """Check that the rule's text is exact with trees of these settings.
+    def check(settings: DraftSettings, streams: StreamConfig | None) -> None:
+        """Check that the rule's text is exact with trees of these settings and streams.
 
         Raises:
             UserError: it would not be.
@@ -94,18 +95,24 @@ class VerifyRule:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
     def draft(
-        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+        self,
+        stream_logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        stream: int | None = None,
     ) -> tuple[mx.array, mx.array]:
         """Let the streams guess for the next tree.
 
         Args:
-            stream_logits: (.., gamma, vocab) beside the last accepted node.
+            stream_logits: (.., rows, vocab) beside the last accepted node.
             width: k.
             tree: the one that was verified.
             depth: (..) of its last accepted node.
+            stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
 
         Returns:
-            (.., gamma, k) candidates of each stream and their log-probabilities.
+            (.., rows, k) candidates of each row and their log-probabilities.
         """
         return best_tokens(stream_logits, width)
 

@@ -35,10 +35,15 @@ class SideBySide(VerifyRule):
         return mx.stack([rule.predictions(tree, kept, own) for rule, own in rows])
 
     def draft(
-        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+        self,
+        stream_logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        stream: int | None = None,
     ) -> tuple[mx.array, mx.array]:
         rows = zip(self._rules, stream_logits, depth, strict=True)
-        drafts = [rule.draft(own, width, tree, last) for rule, own, last in rows]
+        drafts = [rule.draft(own, width, tree, last, stream) for rule, own, last in rows]
         tokens, log_probs = zip(*drafts, strict=True)
         return mx.stack(tokens), mx.stack(log_probs)
 

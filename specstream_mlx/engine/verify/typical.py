@@ -30,7 +30,12 @@ class TypicalRule(KeyedRule):
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
     def draft(
-        self, stream_logits: mx.array, width: int, tree: DraftTree, depth: mx.array
+        self,
+        stream_logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        stream: int | None = None,
     ) -> tuple[mx.array, mx.array]:
         return best_tokens(stream_logits, width)
 

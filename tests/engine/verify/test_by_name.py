@@ -48,7 +48,15 @@ KEPT = "lets the drawn tokens decide what is kept"
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
     with pytest.raises(UserError, match=sentence):
-        RejectionRule.check(DraftSettings(**fields))
+        RejectionRule.check(DraftSettings(**fields), None)
+
+
+def test_rejection_refuses_guesses_that_depend_on_drawn_ones():
+    conditioned = speculative_model(stream_head="conditioned", stream_head_rank=4)
+    chain = DraftSettings(tree_width=1, tree_size=None)
+    asked = request([1], chain, sampler=Sampling(temp=1), verify="rejection")
+    with pytest.raises(UserError, match="stream_head is 'conditioned'"):
+        decode(conditioned, asked)
 
 
 def test_a_generation_is_refused_with_them():

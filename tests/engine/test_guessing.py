@@ -1,0 +1,166 @@
+"""Guesses of streams that know the token before, against each path alone."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from random_models import PROMPT, VOCAB_SIZE, speculative_model
+from trees import full_tree
+
+from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.expansion import LIKELIEST, expansion
+from specstream_mlx.drafting.guesses import StreamGuesses
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.static_tree import StaticTree, best_shape
+from specstream_mlx.engine.guessing import guess
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
+
+HEAD = {"stream_head": "conditioned", "stream_head_rank": 6}
+TREE = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
+TABLE = StaticTree(((0.5, 0.3, 0.1), (0.4, 0.3, 0.2), (0.6, 0.2, 0.1)), 9)
+SHAPES = {
+    "chain": DraftSettings(tree_width=1, tree_size=None),
+    "full": DraftSettings(tree_width=2, tree_size=None),
+    "best-first": DraftSettings(tree_width=4, tree_size=8),
+    "static": DraftSettings(tree_width=3, tree_size=None, static_tree=TABLE),
+    "with lookup": DraftSettings(tree_width=3, lookup=True),
+}
+
+
+def step_of(model, settings):
+    """One step behind ``PROMPT`` over ``TREE``, and the features of its streams."""
+    seen = {}
+
+    def observe(number, hidden, output):
+        seen[number] = output[0]
+
+    decoder = Decoder(
+        model.model, model.streams, make_caches(model.model, model.config), observe=observe
+    )
+    decoder.prefill(mx.array(PROMPT[:-1]))
+    result = decoder.step(TREE, settings, VerifyRule())
+    count = model.streams.config.num_streams
+    rows = seen[model.streams.config.num_hidden_layers - 1]
+    if settings.placement(model.streams.config) == "beside":
+        nodes = len(TREE) if result.kept is None else result.kept.size
+        rows = rows[nodes:].reshape(nodes, count, -1)[result.last.item()]
+    return decoder, result, rows
+
+
+def alone(decoder, streams, features, path):
+    """Log-probabilities behind a path of tokens, computed for it alone, by the formula."""
+
+    def n(x):
+        return x / mx.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
+
+    stream = len(path) - 1
+    head = streams.head
+    both = mx.concatenate([n(features[stream]), n(decoder.model.embed(mx.array(path[-1])))])
+    inner = head.down.weight @ both + head.biases[stream]
+    hidden = n(features[stream]) + head.up.weight @ (inner * mx.sigmoid(inner))
+    logits = decoder.model.head(hidden[None, None])[0, 0]
+    return logits - mx.logsumexp(logits)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_guess_is_scored_as_its_path_alone(shape, mode):
+    model, settings = speculative_model(mode=mode, seed=2, **HEAD), SHAPES[shape]
+    decoder, result, features = step_of(model, settings)
+    own = result.prediction()
+    guesses = result.guesses()
+    asked, paths = 0, [()]
+    while paths:
+        path = paths.pop()
+        found = guesses.behind(path)
+        if not found:
+            continue
+        asked += 1
+        expected = alone(decoder, model.streams, features, [own, *path])
+        best = np.argsort(-np.array(expected))[: settings.tree_width].tolist()
+        assert [token for token, _ in found] == best
+        for token, score in found:
+            assert score == pytest.approx(expected[token].item(), abs=1e-4)
+            paths.append((*path, token))
+    width = settings.tree_width
+    inner = set(best_shape(TABLE, TABLE.tree_size, 3, 3).parents[1:].tolist())
+    assert asked == {"full": 1 + 2 + 4, "static": len(inner)}.get(shape, 1 + 2 * width)
+
+
+def test_the_token_before_matters():
+    """Else nothing above would show that it is the right one."""
+    decoder, _, features = step_of(model := speculative_model(seed=2, **HEAD), SHAPES["chain"])
+    first, second = (alone(decoder, model.streams, features, [t]) for t in (3, 4))
+    assert mx.abs(first - second).max().item() > 0.5
+
+
+def test_a_head_at_its_start_guesses_what_plain_streams_do():
+    plain, model = (speculative_model(seed=2, **head) for head in ({}, HEAD))
+    model.streams.head.up.weight = mx.zeros_like(model.streams.head.up.weight)
+    settings = DraftSettings(tree_width=3, tree_size=None)
+    expected = step_of(plain, settings)[1].guesses()
+    found = step_of(model, settings)[1].guesses()
+    for depth in range(3):
+        for path in itertools.product(*(expected.tokens[level].tolist() for level in range(depth))):
+            pairs = zip(found.behind(path), expected.behind(path), strict=True)
+            for (token, score), (wanted, other) in pairs:
+                assert token == wanted
+                assert score == pytest.approx(other, abs=1e-4)
+
+
+def table(seed, gamma=4):
+    """A function of stream and token before that returns logits, as random tables have them."""
+    tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
+    return lambda stream, before: tables[stream][before]
+
+
+def ranked(logits, stream, width=3):
+    logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    tokens = mx.argsort(-logits, axis=-1)[..., :width].astype(mx.int32)
+    return tokens, mx.take_along_axis(logits, tokens, axis=-1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_likeliest_paths_are_followed(seed):
+    """A beam: of each depth the paths of the highest joint probability, by force."""
+    logits = table(seed)
+    guesses = StreamGuesses(*map(np.array, guess(logits, ranked, mx.array(5), [LIKELIEST] * 3, 3)))
+
+    def scores(stream, token):
+        tokens, found = ranked(logits(stream, mx.array([token])), stream)
+        return list(zip(tokens[0].tolist(), found[0].tolist(), strict=True))
+
+    level = {(): 0.0}
+    for depth in range(4):
+        below = {}
+        for path, score in level.items():
+            expected = scores(depth, path[-1] if path else 5)
+            assert [token for token, _ in guesses.behind(path)] == [token for token, _ in expected]
+            assert [s for _, s in guesses.behind(path)] == pytest.approx([s for _, s in expected])
+            below |= {(*path, token): score + more for token, more in expected}
+        others = set(below) - set(sorted(below, key=below.get)[-3:])
+        assert not any(guesses.behind(path) for path in others) or depth == 3
+        level = {path: below[path] for path in set(below) - others}
+
+
+def test_several_sequences_are_as_each_alone():
+    logits, tokens = table(0), mx.array([3, 7])
+    together = guess(logits, ranked, tokens, [LIKELIEST] * 3, 3)
+    for number, token in enumerate(tokens):
+        for found, expected in zip(
+            together, guess(logits, ranked, token, [LIKELIEST] * 3, 3), strict=True
+        ):
+            assert mx.allclose(found[number], expected)
+
+
+def test_fixed_shapes_are_asked_for_whatever_the_probabilities():
+    assert [a.tolist() for a in expansion(SHAPES["full"], 3)] == [[0, 1], [0, 1, 2, 3]]
+    assert expansion(SHAPES["best-first"], 3) == [LIKELIEST] * 2
+    ranks = expansion(SHAPES["static"], 3)
+    guesses = StreamGuesses(*map(np.array, guess(table(1), ranked, mx.array(5), ranks, 3)))
+    tree = make_drafter(SHAPES["static"], True).grow(5, guesses)
+    assert len(tree) == 1 + TABLE.tree_size  # every parent has been asked about
+    assert tree.tokens.max() < VOCAB_SIZE
