@@ -64,14 +64,15 @@ def oracle(monkeypatch):
 
         def drafting(self, *tree):
             result = step(self, *tree)
-            drafts = np.array(result.candidates[..., 0])
+            shape = result.candidates.shape
+            drafts = np.array(result.candidates).reshape(shape[:2])
             for row, count in enumerate(result.last.tolist()):
                 number = alive[row]
                 places[number] += count + 1
                 accepted.append(count)
                 right = truths[number][places[number] :][: rng.integers(0, drafts.shape[1] + 1)]
                 drafts[row, : len(right)] = right
-            result.candidates = mx.array(drafts)[..., None]
+            result.candidates = mx.array(drafts).reshape(shape)
             return result
 
         def keep(self, sequences):
