@@ -30,6 +30,9 @@ class ConfigError(UserError):
     """A field of the configuration is missing, unknown or out of range."""
 
 
+VOCABULARY = "streams.vocabulary"
+"""The name of the only tensor of integers: the token ids of the draft vocabulary, int32."""
+
 MOST = 2**31 - 1
 """The largest size: MLX counts the elements of an axis in 32 bits."""
 
@@ -119,6 +122,8 @@ class StreamConfig:
             the depth before, become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` before norm and
             head, n an RMS norm without weights and E the base's embedding.
         stream_head_rank: rows of D; 0 with ``plain``.
+        draft_vocabulary: tokens that the streams' head scores, the most frequent ones of the
+            training text; 0: all of them. What is verified is not limited.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
@@ -140,6 +145,7 @@ class StreamConfig:
     stream_adapter_rank: int = 0
     stream_head: str = "plain"
     stream_head_rank: int = 0
+    draft_vocabulary: int = 0
     pruner_rank: int = 8
     pruner_form: str = "residual"
     base_model: str = ""
@@ -156,7 +162,10 @@ class StreamConfig:
         check_integer("hidden_size", self.hidden_size)
         for name in ("num_msa_layers", "num_hidden_layers"):
             check_integer(name, getattr(self, name), most=MOST_LAYERS)
-        for name in ("stream_init_rank", "stream_adapter_rank", "stream_head_rank", "pruner_rank"):
+        for name in (
+            *("stream_init_rank", "stream_adapter_rank", "stream_head_rank"),
+            *("draft_vocabulary", "pruner_rank"),
+        ):
             check_integer(name, getattr(self, name), least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         for name in ("base_model", "base_fingerprint"):
@@ -189,10 +198,9 @@ class StreamConfig:
                 f"stream_head_rank is {self.stream_head_rank} with stream_head "
                 f"{self.stream_head!r}, expected a rank with 'conditioned' and 0 otherwise"
             )
-        if self.stream_head != "plain" and self.version == 1:
-            raise ConfigError(
-                f"version is 1 with stream_head {self.stream_head!r}, expected {FORMAT_VERSION}"
-            )
+        for name, plain in (("stream_head", "plain"), ("draft_vocabulary", 0)):
+            if self.version == 1 and (found := getattr(self, name)) != plain:
+                raise ConfigError(f"version is 1 with {name} {found!r}, expected {FORMAT_VERSION}")
 
     @property
     def first_msa_layer(self) -> int:
@@ -232,6 +240,8 @@ class StreamConfig:
             shapes["streams.head.down.weight"] = (self.stream_head_rank, 2 * h)
             shapes["streams.head.biases"] = (self.num_streams, self.stream_head_rank)
             shapes["streams.head.up.weight"] = (h, self.stream_head_rank)
+        if self.draft_vocabulary:
+            shapes[VOCABULARY] = (self.draft_vocabulary,)
         if self.pruner_rank:
             shapes["pruner.down.weight"] = (self.pruner_rank, h)
             shapes["pruner.up.weight"] = (h, self.pruner_rank)

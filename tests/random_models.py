@@ -81,6 +81,10 @@ STREAMS = {
         "stream_head_rank": 6,
     },
 }
+STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
+    "draft_vocabulary": 60
+}
+STREAMS["draft vocabulary"] = STREAMS["base + adapter, linear"] | {"draft_vocabulary": 60}
 PLAIN_HEADS = {name: fields for name, fields in STREAMS.items() if "stream_head" not in fields}
 
 

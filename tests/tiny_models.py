@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specstream_mlx.adapters.files import write_adapter
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.config import VOCABULARY, StreamConfig
 from specstream_mlx.models.fingerprint import fingerprint
 
 VOCAB_SIZE = 320
@@ -161,6 +161,10 @@ def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> 
     generator = np.random.default_rng(seed)
     tensors = {}
     for name, shape in config.tensor_shapes().items():
+        if name == VOCABULARY:
+            ids = np.sort(generator.choice(shape[0] * 3 // 2, shape, replace=False))
+            tensors[name] = mx.array(ids, mx.int32)
+            continue
         std = 1.0 if name == "streams.embeddings" else shape[1] ** -0.5
         std *= 1.0 if ".down." in name else scale
         tensors[name] = mx.array(generator.normal(0, std, shape), mx.float32)

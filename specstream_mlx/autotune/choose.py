@@ -134,7 +134,8 @@ class AutoDrafting:
         self.pace, self._places = pace, places_of(streams)
         self._streams: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
-        self._settings = _settings(min(WIDTH, vocab_size))
+        drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
+        self._settings = _settings(min(WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
         self.averages = StreamAverages()

@@ -117,6 +117,8 @@ class DraftSettings:
         Raises:
             UserError: a setting does not; names the first one.
         """
+        if streams is not None and streams.draft_vocabulary:
+            vocab_size = min(vocab_size, streams.draft_vocabulary)
         if self.tree_width > vocab_size:
             raise UserError(
                 f"tree_width is {self.tree_width}, expected at most the vocabulary's {vocab_size}"

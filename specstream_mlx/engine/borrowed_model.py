@@ -80,6 +80,9 @@ class BorrowedModel:
         self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
+        self._stream_top = self._top
+        if streams.vocabulary is not None:
+            self._stream_top = _with_head_rows(self._top, owner, streams.vocabulary)
         self._bare_top = None
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm
@@ -161,6 +164,13 @@ class BorrowedModel:
         """Final norm and LM head: (sequences, rows, vocab) logits."""
         return self._through(self._top, hidden)
 
+    def stream_head(self, hidden: mx.array) -> mx.array:
+        """Final norm and LM head for streams: logits (sequences, rows, n) of what they may draft.
+
+        These are all tokens, or those of the draft vocabulary in its order.
+        """
+        return self._through(self._stream_top, hidden)
+
     def early_exit(self, hidden: mx.array) -> mx.array:
         """(sequences, rows, vocab) logits of the early-exit pruner ``o_theta`` (section 3.3).
 
@@ -205,6 +215,29 @@ def _owner_of_layers(model: nn.Module) -> list[str]:
         if _same_layers(module.get("layers"), model.layers):
             return name.split(".") if name else []
     raise UnsupportedModelError("the model does not hold its layers in one list")
+
+
+def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn.Module:
+    """A model whose LM head has the rows of some tokens only; other modules are shared.
+
+    Args:
+        model: one of ``_with_layers``.
+        owner: names that lead to the module that holds the layers, and the embedding.
+        ids: (n,) the tokens.
+    """
+    root = module = copy(model)
+    name = "lm_head"
+    if name not in root:  # the head is the embedding
+        name = "embed_tokens"
+        for part in owner:
+            module[part] = copy(module[part])
+            module = module[part]
+    module[name] = head = copy(module[name])
+    for part in ("weight", "scales", "biases", "bias"):
+        if part in head:
+            head[part] = head[part][ids]
+    mx.eval(head.parameters())
+    return root
 
 
 def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:

@@ -21,6 +21,11 @@ def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
     return tokens, chosen - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
+def named(tokens: mx.array, log_probs: mx.array, ids: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Candidates by token id, from their places among the tokens ``ids``, or among all."""
+    return tokens if ids is None else ids[tokens], log_probs
+
+
 def drawn_candidates(
     log_probs: mx.array, width: int, key: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:

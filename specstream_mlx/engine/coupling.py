@@ -32,22 +32,37 @@ class Coupling:
         self._merits = -_DOUBT * self._strengths  # log-likelihoods
         self._newest: mx.array | None = None  # (strengths, vocab) scores of this step
         self._open: mx.array | None = None  # the same of the step before, not judged yet
+        self._ids: mx.array | None = None
 
-    def scores(self, logits: mx.array, gumbel: mx.array, learns: bool = True) -> mx.array:
-        """(rows, vocab) logits of what the target will draw.
+    def scores(
+        self,
+        logits: mx.array,
+        gumbel: mx.array,
+        learns: bool = True,
+        ids: mx.array | None = None,
+    ) -> mx.array:
+        """(rows, n) logits of what the target will draw.
 
         Args:
-            logits: (rows, vocab) of the streams, at the target's temperature.
-            gumbel: (rows, vocab) the noise that the target will draw with.
+            logits: (rows, n) of the streams, at the target's temperature.
+            gumbel: (rows, n) the noise that the target will draw with.
             learns: whether the first row is the first stream's, which the strength is judged by.
+            ids: (n,) the tokens that they are of; ``None``: of the whole vocabulary.
         """
+        self._ids = ids
         if learns and self._strengths.size > 1:
             self._newest = logits[0] + self._strengths[:, None] * gumbel[0]
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
 
+    def _scores_of(self, token: int | mx.array) -> mx.array:
+        """(strengths,) the open scores of a token; -inf for one that the streams cannot draft."""
+        if self._ids is None:
+            return self._open[:, token]
+        return mx.where(self._ids == token, self._open, -mx.inf).max(axis=-1)
+
     def learn(self, tokens: Sequence[int] | mx.array) -> None:
         """Judge the guesses of the step before by the first token that this step committed."""
         if self._open is not None:
-            found = self._open[:, tokens[0]] - mx.logsumexp(self._open, axis=-1)
+            found = self._scores_of(tokens[0]) - mx.logsumexp(self._open, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(found, _WORST)
         self._open, self._newest = self._newest, None

@@ -48,8 +48,8 @@ class StepResult:
             know the token before.
         log_probs: of the same shape, their log-probabilities in nats.
         parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
-        stream_logits: (streams, vocab) at the accepted node; of streams that know the token before,
-            behind the first of their paths.
+        stream_logits: (streams, n) at the accepted node, of the tokens that may be drafted; those
+            of streams that know the token before are behind the first of their paths.
         has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
             ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
@@ -313,12 +313,12 @@ class Decoder:
             settings: of the step.
         """
         single, width = tree.tokens.ndim == 1, settings.tree_width
-        head = self.streams.head
+        head, ids = self.streams.head, self.streams.vocabulary
         if head is None:
-            logits = self.model.head(hidden)
+            logits = self.model.stream_head(hidden)
             result.stream_logits = logits[0] if single else logits
             result.candidates, result.log_probs = rule.draft(
-                result.stream_logits, width, tree, depth
+                result.stream_logits, width, tree, depth, ids=ids
             )
             return
         last, predictions = result.last, result.predictions
@@ -327,13 +327,13 @@ class Decoder:
 
         def logits_behind(stream: int, before: mx.array) -> mx.array:
             features = head(hidden[:, stream, None], self.model.embed(before), stream)
-            logits = self.model.head(features)
+            logits = self.model.stream_head(features)
             made.append(logits[..., 0, :])
             return logits[0] if single else logits
 
         result.candidates, result.log_probs, result.parents = guess(
             logits_behind,
-            lambda logits, stream: rule.draft(logits, width, tree, depth, stream),
+            lambda logits, stream: rule.draft(logits, width, tree, depth, stream, ids),
             token,
             expansion(settings, hidden.shape[1]),
             width,

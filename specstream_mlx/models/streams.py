@@ -90,6 +90,8 @@ class Streams(nn.Module):
             self.streams["head"] = ConditionedHead(
                 config.hidden_size, config.stream_head_rank, config.num_streams
             )
+        if config.draft_vocabulary:
+            self.streams["vocabulary"] = mx.arange(config.draft_vocabulary, dtype=mx.int32)
         if config.pruner_rank:
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
 
@@ -120,6 +122,11 @@ class Streams(nn.Module):
     def head(self) -> ConditionedHead | None:
         """The head that knows the token before; ``None`` with plain ones."""
         return self.streams.get("head")
+
+    @property
+    def vocabulary(self) -> mx.array | None:
+        """(n,) int32 tokens that streams may draft; ``None``: all."""
+        return self.streams.get("vocabulary")
 
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """The function that ``value_rotation`` applies to an MSA layer's values (section 3.1).

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ...drafting.tree import DraftTree
-from ..candidates import best_tokens
+from ..candidates import best_tokens, named
 from ..coupling import STRENGTHS, Coupling
 from ..noise import Noise
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
@@ -42,6 +42,11 @@ class KeyedRule(VerifyRule):
         self._sampling = sampling_of(sampler)
         self._position = 0  # of the next token: how many were drawn
         self._coupling = Coupling(self.strengths)
+        self._vocab_size = 0
+
+    def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
+        self._vocab_size = logits.shape[-1]
+        return super().processed(tree, kept, logits)
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         log_probs = normalized(logits)
@@ -59,13 +64,17 @@ class KeyedRule(VerifyRule):
         tree: DraftTree,
         depth: mx.array,
         stream: int | None = None,
+        ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         if self._sampling is None:  # a function, which draws nobody knows how
-            return super().draft(stream_logits, width, tree, depth, stream)
+            return super().draft(stream_logits, width, tree, depth, stream, ids)
         places, count = self._stream_places(stream_logits, tree, depth, stream)
-        gumbel = self._noise.gumbel(self._position, count, stream_logits.shape[-1])[places]
+        gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
+        if ids is not None:
+            gumbel = gumbel[:, ids]
         logits = stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp)
-        return best_tokens(self._coupling.scores(logits, gumbel, learns=not stream), width)
+        scores = self._coupling.scores(logits, gumbel, learns=not stream, ids=ids)
+        return named(*best_tokens(scores, width), ids)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """(m, 1) uniform numbers of the tokens after the kept nodes."""

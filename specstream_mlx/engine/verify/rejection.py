@@ -83,7 +83,12 @@ class RejectionRule(KeyedRule):
         tree: DraftTree,
         depth: mx.array,
         stream: int | None = None,
+        ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
+        if ids is not None:
+            every = mx.full((*stream_logits.shape[:-1], self._vocab_size), -mx.inf)
+            every[..., ids] = stream_logits
+            stream_logits = every
         places, count = self._stream_places(stream_logits, tree, depth, stream)
         coins = self._noise.coins(self._position, count)[places]
         log_probs = self._sampling.log_probs(stream_logits, coins)

@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from ...config import StreamConfig
 from ...drafting.settings import DraftSettings
 from ...drafting.tree import DraftTree
-from ..candidates import best_tokens
+from ..candidates import best_tokens, named
 from ..processors import NodeProcessors
 from ..rows import TreeNodes
 
@@ -101,20 +101,22 @@ class VerifyRule:
         tree: DraftTree,
         depth: mx.array,
         stream: int | None = None,
+        ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """Let the streams guess for the next tree.
 
         Args:
-            stream_logits: (.., rows, vocab) beside the last accepted node.
+            stream_logits: (.., rows, n) beside the last accepted node.
             width: k.
             tree: the one that was verified.
             depth: (..) of its last accepted node.
             stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
+            ids: (n,) the tokens that the logits are of; ``None``: of the whole vocabulary.
 
         Returns:
             (.., rows, k) candidates of each row and their log-probabilities.
         """
-        return best_tokens(stream_logits, width)
+        return named(*best_tokens(stream_logits, width), ids)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Take note of the tokens that a step committed; they may be an unevaluated array."""

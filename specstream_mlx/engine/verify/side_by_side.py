@@ -41,9 +41,10 @@ class SideBySide(VerifyRule):
         tree: DraftTree,
         depth: mx.array,
         stream: int | None = None,
+        ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         rows = zip(self._rules, stream_logits, depth, strict=True)
-        drafts = [rule.draft(own, width, tree, last, stream) for rule, own, last in rows]
+        drafts = [rule.draft(own, width, tree, last, stream, ids) for rule, own, last in rows]
         tokens, log_probs = zip(*drafts, strict=True)
         return mx.stack(tokens), mx.stack(log_probs)
 

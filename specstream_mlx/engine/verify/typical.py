@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from ...drafting.tree import DraftTree
-from ..candidates import best_tokens
+from ..candidates import best_tokens, named
 from ..rows import TreeNodes
 from .keyed import KeyedRule
 from .rule import accepted_lengths
@@ -36,8 +36,9 @@ class TypicalRule(KeyedRule):
         tree: DraftTree,
         depth: mx.array,
         stream: int | None = None,
+        ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        return best_tokens(stream_logits, width)
+        return named(*best_tokens(stream_logits, width), ids)
 
 
 def typical(
