@@ -7,7 +7,7 @@ imported only where tensors are read: training checks its files without it.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ Headers = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of tensors by name; the dtype as safetensors writes it, such as ``BF16``."""
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
+_INTEGER_DTYPES = ("I32",)
 _MOST_DIGITS = 38  # of an integer, which then fits a float32 too
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -255,21 +256,28 @@ def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
     return None
 
 
-def check_tensors(path: Path, found: Headers, expected: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(
+    path: Path,
+    found: Headers,
+    expected: Mapping[str, tuple[int, ...]],
+    integers: Collection[str] = (),
+) -> None:
     """Compare a file's tensors with what they must be.
 
     Args:
         path: the file, for the error.
         found: see ``tensor_headers``.
         expected: shape by name.
+        integers: names of those that are int32; all others are floating-point.
 
     Raises:
-        UserError: a tensor is missing, unknown, of another shape, or not floating-point.
+        UserError: a tensor is missing, unknown, or of another shape or dtype.
     """
     check_shapes(path, {name: shape for name, (shape, _) in found.items()}, expected)
     for name, (_, dtype) in found.items():
-        if dtype not in _FLOAT_DTYPES:
-            raise UserError(f"{path}: {name} has dtype {dtype}, expected one of {_FLOAT_DTYPES}")
+        allowed = _INTEGER_DTYPES if name in integers else _FLOAT_DTYPES
+        if dtype not in allowed:
+            raise UserError(f"{path}: {name} has dtype {dtype}, expected one of {allowed}")
 
 
 def check_shapes(

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..checked_files import Headers, check_tensors, read_json, short, tensor_headers
-from ..config import ConfigError, StreamConfig, UserError, check_integer, is_number, shown
+from ..config import (
+    VOCABULARY,
+    ConfigError,
+    StreamConfig,
+    UserError,
+    check_integer,
+    is_number,
+    shown,
+)
 from ..models.architectures import completed
 from ..models.fingerprint import fingerprint
 from .torch_files import LORA_TENSORS, STREAM_CONFIG
@@ -145,7 +153,8 @@ class AdapterDescription:
         if self.stream_file is None:
             return {}
         headers = _headers(self.stream_file)
-        check_tensors(self.stream_file, headers, self.stream_config.tensor_shapes())
+        expected = self.stream_config.tensor_shapes()
+        check_tensors(self.stream_file, headers, expected, integers=[VOCABULARY])
         return headers
 
     def lora_headers(self) -> Headers:

@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..config import VOCABULARY
 from ..models.streams import Streams
 from .files import Adapter
 from .lora import put_on, unmount
@@ -52,6 +53,7 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
         mx.eval(model.parameters())
         return None
     streams = Streams(adapter.stream_config)
-    streams.load_weights([(n, t.astype(dtype)) for n, t in adapter.stream_tensors.items()])
+    tensors = adapter.stream_tensors.items()
+    streams.load_weights([(n, t if n == VOCABULARY else t.astype(dtype)) for n, t in tensors])
     mx.eval(model.parameters(), streams.parameters())
     return streams

@@ -5,11 +5,14 @@ import pickle
 import shutil
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from tiny_models import stream_adapter_directory
 from tiny_peft import edit
 
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, LORA_FILE, STREAM_FILE, STREAM_KEY
+from specstream_mlx.config import VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,26 @@ def test_a_pickle_is_not_opened(model, adapter, tmp_path):
     (adapter / LORA_FILE).write_bytes(pickle.dumps(Payload(trace)))
     assert "is not a complete safetensors file" in refusal(model, adapter)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ([3, 5, 3, 9], "holds ids from 3 to 9, expected different ones of the base's"),
+        ([-1, 2, 3, 4], "holds ids from -1 to 4, expected different ones of the base's"),
+        ([1, 2, 3, 10**6], "holds ids from 1 to 1000000, expected different ones"),
+        ([1.0, 2.0, 3.0, 4.0], "streams.vocabulary has dtype F32, expected one of ('I32',)"),
+        ([1, 2, 3], "streams.vocabulary has shape (3,), expected (4,)"),
+    ],
+)
+def test_a_draft_vocabulary(ids, sentence, model, base, tmp_path):
+    adapter = stream_adapter_directory(tmp_path / "adapter", base, draft_vocabulary=4)
+    tensors = mx.load(str(adapter / STREAM_FILE))
+    model.swap_adapter(adapter)
+    tensors[VOCABULARY] = mx.array(ids)
+    mx.save_safetensors(str(adapter / STREAM_FILE), tensors)
+    assert sentence in refusal(model, adapter)
+    model.swap_adapter(None)
 
 
 def test_the_mounted_adapter_stays(model, shared, adapter):
