@@ -330,8 +330,8 @@ class SpeculativeStreamingModel(nn.Module):
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), from ``stream_positions``.
             segments: pieces in which the streams are computed, see ``segments``.
-            need_main: whether to compute the main stream's last attention and MLP, which no stream
-                reads.
+            need_main: whether to compute the main stream's last MLP, which no stream reads, and,
+                where the main stream does not train, its last attention.
             keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
         """
         config, backbone = self.config, self.backbone
@@ -348,12 +348,13 @@ class SpeculativeStreamingModel(nn.Module):
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             """The main stream's attention in layer ``index``; it takes the streams along."""
             nonlocal streams
+            attends = wanted or train_main
             attended = queries.transpose(1, 2)
-            if wanted:
+            if attends:
                 attended = causal_attention(queries, keys, values, scoring)
             if streams is None:
                 return attended
-            shared = wanted and config.mode == "shared"
+            shared = attends and config.mode == "shared"
             own = gather_rows(queries.transpose(1, 2), positions) if shared else None
             with torch.set_grad_enabled(training):
                 streams, own = join_segments(
