@@ -297,10 +297,10 @@ def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings) -> No
         if p.requires_grad and not (new_head and name.startswith("streams.head."))
     }
     for name, parameter in wanted.items():
-        found = tuple(state[name].shape) if name in state else "none"
-        if found != tuple(parameter.shape):
+        shape = tuple(state[name].shape) if name in state else "none"
+        if shape != tuple(parameter.shape):
             raise UserError(
-                f"init_adapter {adapter}: {name} has shape {found}, "
+                f"init_adapter {adapter}: {name} has shape {shape}, "
                 f"expected {tuple(parameter.shape)}"
             )
     model.load_state_dict({name: state[name] for name in wanted}, strict=False)
