@@ -13,7 +13,7 @@ from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.loading import load
+from specstream_mlx.loading import SpeculativeModel, load
 
 from .pytorch.load import load_adapter, load_base, mount_lora
 
@@ -57,7 +57,9 @@ def layer_differences(
     """Compare every layer's main stream and streams, the final logits and the pruner's.
 
     MLX commits the prompt but for its last token and takes the rest as one chain with streams
-    beside every node, which is what the reference computes in one forward pass.
+    beside every node, which is what the reference computes in one forward pass. The streams' logits
+    are compared beside the accepted node; those of a conditioned head beside every node, on the
+    tokens of the chain.
 
     Args:
         torch_base: Hugging Face directory.
@@ -110,14 +112,39 @@ def layer_differences(
             found = output[nodes:].reshape(streams.shape)
             differences.append(_difference(f"layer {number} streams", streams, found))
     differences.append(_difference("logits", expected.main_logits[0, start:], result.logits))
-    accepted = result.last.item()
-    differences.append(
-        _difference("stream logits", expected.stream_logits[0, accepted], result.stream_logits)
-    )
+    if model.streams.head is None:
+        wanted, found = expected.stream_logits[0, result.last.item()], result.stream_logits
+    else:
+        wanted = expected.stream_logits[0]
+        features = seen[max(seen)][1][nodes:].reshape(*wanted.shape[:2], -1)
+        found = _conditioned_logits(model, decoder, features, tokens[start:]).reshape(wanted.shape)
+    differences.append(_difference("stream logits", wanted, found))
     if early_exit is not None:
         found = decoder.model.early_exit(seen[first][0][None, :nodes])[0]
         differences.append(_difference("early-exit logits", early_exit, found))
     return differences
+
+
+def _conditioned_logits(
+    model: SpeculativeModel, decoder: Decoder, features: mx.array, tokens: Sequence[int]
+) -> mx.array:
+    """The logits (1, nodes * gamma, vocab) of a conditioned head on the tokens before.
+
+    Args:
+        model: whose streams have such a head.
+        decoder: of that model.
+        features: (nodes, gamma, h) of the streams beside a chain.
+        tokens: of the chain; behind its end the last one stands for all.
+    """
+    nodes, gamma, _ = features.shape
+    modules = model.model.named_modules()
+    embedding = next(module for name, module in modules if name.endswith("embed_tokens"))
+    columns = []
+    for stream in range(gamma):
+        before = [tokens[min(node + 1 + stream, nodes - 1)] for node in range(nodes)]
+        rows = embedding(mx.array(before))
+        columns.append(model.streams.head(features[:, stream], rows, stream))
+    return decoder.model.head(mx.stack(columns, axis=1).reshape(1, nodes * gamma, -1))
 
 
 def plain_differences(

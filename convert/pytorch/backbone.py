@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -101,6 +102,13 @@ class Backbone:
             everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]
             hidden = hidden + self._decoder.embed_positions(tokens, position_ids=everywhere)
         return hidden
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """The rows (..., h) of the embedding table for ``tokens`` (...), as they are stored.
+
+        Gemma scales them for its first layer, and OPT adds positions; see ``embed``.
+        """
+        return F.embedding(tokens, self._decoder.embed_tokens.weight)
 
     def ropes(self, hidden: Tensor, length: int) -> list[Rope]:
         """The rotary tables of every layer for the positions 0 to ``length - 1``.

@@ -13,7 +13,7 @@ from .training_settings import TrainSettings
 def save_checkpoint(
     path: Path,
     settings: TrainSettings,
-    trainable: dict[str, torch.nn.Parameter],
+    weights: dict[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     step: int,
     seconds: float,
@@ -25,7 +25,7 @@ def save_checkpoint(
     Args:
         path: where to.
         settings: of the run.
-        trainable: the parameters that are trained, by name.
+        weights: the adapter's parameters by name, those too that stay as they are.
         optimizer: whose state is saved.
         step: steps done.
         seconds: time spent on them.
@@ -38,7 +38,7 @@ def save_checkpoint(
         "settings": settings.identity(),
         "step": step,
         "seconds": seconds,
-        "weights": {name: p.detach() for name, p in trainable.items()},
+        "weights": {name: p.detach() for name, p in weights.items()},
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
     }
@@ -49,7 +49,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path,
     settings: TrainSettings,
-    trainable: dict[str, torch.nn.Parameter],
+    weights: dict[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> tuple[int, float]:
     """Restore a checkpoint into the parameters, the optimizer and torch's generator.
@@ -57,7 +57,7 @@ def load_checkpoint(
     Args:
         path: written by ``save_checkpoint``.
         settings: of the run that continues.
-        trainable: the parameters to fill, by name.
+        weights: the parameters to fill, by name.
         optimizer: whose state is restored.
 
     Returns:
@@ -82,7 +82,7 @@ def load_checkpoint(
             )
     try:
         with torch.no_grad():
-            for name, parameter in trainable.items():
+            for name, parameter in weights.items():
                 parameter.copy_(state["weights"][name])
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])

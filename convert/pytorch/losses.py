@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import gather_rows, softcapped, stream_positions
-from .reference import SpeculativeStreamingModel
+from .reference import SpeculativeStreamingModel, tokens_after
 from .segments import map_segments
 
 LOGITS_AT_ONCE = 1 << 22
@@ -40,7 +40,7 @@ class Loss:
         total: scalar to call ``backward`` on.
         per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, detached;
             0 where alpha is 0.
-        pruner: scalar cross entropy in nats of the early exit, detached; 0 without a pruner.
+        pruner: scalar cross entropy in nats of the early exit, detached; 0 where no pruner trains.
     """
 
     total: Tensor
@@ -124,7 +124,9 @@ def n_gram_loss(
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
     Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
-    but the last. Each term is the mean over those of its targets that lie within the sequence.
+    but the last. Each term is the mean over those of its targets that lie within the sequence. A
+    conditioned head is given the true tokens before. The pruner's loss is left out where the pruner
+    is frozen.
 
     Args:
         model: the model to train.
@@ -145,18 +147,21 @@ def n_gram_loss(
     def segment_sums(
         main: Tensor | None,
         streams: Tensor,
-        seed: Tensor,
+        read: Tensor | None,
+        seed: Tensor | None,
         targets: Tensor,
         scored: Tensor,
         valid: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        hidden = streams if main is None else torch.cat((main[:, :, None], streams), dim=2)
+        hidden = model.conditioned(streams, read)
+        if main is not None:
+            hidden = torch.cat((main[:, :, None], hidden), dim=2)
         rows = scored[..., first:].flatten().nonzero().squeeze(1)
         hidden = hidden.flatten(0, 2).index_select(0, rows)
         losses = cross_entropy(backbone.norm(hidden), head, targets[..., first:].flatten()[rows])
         sums = losses.new_zeros(len(alphas))
         sums = sums.index_add(0, first + rows % (len(alphas) - first), losses)
-        if not model.config.pruner_rank:
+        if seed is None:
             return sums, sums.new_zeros(())
         early = model.early_exit_hidden(seed[valid])
         return sums, cross_entropy(early, head, targets[..., 0][valid]).sum()
@@ -166,7 +171,8 @@ def n_gram_loss(
         (
             None if trunk.main is None else gather_rows(trunk.main, positions),
             trunk.streams,
-            gather_rows(trunk.seed.detach(), positions),
+            _read_before(model, batch, positions),
+            gather_rows(trunk.seed.detach(), positions) if model.trains_pruner else None,
             targets,
             scored,
             valid,
@@ -192,7 +198,8 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid)
     targets, has_target = _targets(batch, positions, valid, 1 + model.config.num_streams)
-    hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], trunk.streams), dim=2)
+    streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
+    hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], streams), dim=2)
     hits = torch.zeros_like(has_target)
     hits[has_target] = model.logits(hidden[has_target]).argmax(-1) == targets[has_target]
     in_a_row = hits[..., 1:].long().cumprod(-1).sum() + valid.sum()
@@ -203,6 +210,18 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     correct = torch.cat((hits.sum((0, 1)), early[None], in_a_row[None]))
     counts = torch.cat((has_target.sum((0, 1)), valid.sum()[None], valid.sum()[None]))
     return correct, counts
+
+
+def _read_before(
+    model: SpeculativeStreamingModel, batch: Batch, positions: Tensor
+) -> Tensor | None:
+    """What a conditioned head reads of the true tokens before: (B, C, gamma, r), or ``None``.
+
+    Each token is read once, though as many positions as there are streams look at it.
+    """
+    gamma = model.config.num_streams
+    read = model.read(tokens_after(batch.tokens, positions, gamma))
+    return None if read is None else read.unfold(1, gamma, 1).transpose(2, 3)
 
 
 def _targets(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:

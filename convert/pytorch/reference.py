@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specstream_mlx.config import ConfigError, StreamConfig
@@ -27,6 +28,8 @@ from .backbone import Backbone, Rope
 from .segments import join_segments, map_segments
 
 EMBEDDING_STD = 0.02
+
+_EPSILON = 1e-6  # of the RMS norm without weights; specstream_mlx/models/streams.py has the same
 
 
 class LowRank(nn.Module):
@@ -47,8 +50,49 @@ class LowRank(nn.Module):
         return self.up(self.down(x))
 
 
+class ConditionedHead(nn.Module):
+    """What streams' features become when the tokens before those that they predict are known.
+
+    ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm without weights and E(u) the row
+    of the base's embedding table for the token u before; the base's final norm and head follow.
+    At the start U is zero.
+
+    Args:
+        hidden_size: h.
+        rank: r, the rows of D.
+        num_streams: gamma.
+    """
+
+    def __init__(self, hidden_size: int, rank: int, num_streams: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(2 * hidden_size, rank, bias=False)
+        self.up = nn.Linear(rank, hidden_size, bias=False)
+        self.biases = nn.Parameter(torch.zeros(num_streams, rank))
+        nn.init.normal_(self.down.weight, std=(2 * hidden_size) ** -0.5)
+        nn.init.zeros_(self.up.weight)
+
+    def read(self, embeddings: Tensor) -> Tensor:
+        """The tokens' part of D's product: embeddings (..., h) to (..., r)."""
+        half = self.down.weight[:, embeddings.shape[-1] :]
+        return F.linear(_normed(embeddings), half)
+
+    def forward(self, features: Tensor, read: Tensor) -> Tensor:
+        """Map the streams' features (..., gamma, h), with (..., gamma, r) of ``read``, to as many.
+
+        The leading axes may be such that one is broadcast to the other.
+        """
+        features = _normed(features)
+        inner = F.linear(features, self.down.weight[:, : features.shape[-1]]) + read + self.biases
+        return features + self.up(F.silu(inner))
+
+
+def _normed(x: Tensor) -> Tensor:
+    """The RMS norm of (..., h), without weights."""
+    return F.rms_norm(x, x.shape[-1:], eps=_EPSILON)
+
+
 class Streams(nn.Module):
-    """The trainable parts of the streams: embeddings, initialization and adapters.
+    """The trainable parts of the streams: embeddings, initialization, adapters and head.
 
     Parameters are named as in ``StreamConfig.tensor_shapes()``.
     """
@@ -68,6 +112,9 @@ class Streams(nn.Module):
                     for layer in range(config.first_msa_layer, config.num_hidden_layers)
                 }
             )
+        self.head: ConditionedHead | None = None
+        if config.stream_head_rank:
+            self.head = ConditionedHead(h, config.stream_head_rank, config.num_streams)
 
     def seed(self, main: Tensor) -> Tensor:
         """Start the streams (B, C, gamma, h) from main hidden states (B, C, h), as in Eq. 4."""
@@ -75,6 +122,22 @@ class Streams(nn.Module):
             main = self.init(main)
         streams = main.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
         return streams + self.embeddings if hasattr(self, "embeddings") else streams
+
+
+def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
+    """The tokens behind the first of consecutive positions, for all that look ``count`` far ahead.
+
+    Args:
+        tokens: (B, T) int64.
+        positions: (B, C), from ``stream_positions``.
+        count: at least 1.
+
+    Returns:
+        (B, C + count - 1): windows of ``count`` of them are what lies behind each of the positions.
+        Past the end of ``tokens`` the last one is repeated.
+    """
+    steps = torch.arange(1, positions.shape[1] + count, device=positions.device)
+    return gather_rows(tokens, (positions[:, :1] + steps).clamp(max=tokens.shape[1] - 1))
 
 
 @dataclass
@@ -102,7 +165,7 @@ class StreamOutput:
 
     Attributes:
         main_logits: (B, T, V).
-        stream_logits: (B, C, gamma, V).
+        stream_logits: (B, C, gamma, V); those of a conditioned head on the true tokens before.
         positions: (B, C) int64, where the streams ran.
         valid: (B, C) bool, False where ``positions`` is padding.
         trunk: the hidden states that the logits come from.
@@ -159,6 +222,28 @@ class SpeculativeStreamingModel(nn.Module):
         """The language model inside ``base``, without PEFT's wrapper."""
         return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
 
+    def freeze_all_but_head(self) -> None:
+        """Let nothing train but the conditioned head.
+
+        Raises:
+            ConfigError: the head is plain.
+        """
+        if self.streams.head is None:
+            raise ConfigError("stream_head is 'plain', expected 'conditioned' to train the head")
+        self.requires_grad_(False)
+        self.streams.head.requires_grad_(True)
+
+    @property
+    def trains_trunk(self) -> bool:
+        """Whether any trained parameter lies below the final norm: streams or LoRA."""
+        apart = ("pruner.", "streams.head.")
+        return any(p.requires_grad and not n.startswith(apart) for n, p in self.named_parameters())
+
+    @property
+    def trains_pruner(self) -> bool:
+        """Whether there is a pruner, not frozen."""
+        return bool(self.config.pruner_rank) and self.pruner.up.weight.requires_grad
+
     def stream_tensors(self) -> dict[str, Tensor]:
         """The tensors of streams and pruner, named as in ``StreamConfig.tensor_shapes()``."""
         state = self.state_dict()
@@ -177,13 +262,41 @@ class SpeculativeStreamingModel(nn.Module):
         """
         positions, valid = stream_positions(stream_from, lengths)
         trunk = self.trunk(tokens, positions, valid, keep_layers=keep_layers)
-        return StreamOutput(
-            self.logits(trunk.main), self.logits(trunk.streams), positions, valid, trunk
-        )
+        gamma = self.config.num_streams
+        before = tokens_after(tokens, positions, gamma).unfold(1, gamma, 1)
+        stream_logits = self.stream_logits(trunk.streams, before)
+        return StreamOutput(self.logits(trunk.main), stream_logits, positions, valid, trunk)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the final norm and the LM head: (..., h) to (..., V)."""
         return self.backbone.logits(self.backbone.norm(hidden))
+
+    def stream_logits(self, streams: Tensor, before: Tensor) -> Tensor:
+        """The streams' logits when the tokens before those that they predict are given.
+
+        Args:
+            streams: (..., gamma, h), the streams after the last layer.
+            before: (..., gamma) int64; stream j predicts what follows the j-th of them. Plain heads
+                do not read it.
+
+        Returns:
+            (..., gamma, V).
+        """
+        return self.logits(self.conditioned(streams, self.read(before)))
+
+    def read(self, tokens: Tensor) -> Tensor | None:
+        """What the conditioned head reads of tokens (...): (..., r); ``None`` with plain heads."""
+        head = self.streams.head
+        return None if head is None else head.read(self.backbone.embedding(tokens))
+
+    def conditioned(self, streams: Tensor, read: Tensor | None) -> Tensor:
+        """The streams (..., gamma, h) as final norm and LM head see them.
+
+        Args:
+            streams: after the last layer.
+            read: (..., gamma, r) of ``read``, of the tokens before; ``None`` with plain heads.
+        """
+        return streams if read is None else self.streams.head(streams, read)
 
     def early_exit_logits(self, seed: Tensor) -> Tensor:
         """The pruner's logits (..., V) for hidden states (..., h) before the first MSA layer."""
@@ -211,15 +324,18 @@ class SpeculativeStreamingModel(nn.Module):
     ) -> Trunk:
         """Run all layers, without the final norm and the head.
 
+        No gradients are kept where nothing in these layers trains.
+
         Args:
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), from ``stream_positions``.
             segments: pieces in which the streams are computed, see ``segments``.
-            need_main: whether to compute the main stream's last MLP, which no stream reads.
+            need_main: whether to compute the main stream's last MLP, which no stream reads, and,
+                where the main stream does not train, its last attention.
             keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
         """
         config, backbone = self.config, self.backbone
-        training = torch.is_grad_enabled()
+        training = torch.is_grad_enabled() and self.trains_trunk
         train_main = training and config.mode == "shared"
         length = tokens.shape[1]
         with torch.set_grad_enabled(train_main):
@@ -232,10 +348,13 @@ class SpeculativeStreamingModel(nn.Module):
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             """The main stream's attention in layer ``index``; it takes the streams along."""
             nonlocal streams
-            attended = causal_attention(queries, keys, values, scoring)
+            attends = wanted or train_main
+            attended = queries.transpose(1, 2)
+            if attends:
+                attended = causal_attention(queries, keys, values, scoring)
             if streams is None:
                 return attended
-            shared = config.mode == "shared"
+            shared = attends and config.mode == "shared"
             own = gather_rows(queries.transpose(1, 2), positions) if shared else None
             with torch.set_grad_enabled(training):
                 streams, own = join_segments(

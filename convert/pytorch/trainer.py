@@ -38,7 +38,7 @@ from transformers import AutoTokenizer
 from specstream_mlx.checked_files import tokenizer_files
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import progress, track
-from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.config import StreamConfig, UserError, shown
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
@@ -63,10 +63,13 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     shared = settings.mode == "shared"
     stream_mlp = settings.stream_mlp or ("base" if shared else "adapter")
     adapter_rank, init_rank = settings.stream_adapter_rank, settings.stream_init_rank
+    head_rank = settings.stream_head_rank
     if adapter_rank is None:
         adapter_rank = 0 if stream_mlp == "base" else 8
     if init_rank is None:
         init_rank = 8 if settings.stream_init == "linear" else 0
+    if head_rank is None:
+        head_rank = 128 if settings.stream_head == "conditioned" else 0
     config = StreamConfig(
         mode=settings.mode,
         num_msa_layers=settings.num_msa_layers,
@@ -78,6 +81,8 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         value_rotation_epsilon=settings.value_rotation_epsilon,
         stream_mlp=stream_mlp,
         stream_adapter_rank=adapter_rank,
+        stream_head=settings.stream_head,
+        stream_head_rank=head_rank,
         pruner_rank=settings.pruner_rank,
         pruner_form=settings.pruner_form,
         base_model=str(settings.model),
@@ -148,7 +153,10 @@ def train(
     bf16 = settings.bf16
     if bf16 is None:
         bf16 = settings.dtype == "bfloat16" or _is_quick_in_bf16(device)
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if settings.train == "head":
+        model.freeze_all_but_head()
+    trainable = {name: p for name, p in weights.items() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train: expected stream embeddings, adapters, a pruner or LoRA")
     rates = _learning_rates(settings, trainable)
@@ -159,14 +167,16 @@ def train(
     alphas = default_alphas(settings.mode, settings.num_streams)
     if settings.alpha_main is not None:
         alphas[0] = settings.alpha_main
+    if settings.train == "head":
+        alphas[0] = 0.0  # nothing that the main stream passes through
     if settings.alpha_streams is not None:
         alphas[1:] = [settings.alpha_streams] * settings.num_streams
 
     step, elapsed_before = 0, 0.0
     if settings.resume:
-        step, elapsed_before = load_checkpoint(checkpoint, settings, trainable, optimizer)
+        step, elapsed_before = load_checkpoint(checkpoint, settings, weights, optimizer)
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
-        save_checkpoint(checkpoint, settings, trainable, optimizer, 0, 0.0, replace=False)
+        save_checkpoint(checkpoint, settings, weights, optimizer, 0, 0.0, replace=False)
     per_epoch = batches_per_epoch(items, settings.batch_size)
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
@@ -209,12 +219,10 @@ def train(
                 _append(log, figures)
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
-                save_checkpoint(
-                    checkpoint, settings, trainable, optimizer, step, figures["seconds"]
-                )
+                save_checkpoint(checkpoint, settings, weights, optimizer, step, figures["seconds"])
             if on_step is not None:
                 on_step(step, figures)
-    save_checkpoint(checkpoint, settings, trainable, optimizer, step, time.monotonic() - started)
+    save_checkpoint(checkpoint, settings, weights, optimizer, step, time.monotonic() - started)
     if held_out:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             accuracy = evaluate(model, held_out, settings.batch_size)
@@ -268,18 +276,64 @@ def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float
 
 
 def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings) -> None:
-    """Copy the weights of ``init_adapter``, which must be of the same shape, into a model."""
+    """Copy the weights of ``init_adapter``, which must be of the same shape, into a model.
+
+    A conditioned head is left as it is where the adapter's is plain.
+    """
     adapter = settings.init_adapter
-    state = load_adapter(settings.model, adapter, settings.dtype).state_dict()
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = load_adapter(settings.model, adapter, settings.dtype)
+    new_head = found.config.stream_head == "plain"
+    if not new_head and model.config.stream_head == "plain":
+        raise UserError(
+            f"init_adapter {adapter}: stream_head is {found.config.stream_head!r}, expected "
+            "'plain' as in this run"
+        )
+    if settings.train == "head":
+        _check_frozen(model, found, adapter)
+    state = found.state_dict()
+    wanted = {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad and not (new_head and name.startswith("streams.head."))
+    }
     for name, parameter in wanted.items():
-        found = tuple(state[name].shape) if name in state else "none"
-        if found != tuple(parameter.shape):
+        shape = tuple(state[name].shape) if name in state else "none"
+        if shape != tuple(parameter.shape):
             raise UserError(
-                f"init_adapter {adapter}: {name} has shape {found}, "
+                f"init_adapter {adapter}: {name} has shape {shape}, "
                 f"expected {tuple(parameter.shape)}"
             )
     model.load_state_dict({name: state[name] for name in wanted}, strict=False)
+
+
+def _check_frozen(
+    model: SpeculativeStreamingModel, found: SpeculativeStreamingModel, adapter: Path
+) -> None:
+    """Check that what stays as it is in an adapter computes the same in this run."""
+    mine = {"stream_head", "stream_head_rank", "base_model", "base_fingerprint", "version"}
+    for name in [field.name for field in fields(StreamConfig) if field.name not in mine]:
+        value, expected = getattr(found.config, name), getattr(model.config, name)
+        if value != expected:
+            raise UserError(
+                f"init_adapter {adapter}: {name} is {shown(value)}, expected {shown(expected)} as "
+                "in this run, which trains its head alone"
+            )
+    scales, expected_scales = (
+        {n: m.scaling for n, m in each.base.named_modules() if isinstance(m, LoraLayer)}
+        for each in (found, model)
+    )
+    for name in sorted(scales.keys() | expected_scales.keys()):
+        scale, expected = scales.get(name), expected_scales.get(name)
+        if scale != expected:
+            raise UserError(
+                f"init_adapter {adapter}: the LoRA scale of {name} is {_shown_scale(scale)}, "
+                f"expected {_shown_scale(expected)} as by this run's LoRA settings"
+            )
+
+
+def _shown_scale(scale: dict[str, float] | None) -> str:
+    """The scale of a layer's only LoRA, as PEFT has it."""
+    return "none" if scale is None else f"{next(iter(scale.values())):g}"
 
 
 def evaluate(
@@ -384,6 +438,13 @@ def main(
     init_adapter: Annotated[
         Path | None, typer.Option(help="Adapter directory whose weights the run starts from.")
     ] = None,
+    part: Annotated[
+        str,
+        typer.Option(
+            "--train",
+            help="all, or head: the conditioned head alone, on the streams of --init-adapter.",
+        ),
+    ] = "all",
     prompt_template: Annotated[
         str | None, typer.Option(help="Text around every prompt, with {text} in its place.")
     ] = None,
@@ -414,6 +475,15 @@ def main(
     ] = None,
     stream_adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
+    ] = None,
+    stream_head: Annotated[
+        str,
+        typer.Option(
+            help="The streams' head: plain, or conditioned on the token before the predicted one."
+        ),
+    ] = "plain",
+    stream_head_rank: Annotated[
+        int | None, typer.Option(help="Rank of --stream-head conditioned. Default: 128.")
     ] = None,
     pruner_rank: Annotated[int, typer.Option(help="Rank of the pruner; 0 trains none.")] = 8,
     pruner_form: Annotated[
@@ -495,6 +565,7 @@ def main(
 ) -> None:
     """Train streams, pruner and (in shared mode) LoRA on a language model."""
     values = dict(locals())
+    values["train"] = values.pop("part")
     if lora_targets is not None:
         values["lora_targets"] = tuple(lora_targets.split(","))
     print(train(TrainSettings(**values)))

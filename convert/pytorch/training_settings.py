@@ -24,13 +24,17 @@ class TrainSettings:
         data: JSONL of ``{"prompt": ..., "completion": ...}``.
         output: directory that ``adapter``, ``log.jsonl`` and ``checkpoint.pt`` are written to.
         valid_data: held-out JSONL on which the streams' accuracy is measured at the end.
-        init_adapter: adapter directory of the same shape whose weights the run starts from.
+        init_adapter: adapter directory of the same shape whose weights the run starts from. A
+            conditioned head may be new: it then starts without effect.
         prompt_template: text with ``{text}`` where the prompt goes; stored with the adapter.
         mode: ``lossless`` or ``shared``.
+        train: ``all``, or ``head`` for the conditioned head alone, on the frozen streams (and LoRA)
+            of ``init_adapter``.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
-        stream_mlp, stream_adapter_rank, pruner_rank, pruner_form: see ``StreamConfig``. ``None``
-            for ``stream_mlp`` is ``adapter`` in lossless and ``base`` in shared mode, for a rank
-            it is 8 where the rank is used.
+        stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
+            see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
+            ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
+            ``stream_head_rank``.
         alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
             shared mode.
         alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
@@ -68,6 +72,7 @@ class TrainSettings:
     valid_data: Path | None = None
     init_adapter: Path | None = None
     prompt_template: str | None = None
+    train: str = "all"
     mode: str = "lossless"
     num_streams: int = 4
     num_msa_layers: int = 4
@@ -76,6 +81,8 @@ class TrainSettings:
     value_rotation_epsilon: float = 0.0
     stream_mlp: str | None = None
     stream_adapter_rank: int | None = None
+    stream_head: str = "plain"
+    stream_head_rank: int | None = None
     pruner_rank: int = 8
     pruner_form: str = "residual"
     alpha_main: float | None = None
@@ -110,6 +117,10 @@ class TrainSettings:
         """
         if self.mode not in ("lossless", "shared"):
             raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
+        if self.train not in ("all", "head"):
+            raise UserError(f"train is {shown(self.train)}, expected 'all' or 'head'")
+        if self.train == "head":
+            self._check_head_alone()
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"dtype is {shown(self.dtype)}, expected 'float32' or 'bfloat16'")
         if self.dtype == "bfloat16" and self.bf16 is False:
@@ -144,6 +155,23 @@ class TrainSettings:
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
+
+    def _check_head_alone(self) -> None:
+        if self.stream_head != "conditioned":
+            raise UserError(
+                f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
+                "'conditioned': no other head is trained"
+            )
+        if self.init_adapter is None:
+            raise UserError(
+                "train is 'head' without init_adapter, expected the adapter whose streams the head "
+                "is trained on"
+            )
+        if self.alpha_main:
+            raise UserError(
+                f"alpha_main is {shown(self.alpha_main)} with train 'head', expected none: the "
+                "main stream stays as it is"
+            )
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the run it continues, as text."""

@@ -122,6 +122,11 @@ def _adapter_facts(adapter: "AdapterReport") -> list[tuple[str, str]]:
                 + (f", rank {r}" if (r := config["stream_adapter_rank"]) else ""),
             ),
             (
+                "stream head",
+                config["stream_head"]
+                + (f", rank {r}" if (r := config["stream_head_rank"]) else ""),
+            ),
+            (
                 "pruner",
                 f"rank {r}, {config['pruner_form']}" if (r := config["pruner_rank"]) else "none",
             ),

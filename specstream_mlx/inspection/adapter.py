@@ -29,7 +29,8 @@ class AdapterReport:
         lora_rank: ``None`` without LoRA.
         lora_scale: the factor on the product of LoRA's two matrices.
         lora_modules: linear layers with LoRA, layer numbers left out.
-        parameters: by part: ``streams``, ``pruner``, ``lora`` and ``other``.
+        parameters: by part: ``streams``, ``head`` (of the streams, where it is conditioned),
+            ``pruner``, ``lora`` and ``other``.
         bytes: on disk.
         tensors: shapes.
         base_model: the base's name or path, as the adapter has it.
@@ -87,10 +88,12 @@ def _lora_modules(names: Iterable[str]) -> list[str]:
 
 def _count(headers: Headers) -> dict[str, int]:
     """Parameters by part of the adapter."""
-    counts: Counter[str] = Counter(streams=0, pruner=0, lora=0, other=0)
+    counts: Counter[str] = Counter(streams=0, head=0, pruner=0, lora=0, other=0)
     for name, (shape, _) in headers.items():
         part = name.split(".")[0]
-        if part not in ("streams", "pruner"):
+        if name.startswith("streams.head."):
+            part = "head"
+        elif part not in ("streams", "pruner"):
             part = "lora" if _LORA_TENSOR.fullmatch(name) else "other"
         counts[part] += prod(shape)
     return dict(counts)

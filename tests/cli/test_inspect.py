@@ -1,13 +1,14 @@
 """``specstream-mlx inspect``: what people and programs are shown."""
 
 import json
+import re
 import shutil
 
 import mlx.core as mx
 from architecture_models import pair
 from command_line import refusal
 from command_line import run as run_command
-from tiny_models import tiny_llama_directory
+from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit
 
 
@@ -35,7 +36,15 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
     assert "is not a directory here" in result.stderr
     text = run(shared, "--model", base).stdout
     assert "4 Medusa heads" in text
+    assert re.search(r"^ *stream head +plain *$", text, re.MULTILINE)
     assert "1,024" in text
+
+
+def test_a_conditioned_head_is_shown(base, tmp_path):
+    fields = {"stream_head": "conditioned", "stream_head_rank": 8}
+    text = run(stream_adapter_directory(tmp_path / "streams", base, **fields)).stdout
+    assert re.search(r"^ *stream head +conditioned, rank 8 *$", text, re.MULTILINE)
+    assert re.search(r"^ *head +1,568 *$", text, re.MULTILINE)
 
 
 def test_adapter_of_another_base_is_noted(shared, tmp_path):

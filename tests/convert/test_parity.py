@@ -25,6 +25,7 @@ ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
 KINDS = {
     "lossless, adapter, every layer": {"num_msa_layers": 3},
     "lossless, base+adapter, linear": {"stream_mlp": "base+adapter", **LINEAR},
+    "lossless, conditioned head": {"stream_head": "conditioned", "stream_head_rank": 5},
     "lossless, value rotation, literal pruner": {"pruner_form": "literal", **ROTATION},
     "shared, linear": {"mode": "shared", **LINEAR},
     "shared, value rotation": {"mode": "shared", **ROTATION},

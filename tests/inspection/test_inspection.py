@@ -20,6 +20,7 @@ from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import (
+    stream_adapter_directory,
     tiny_llama,
     tiny_llama_config,
     tiny_llama_directory,
@@ -179,6 +180,13 @@ def test_adapter_counts_and_medusa(base, shared):
     assert (report.adapter.lora_rank, report.adapter.lora_scale) == (4, 0.5)
     assert report.medusa.parameters == 4 * (64 * 64 + 64 + 320 * 64)
     assert report.notes == []
+
+
+def test_a_conditioned_head_is_counted_apart(base, tmp_path):
+    fields = {"stream_head": "conditioned", "stream_head_rank": 8, "pruner_rank": 0}
+    report = inspect_directory(stream_adapter_directory(tmp_path / "streams", base, **fields), base)
+    parts = {name: count for name, count in report.adapter.parameters.items() if count}
+    assert parts == {"streams": 4 * 64, "head": 8 * 2 * 64 + 4 * 8 + 8 * 64}
 
 
 def test_medusa_heads_of_a_7b_model():

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 from peft import LoraConfig, get_peft_model
 from random_models import random_prompt, take
 from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
-from specstream_mlx.convert.pytorch import backbone
+from specstream_mlx.convert.pytorch import backbone, reference
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.backbone import linear_layers
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
@@ -140,6 +140,44 @@ def test_streams_are_those_of_pytorch(case, mode, tmp_path):
     names = {f"layer {number} main" for number in range(layers)}
     names |= {f"layer {number} streams" for number in range(layers - 3, layers)}
     assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
+
+
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+@pytest.mark.parametrize("case", LINEAR)
+def test_conditioned_heads_are_those_of_pytorch(case, mode, tmp_path):
+    """Beside every token of the completion, on the tokens that follow it."""
+    found = differences(case, mode, tmp_path, **STREAMS[mode], **CONDITIONED)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+@pytest.mark.parametrize("detail", ["token before", "stream", "epsilon"])
+def test_a_wrong_part_of_a_conditioned_head_would_show(detail, tmp_path, monkeypatch):
+    """Negative control, in the reference."""
+    wrong = {
+        "token before": (reference, "tokens_after", shifted(reference.tokens_after, 1)),
+        "stream": (reference.ConditionedHead, "forward", other_biases),
+        "epsilon": (reference, "_EPSILON", 1e-2),
+    }
+    monkeypatch.setattr(*wrong[detail])
+    found = differences("Gemma 2", "lossless", tmp_path, **STREAMS["lossless"], **CONDITIONED)
+    assert found.pop("stream logits") > 10 * BOUND
+    assert max(found.values()) <= BOUND
+
+
+def shifted(function, by):
+    return lambda tokens, positions, count: function(tokens, positions + by, count)
+
+
+def other_biases(head, features, read):
+    with torch.no_grad():
+        turned = head.biases.roll(1, 0)
+        return FORWARD(head, features, read + turned - head.biases)
+
+
+FORWARD = reference.ConditionedHead.forward
 
 
 @pytest.mark.parametrize("case", ["Phi-2", "Gemma 2", "OPT"])

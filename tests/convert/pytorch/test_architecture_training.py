@@ -28,15 +28,16 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("case", "mode"),
+    ("case", "mode", "head"),
     [
-        ("Phi-2", "lossless"),
-        ("Phi-3 mini 4k, window", "shared"),
-        ("Gemma 2", "shared"),
-        ("OPT", "shared"),
+        ("Phi-2", "lossless", "plain"),
+        ("Phi-3 mini 4k, window", "shared", "conditioned"),
+        ("Gemma 2", "shared", "plain"),
+        ("Gemma 2", "lossless", "conditioned"),
+        ("OPT", "shared", "plain"),
     ],
 )
-def test_learns_and_converts(case, mode, data, tmp_path):
+def test_learns_and_converts(case, mode, head, data, tmp_path):
     """The loss falls, in bfloat16 it starts the same, and MLX computes the same afterwards."""
     hf = tmp_path / "hf"
     random_model(case, VOCAB).save_pretrained(hf)
@@ -46,6 +47,7 @@ def test_learns_and_converts(case, mode, data, tmp_path):
         data=data,
         output=tmp_path / "run",
         mode=mode,
+        stream_head=head,
         num_msa_layers=2,
         batch_size=8,
         iters=16,
@@ -66,6 +68,7 @@ def test_learns_and_converts(case, mode, data, tmp_path):
     model, _ = load(hf, adapter_path=tmp_path / "mlx")
     assert bool(model.adapter.lora) == (mode == "shared")
     assert model.streams.config.mode == mode
+    assert (model.streams.head is not None) == (head == "conditioned")
 
 
 def test_segments_change_nothing():

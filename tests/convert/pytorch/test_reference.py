@@ -5,13 +5,19 @@ import math
 import pytest
 import torch
 from specstream_mlx.convert.pytorch import losses
-from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.losses import (
+    Batch,
+    count_correct,
+    default_alphas,
+    n_gram_loss,
+)
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specstream_mlx.config import StreamConfig
 
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 VARIANTS = {
     "adapter, all layers": {
         "stream_mlp": "adapter",
@@ -36,7 +42,9 @@ VARIANTS = {
         "stream_init": "value_rotation",
         "value_rotation_epsilon": 0.4,
     },
+    "conditioned head": CONDITIONED,
 }
+HEADS = {"plain": {}, "conditioned": CONDITIONED}
 
 
 def run(model, batch, **kwargs):
@@ -241,8 +249,107 @@ def test_pruner_trains_alone(form):
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_loss_is_the_mean_cross_entropy_of_every_stream(mode):
-    model, batch = tiny_model(mode), tiny_batch()
+def test_a_conditioned_head_trained_alone(mode):
+    """Its gradients are those of a training of all, and nothing else has any."""
+    gradients, sums = [], []
+    for alone in (False, True):
+        model = tiny_model(mode, **CONDITIONED)
+        if alone:
+            model.freeze_all_but_head()
+        assert model.trains_trunk == model.trains_pruner == (not alone)
+        loss = n_gram_loss(model, tiny_batch(), [0, 1, 1, 1])
+        loss.total.backward()
+        sums.append(loss.total.item() - loss.pruner.item())
+        gradients.append({k: p.grad for k, p in model.named_parameters() if p.grad is not None})
+    head = {"streams.head.down.weight", "streams.head.up.weight", "streams.head.biases"}
+    assert set(gradients[1]) == head < set(gradients[0])
+    assert sums[0] == pytest.approx(sums[1], abs=1e-5) and loss.pruner == 0
+    for name, gradient in gradients[1].items():
+        assert gradient.any()
+        torch.testing.assert_close(gradient, gradients[0][name], atol=1e-6, rtol=1e-4)
+
+
+def conditioned(model, features, before, stream):
+    """A conditioned head, written out for one row (h) and one token."""
+    head, h = model.streams.head, len(features)
+
+    def normed(x):
+        return x / (x.pow(2).sum() / h + 1e-6).sqrt()
+
+    embedding = model.causal_lm.get_input_embeddings().weight[before]
+    both = torch.cat((normed(features), normed(embedding)))
+    inner = head.down.weight @ both + head.biases[stream]
+    return normed(features) + head.up.weight @ (inner / (1 + (-inner).exp()))
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_conditioned_logits_are_the_formula_on_the_true_tokens(mode):
+    model, batch = tiny_model(mode, **CONDITIONED).double(), tiny_batch()
+    out = run(model, batch)
+    plain = model.logits(out.trunk.streams)
+    for item, c in out.valid.nonzero().tolist():
+        p = int(out.positions[item, c])
+        for j in (1, 2, 3):
+            if p + j >= batch.lengths[item]:
+                continue
+            before = batch.tokens[item, p + j]
+            features = conditioned(model, out.trunk.streams[item, c, j - 1], before, j - 1)
+            got = out.stream_logits[item, c, j - 1]
+            torch.testing.assert_close(got, model.logits(features))
+            assert (got - plain[item, c, j - 1]).abs().max() > 0.1
+            given = model.stream_logits(out.trunk.streams[item, c], before.expand(3))
+            torch.testing.assert_close(given[j - 1], got)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_a_new_conditioned_head_changes_no_loss(mode):
+    plain, model = tiny_model(mode), tiny_model(mode, **CONDITIONED)
+    model.load_state_dict(plain.state_dict(), strict=False)
+    alphas = default_alphas(mode, 3)
+    trained = n_gram_loss(model, tiny_batch(), alphas)
+    torch.nn.init.zeros_(model.streams.head.up.weight)
+    loss, expected = (n_gram_loss(m, tiny_batch(), alphas) for m in (model, plain))
+    torch.testing.assert_close(loss.total, expected.total, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(loss.per_stream, expected.per_stream, atol=1e-4, rtol=1e-5)
+    assert (trained.per_stream - expected.per_stream).abs().max() > 0.1
+    found, _ = count_correct(model, tiny_batch())
+    assert torch.equal(found, count_correct(plain, tiny_batch())[0])
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_right_tokens_are_those_of_the_logits(mode, head):
+    """And a chain is as long as its streams are right, one after the other, on true tokens."""
+    vocab = 3  # so that some guesses are right
+    model, batch = (
+        tiny_model(mode, base=tiny_llama(vocab=vocab), **HEADS[head]),
+        tiny_batch(vocab=vocab),
+    )
+    correct, counts = count_correct(model, batch)
+    hits, of, chain = [0] * 4, [0] * 4, 0
+    for item in range(3):
+        length, start = int(batch.lengths[item]), int(batch.stream_from[item])
+        tokens = batch.tokens[item : item + 1, :length]
+        out = run(model, Batch(tokens, torch.tensor([start]), torch.tensor([length])))
+        for p in range(start - 1, length - 1):
+            right = [
+                int(logits.argmax()) == int(tokens[0, p + 1 + j])
+                for j, logits in enumerate(
+                    [out.main_logits[0, p], *out.stream_logits[0, p - start + 1]]
+                )
+                if p + 1 + j < length
+            ]
+            for j, hit in enumerate(right):
+                hits[j], of[j] = hits[j] + hit, of[j] + 1
+            chain += 1 + next((n for n, hit in enumerate(right[1:]) if not hit), len(right) - 1)
+    assert correct[:4].tolist() == hits and counts[:4].tolist() == of
+    assert correct[-1] == chain > counts[-1]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_loss_is_the_mean_cross_entropy_of_every_stream(mode, head):
+    model, batch = tiny_model(mode, **HEADS[head]), tiny_batch()
     alphas = [0.7, 0.3, 0.2, 0.1]
     loss = n_gram_loss(model, batch, alphas)
     expected, early = [[] for _ in alphas], []
@@ -316,3 +423,5 @@ def test_refusals():
         SpeculativeStreamingModel(tiny_llama(layers=4), config)
     with pytest.raises(ValueError, match="mode is 'lossless' and there is LoRA beside the streams"):
         tiny_model("lossless", lora=True)
+    with pytest.raises(ValueError, match="stream_head is 'plain', expected 'conditioned'"):
+        tiny_model().freeze_all_but_head()

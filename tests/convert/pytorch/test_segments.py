@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
 
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
+
 
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of all tensors that are alive, and their peak."""
@@ -49,10 +51,13 @@ def gradients(model, batch, segments):
     return loss, found
 
 
+@pytest.mark.parametrize("kind", ["all", "conditioned head", "conditioned head alone"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_loss_and_gradients_are_those_of_one_piece(mode):
+def test_loss_and_gradients_are_those_of_one_piece(mode, kind):
     """Also with more segments than positions."""
-    model = tiny_model(mode)
+    model = tiny_model(mode, **({} if kind == "all" else CONDITIONED))
+    if kind == "conditioned head alone":
+        model.freeze_all_but_head()
     batch = tiny_batch(lengths=(21, 30, 7), stream_from=(4, 9, 1))
     whole, expected = gradients(model, batch, 1)
     for segments in (3, 100):
@@ -75,6 +80,24 @@ def test_peak_memory_falls():
         peaks.append(memory.peak)
     assert peaks[1] < 0.6 * peaks[0]
     assert peaks[2] < 0.9 * peaks[1]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_peak_memory_with_a_conditioned_head(mode):
+    """It grows little, and training the head alone keeps no layer's activations."""
+    batch = tiny_batch(vocab=400, lengths=(60, 60), stream_from=(8, 8))
+    peaks = []
+    for alone, fields in ((False, {}), (False, CONDITIONED), (True, CONDITIONED)):
+        model = tiny_model(
+            mode, base=tiny_llama(vocab=400), num_msa_layers=3, num_streams=4, **fields
+        )
+        if alone:
+            model.freeze_all_but_head()
+        with PeakMemory() as memory:
+            gradients(model, batch, 1)
+        peaks.append(memory.peak)
+    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[2] < 0.7 * peaks[0]
 
 
 def test_map_segments_splits_and_joins():

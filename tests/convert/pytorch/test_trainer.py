@@ -3,8 +3,10 @@
 import io
 import json
 import math
+import random
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,149 @@ def test_init_adapter_of_another_shape_is_refused(settings, first):
         trainer.train(settings(mode="shared", lora_rank=4, init_adapter=first))
 
 
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
+HEAD = {"streams.head.down.weight", "streams.head.biases", "streams.head.up.weight"}
+
+
+@pytest.fixture(scope="module")
+def plain(defaults, tmp_path_factory):
+    """A function of a mode: the adapter of a run with plain heads."""
+
+    @cache
+    def make(mode):
+        output = tmp_path_factory.mktemp("plain")
+        return trainer.train(TrainSettings(output=output, mode=mode, **defaults))
+
+    return make
+
+
+def read(adapter):
+    """All tensors of an adapter."""
+    files = sorted(adapter.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_head_alone_learns_on_streams_that_stay(settings, plain, tied, mode, tmp_path):
+    """From their own loss on; and a run that stopped goes on without their directory."""
+    first = shutil.copytree(plain(mode), tmp_path / "first")
+    expected = read(first)
+    going_on, losses = [], []
+    shared = {"mode": mode, "init_adapter": first, "iters": 1, "learning_rate": 1e-9}
+    for name, fields in (("plain", {}), ("conditioned", CONDITIONED)):
+        chosen = settings(output=tmp_path / name, **shared, **fields)
+        trainer.train(chosen, lambda _, figures: going_on.append(figures["per_stream"]))
+    alone = {"mode": mode, "init_adapter": first, "train": "head", "learning_rate": 2e-2}
+    chosen = settings(output=tmp_path / "head", **alone, **CONDITIONED)
+    whole = trainer.train(chosen, lambda _, figures: losses.append(figures))
+    assert going_on[1] == pytest.approx(going_on[0], rel=1e-4)
+    assert losses[0]["per_stream"][1:] == pytest.approx(going_on[0][1:], rel=1e-4)
+    assert losses[0]["per_stream"][0] == losses[0]["pruner"] == 0
+    assert losses[-1]["loss"] < 0.9 * losses[0]["loss"]
+    found = read(whole)
+    assert found.keys() - expected.keys() == HEAD
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert load_adapter(tied, whole).config.stream_head_rank == 6
+
+    def stop(step, _):
+        if step == 7:
+            raise StoppedError
+
+    parts = settings(output=tmp_path / "parts", save_every=5, **alone, **CONDITIONED)
+    with pytest.raises(StoppedError):
+        trainer.train(parts, on_step=stop)
+    parts.resume = True
+    first.rename(tmp_path / "gone")
+    resumed = read(trainer.train(parts))
+    assert resumed.keys() == found.keys()
+    for name, tensor in found.items():
+        assert torch.equal(resumed[name], tensor), name
+
+
+def test_a_conditioned_adapter_goes_on(settings, plain, tmp_path):
+    """With all that it has, or with its head alone; without its head it is refused."""
+    learns = {"iters": 40, "learning_rate": 2e-2, "valid_data": settings().data}
+    chosen = settings(output=tmp_path / "a", **learns, **CONDITIONED)
+    first = trainer.train(chosen)
+    chain = log(tmp_path / "a")[-1]["held_out"]["chain"]
+    assert chain > 1.5
+    before = read(first)
+    for part in ("all", "head"):
+        again = settings(
+            output=tmp_path / part,
+            init_adapter=first,
+            iters=1,
+            learning_rate=1e-9,
+            train=part,
+            valid_data=settings().data,
+            **CONDITIONED,
+        )
+        after = read(trainer.train(again))
+        assert log(tmp_path / part)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
+        for name, tensor in before.items():
+            torch.testing.assert_close(after[name], tensor, atol=1e-7, rtol=0)
+    assert before["streams.head.up.weight"].any()
+    with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
+        trainer.train(settings(init_adapter=first))
+    with pytest.raises(UserError, match=r"head\.biases has shape \(4, 6\), expected \(4, 7\)"):
+        trainer.train(settings(init_adapter=first, **CONDITIONED | {"stream_head_rank": 7}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "sentence"),
+    [
+        ("lossless", {"pruner_form": "literal"}, "pruner_form is 'residual', expected 'literal'"),
+        ("lossless", {"prompt_template": "{text}"}, "prompt_template is None, expected '{text}'"),
+        ("lossless", {"num_streams": 3}, "num_streams is 4, expected 3"),
+        ("shared", {"lora_alpha": 4.0}, "is 2, expected 0.5 as by this run's LoRA settings"),
+        ("shared", {"lora_targets": ("q_proj",)}, "is 2, expected none as by this run's LoRA"),
+    ],
+)
+def test_frozen_streams_of_another_kind_are_refused(settings, plain, mode, fields, sentence):
+    """Also where no tensor's shape would tell."""
+    alone = {"mode": mode, "init_adapter": plain(mode), "train": "head"}
+    with pytest.raises(UserError, match=f"init_adapter .*: .*{re.escape(sentence)}"):
+        trainer.train(settings(**alone, **CONDITIONED, **fields))
+
+
+def test_the_default_rank_of_a_conditioned_head(settings):
+    adapter = trainer.train(settings(iters=1, stream_head="conditioned"))
+    assert read(adapter)["streams.head.down.weight"].shape == (128, 64)
+
+
+def test_a_token_that_follows_from_the_one_before_is_learned(settings, tmp_path):
+    """Half of the letters are drawn, and their capitals follow: only the token before tells which.
+
+    On other texts, of which no head can know more than an eighth of the letters that are drawn.
+    """
+    rng = random.Random(0)
+    for name, count in (("train", 96), ("valid", 16)):
+        lines = []
+        for _ in range(count):
+            letters = [rng.choice("bgjkqvxz") for _ in range(8)]
+            completion = "".join(letter + letter.upper() for letter in letters)
+            lines.append(json.dumps({"prompt": "go", "completion": completion}))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    losses, right = {}, {}
+    for head in ("plain", "conditioned"):
+        chosen = settings(
+            data=tmp_path / "train.jsonl",
+            valid_data=tmp_path / "valid.jsonl",
+            output=tmp_path / head,
+            stream_head=head,
+            iters=100,
+            learning_rate=2e-2,
+        )
+        trainer.train(chosen)
+        *lines, last = log(tmp_path / head)
+        losses[head] = [sum(line["per_stream"]) for line in lines]
+        right[head] = sum(last["held_out"]["streams"]) / 4
+    assert losses["plain"][0] == pytest.approx(losses["conditioned"][0], rel=1e-4)
+    assert losses["conditioned"][-1] < 0.75 * losses["plain"][-1]
+    assert right["plain"] < 0.3 < 0.5 < right["conditioned"]
+
+
 def test_parts_learn_at_their_own_rates(settings, first, tied):
     """Adam's first step is the learning rate long, whatever the gradient."""
     rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
@@ -219,6 +364,12 @@ def test_command_line(tied, data, tmp_path):
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
     assert all(".layers.2.self_attn." in name for name in lora)
+    head = ("--stream-head", "conditioned", "--stream-head-rank", 3, "--train", "head")
+    head += ("--init-adapter", tmp_path / "out" / "adapter", "--output", tmp_path / "head")
+    result = cli(*flags, *shared, "--num-msa-layers", 1, "--no-bf16", *head)
+    assert result.exit_code == 0, result.output
+    found = load_file(tmp_path / "head" / "adapter" / "speculative_streaming.safetensors")
+    assert found["streams.head.biases"].shape == (4, 3)
     result = cli(*flags, "--mode", "both")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "error: mode is 'both', expected 'lossless' or 'shared'\n"
@@ -251,6 +402,28 @@ def test_bad_line_is_named(tmp_path, line):
         (
             {"stream_init": "value_rotation", "value_rotation_epsilon": math.nan},
             "value_rotation_epsilon is nan, expected a number",
+        ),
+        ({"stream_head": "other"}, "stream_head is 'other'"),
+        ({"stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
+        ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
+        ({"train": "streams"}, "train is 'streams', expected 'all' or 'head'"),
+        ({"train": "head"}, "train is 'head' with stream_head 'plain', expected 'conditioned'"),
+        (
+            {"train": "head", "stream_head": "conditioned"},
+            "train is 'head' without init_adapter, expected the adapter whose streams",
+        ),
+        (
+            {
+                "train": "head",
+                "stream_head": "conditioned",
+                "init_adapter": Path("/nowhere"),
+                "alpha_main": 1.0,
+            },
+            "alpha_main is 1.0 with train 'head', expected none",
+        ),
+        (
+            {"train": "head", "stream_head": "conditioned", "init_adapter": Path("/nowhere")},
+            "the adapter directory /nowhere does not exist",
         ),
         ({"stream_init": "zero"}, "stream_init is 'zero'"),
         ({"prompt_template": "Hello"}, "{text}"),
