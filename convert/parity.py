@@ -117,7 +117,10 @@ def layer_differences(
     else:
         wanted = expected.stream_logits[0]
         features = seen[max(seen)][1][nodes:].reshape(*wanted.shape[:2], -1)
-        found = _conditioned_logits(model, decoder, features, tokens[start:]).reshape(wanted.shape)
+        found = _conditioned_logits(model, decoder, features, tokens[start:])
+        found = found.reshape(*wanted.shape[:2], -1)
+    if model.streams.vocabulary is not None:
+        wanted = wanted[..., torch.tensor(np.array(model.streams.vocabulary))]
     differences.append(_difference("stream logits", wanted, found))
     if early_exit is not None:
         found = decoder.model.early_exit(seen[first][0][None, :nodes])[0]
@@ -137,14 +140,12 @@ def _conditioned_logits(
         tokens: of the chain; behind its end the last one stands for all.
     """
     nodes, gamma, _ = features.shape
-    modules = model.model.named_modules()
-    embedding = next(module for name, module in modules if name.endswith("embed_tokens"))
     columns = []
     for stream in range(gamma):
         before = [tokens[min(node + 1 + stream, nodes - 1)] for node in range(nodes)]
-        rows = embedding(mx.array(before))
+        rows = decoder.model.embed(mx.array(before))
         columns.append(model.streams.head(features[:, stream], rows, stream))
-    return decoder.model.head(mx.stack(columns, axis=1).reshape(1, nodes * gamma, -1))
+    return decoder.model.stream_head(mx.stack(columns, axis=1).reshape(1, nodes * gamma, -1))
 
 
 def plain_differences(

@@ -25,7 +25,7 @@ from specstream_mlx.adapters.torch_files import (
     tensor_file,
 )
 from specstream_mlx.checked_files import check_shapes, tensor_headers
-from specstream_mlx.config import FORMAT_VERSION, UserError
+from specstream_mlx.config import FORMAT_VERSION, VOCABULARY, UserError
 from specstream_mlx.staging import other_file, staged_directory
 
 from .reference import SpeculativeStreamingModel
@@ -134,8 +134,8 @@ def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     check_shapes(path, shapes, found.stream_config.tensor_shapes())
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS:
-            raise UserError(
-                f"{path}: {name} has dtype {tensor.dtype}, expected a floating-point one"
-            )
+        integers = name == VOCABULARY
+        if tensor.dtype not in ((torch.int32,) if integers else _FLOATS):
+            expected = "int32" if integers else "a floating-point one"
+            raise UserError(f"{path}: {name} has dtype {tensor.dtype}, expected {expected}")
     return tensors

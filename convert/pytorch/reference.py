@@ -94,7 +94,8 @@ def _normed(x: Tensor) -> Tensor:
 class Streams(nn.Module):
     """The trainable parts of the streams: embeddings, initialization, adapters and head.
 
-    Parameters are named as in ``StreamConfig.tensor_shapes()``.
+    Parameters are named as in ``StreamConfig.tensor_shapes()``. A draft vocabulary is kept for the
+    runtime: here streams predict all tokens.
     """
 
     def __init__(self, config: StreamConfig) -> None:
@@ -112,6 +113,9 @@ class Streams(nn.Module):
                     for layer in range(config.first_msa_layer, config.num_hidden_layers)
                 }
             )
+        if config.draft_vocabulary:
+            ids = torch.arange(config.draft_vocabulary, dtype=torch.int32)
+            self.register_buffer("vocabulary", ids)
         self.head: ConditionedHead | None = None
         if config.stream_head_rank:
             self.head = ConditionedHead(h, config.stream_head_rank, config.num_streams)

@@ -46,7 +46,15 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .load import base_fingerprint, load_adapter, load_base
 from .losses import Batch, count_correct, default_alphas, n_gram_loss
 from .reference import SpeculativeStreamingModel
-from .training_data import Item, batches_per_epoch, collate, epoch, read_pairs, tokenize
+from .training_data import (
+    Item,
+    batches_per_epoch,
+    collate,
+    epoch,
+    most_frequent,
+    read_pairs,
+    tokenize,
+)
 from .training_settings import TrainSettings
 
 _WARM_UP = 0.03
@@ -60,6 +68,11 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         UserError: the base cannot be loaded, or a setting does not fit it.
     """
     base = load_base(settings.model, settings.dtype)
+    if settings.draft_vocabulary > base.config.vocab_size:
+        raise UserError(
+            f"draft_vocabulary is {settings.draft_vocabulary}, expected at most the base's "
+            f"{base.config.vocab_size}"
+        )
     shared = settings.mode == "shared"
     stream_mlp = settings.stream_mlp or ("base" if shared else "adapter")
     adapter_rank, init_rank = settings.stream_adapter_rank, settings.stream_init_rank
@@ -83,6 +96,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         stream_adapter_rank=adapter_rank,
         stream_head=settings.stream_head,
         stream_head_rank=head_rank,
+        draft_vocabulary=settings.draft_vocabulary,
         pruner_rank=settings.pruner_rank,
         pruner_form=settings.pruner_form,
         base_model=str(settings.model),
@@ -148,6 +162,9 @@ def train(
     if settings.init_adapter and not settings.resume:
         _start_from(model, settings)
     items, held_out = _load_items(settings)
+    if settings.draft_vocabulary:
+        frequent = most_frequent(items, settings.draft_vocabulary, model.backbone.config.vocab_size)
+        model.streams.vocabulary.copy_(frequent)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
     bf16 = settings.bf16
@@ -310,7 +327,8 @@ def _check_frozen(
     model: SpeculativeStreamingModel, found: SpeculativeStreamingModel, adapter: Path
 ) -> None:
     """Check that what stays as it is in an adapter computes the same in this run."""
-    mine = {"stream_head", "stream_head_rank", "base_model", "base_fingerprint", "version"}
+    mine = {"stream_head", "stream_head_rank", "draft_vocabulary"}
+    mine |= {"base_model", "base_fingerprint", "version"}
     for name in [field.name for field in fields(StreamConfig) if field.name not in mine]:
         value, expected = getattr(found.config, name), getattr(model.config, name)
         if value != expected:
@@ -485,6 +503,13 @@ def main(
     stream_head_rank: Annotated[
         int | None, typer.Option(help="Rank of --stream-head conditioned. Default: 128.")
     ] = None,
+    draft_vocabulary: Annotated[
+        int,
+        typer.Option(
+            help="Tokens that the streams may draft, the most frequent ones of the completions: "
+            "their head is that much smaller. 0: all."
+        ),
+    ] = 0,
     pruner_rank: Annotated[int, typer.Option(help="Rank of the pruner; 0 trains none.")] = 8,
     pruner_form: Annotated[
         str, typer.Option(help="Form of the pruner: residual or literal.")

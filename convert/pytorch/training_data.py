@@ -117,6 +117,26 @@ def epoch(items: list[Item], batch_size: int, seed: int) -> Iterator[Batch]:
         yield collate([items[i] for i in groups[index]])
 
 
+def most_frequent(items: list[Item], count: int, vocab_size: int) -> torch.Tensor:
+    """The tokens that come most often in completions, where these are as frequent in prompts.
+
+    Returns:
+        (count,) int32 ids, in ascending order.
+    """
+    in_completions = torch.zeros(vocab_size, dtype=torch.int64)
+    anywhere = torch.zeros(vocab_size, dtype=torch.int64)
+    for item in items:
+        tokens = torch.tensor(item.tokens)
+        anywhere += tokens.bincount(minlength=vocab_size)
+        in_completions += tokens[item.stream_from :].bincount(minlength=vocab_size)
+    order = sorted(
+        range(vocab_size),
+        key=lambda token: (in_completions[token].item(), anywhere[token].item()),
+        reverse=True,
+    )
+    return torch.tensor(sorted(order[:count]), dtype=torch.int32)
+
+
 def batches_per_epoch(items: list[Item], batch_size: int) -> int:
     """The number of batches that ``epoch`` yields."""
     return -(-len(items) // batch_size)

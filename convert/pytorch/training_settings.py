@@ -35,6 +35,8 @@ class TrainSettings:
             see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
             ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
             ``stream_head_rank``.
+        draft_vocabulary: tokens that the adapter's streams may draft, the most frequent ones of the
+            completions; 0: all.
         alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
             shared mode.
         alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
@@ -83,6 +85,7 @@ class TrainSettings:
     stream_adapter_rank: int | None = None
     stream_head: str = "plain"
     stream_head_rank: int | None = None
+    draft_vocabulary: int = 0
     pruner_rank: int = 8
     pruner_form: str = "residual"
     alpha_main: float | None = None
@@ -152,6 +155,7 @@ class TrainSettings:
                 check_integer(name, getattr(self, name))
         check_integer("seed", self.seed, least=0, most=2**63 - 1)
         check_integer("num_streams", self.num_streams)
+        check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")

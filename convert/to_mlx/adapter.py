@@ -19,7 +19,7 @@ from specstream_mlx.adapters.files import read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import check_shapes, read_json
-from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.config import VOCABULARY, StreamConfig, UserError
 from specstream_mlx.loading import read_model
 from specstream_mlx.staging import staged_directory
 
@@ -53,7 +53,10 @@ class _Adapter:
 
     def astype(self, dtype: mx.Dtype) -> "_Adapter":
         lora = {name: tensor.astype(dtype) for name, tensor in self.lora.tensors.items()}
-        streams = {name: tensor.astype(dtype) for name, tensor in self.streams.items()}
+        streams = {
+            name: tensor if name == VOCABULARY else tensor.astype(dtype)
+            for name, tensor in self.streams.items()
+        }
         return replace(self, lora=replace(self.lora, tensors=lora), streams=streams)
 
     def write(self, directory: Path) -> None:

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import read_arrays as read_safetensors
-from specstream_mlx.config import UserError
+from specstream_mlx.config import VOCABULARY, UserError
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:
@@ -17,15 +17,15 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
 
     Raises:
         UserError: the file is missing, damaged, or holds anything but finite floating-point
-            tensors; or it needs torch, which is not installed.
+            tensors and a draft vocabulary; or it needs torch, which is not installed.
     """
     path = tensor_file(path)
     arrays = read_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
     for name, array in arrays.items():
-        if not mx.issubdtype(array.dtype, mx.floating):
-            raise UserError(
-                f"{path}: {name} has dtype {array.dtype}, expected a floating-point one"
-            )
+        integers = name == VOCABULARY
+        if not (array.dtype == mx.int32 if integers else mx.issubdtype(array.dtype, mx.floating)):
+            expected = "int32" if integers else "a floating-point one"
+            raise UserError(f"{path}: {name} has dtype {array.dtype}, expected {expected}")
     return arrays
 
 

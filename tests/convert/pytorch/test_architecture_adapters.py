@@ -118,7 +118,10 @@ def differences(case, mode, tmp_path, tokens=TOKENS, prompt_length=21, **streams
     if mode == "shared":
         model = get_peft_model(model, LoraConfig(r=4, target_modules=linear_layers(model)))
     streams = {"num_msa_layers": 3, "base_fingerprint": base_fingerprint(hf), **streams}
-    write_adapter(tiny_model(mode, base=model, lora=False, **streams), tmp_path / "torch")
+    made = tiny_model(mode, base=model, lora=False, **streams)
+    if count := streams.get("draft_vocabulary"):
+        made.streams.vocabulary = torch.randperm(model.config.vocab_size)[:count].int()
+    write_adapter(made, tmp_path / "torch")
     convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")
     found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", tokens, prompt_length)
     return {difference.name: difference.relative for difference in found}
@@ -126,7 +129,7 @@ def differences(case, mode, tmp_path, tokens=TOKENS, prompt_length=21, **streams
 
 STREAMS = {
     "lossless": {"stream_mlp": "base+adapter"},
-    "shared": {"stream_init": "linear", "stream_init_rank": 4},
+    "shared": {"stream_init": "linear", "stream_init_rank": 4, "draft_vocabulary": 20},
 }
 
 

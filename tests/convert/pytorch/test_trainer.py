@@ -6,6 +6,7 @@ import math
 import random
 import re
 import shutil
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.training_data import collate, epoch, read_pairs, tokenize
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import tiny_tokenizer
 from torch_tiny import tiny_completions
+from transformers import AutoTokenizer
 from typer import Typer
 from typer.testing import CliRunner
 
+from specstream_mlx import generate, load
 from specstream_mlx.config import UserError
 
 
@@ -314,6 +318,31 @@ def test_parts_learn_at_their_own_rates(settings, first, tied):
     for name, rate in (("lora_B", 1e-4), ("pruner.up", 1e-3), ("streams.embeddings", 1e-2)):
         moved = [(after[n] - before[n]).abs().max().item() for n in before if name in n]
         assert max(moved) == pytest.approx(rate, rel=0.05), name
+
+
+def test_streams_that_draft_the_most_frequent_tokens(settings, first, tied, data, tmp_path):
+    """Training is the same, and the runtime verifies all tokens."""
+    path = trainer.train(settings(mode="shared", draft_vocabulary=9, iters=12))
+    items = tokenize(read_pairs(data), AutoTokenizer.from_pretrained(tied), None, 1024)
+    counts = Counter(token for item in items for token in item.tokens[item.stream_from :])
+    found = load_file(path / "speculative_streaming.safetensors")
+    ids = found.pop("streams.vocabulary").tolist()
+    assert len(set(ids)) == 9
+    assert min(counts[token] for token in ids) >= counts.most_common(10)[-1][1]
+    for name, tensor in load_file(first / "speculative_streaming.safetensors").items():
+        assert torch.equal(tensor, found[name]), name
+
+    convert_adapter(path, tied, tmp_path / "mlx", dtype="float16")
+    model, tokenizer = load(tied, adapter_path=tmp_path / "mlx")
+    assert model.streams.vocabulary.tolist() == ids
+    prompt = tokenizer.encode("the report is late")
+    texts = [
+        generate(model, tokenizer, prompt, max_tokens=30, **drafting)
+        for drafting in ({"tree_width": 2, "tree_size": 6}, {"speculation": False})
+    ]
+    assert texts[0] == texts[1]
+    with pytest.raises(UserError, match=r"draft_vocabulary is 100000, expected at most the base's"):
+        trainer.train(settings(output=tmp_path / "other", draft_vocabulary=100_000))
 
 
 def test_time_limit_ends_the_run(settings):
