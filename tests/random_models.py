@@ -85,7 +85,11 @@ STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
     "draft_vocabulary": 60
 }
 STREAMS["draft vocabulary"] = STREAMS["base + adapter, linear"] | {"draft_vocabulary": 60}
-PLAIN_HEADS = {name: fields for name, fields in STREAMS.items() if "stream_head" not in fields}
+PLAIN_HEADS = {
+    name: fields
+    for name, fields in STREAMS.items()
+    if not {"stream_head", "draft_vocabulary"} & fields.keys()
+}
 
 
 def speculative_model(base="grouped heads, tied", *, mode="lossless", seed=0, **streams):

@@ -124,7 +124,8 @@ def _adapter_facts(adapter: "AdapterReport") -> list[tuple[str, str]]:
             (
                 "stream head",
                 config["stream_head"]
-                + (f", rank {r}" if (r := config["stream_head_rank"]) else ""),
+                + (f", rank {r}" if (r := config["stream_head_rank"]) else "")
+                + (f", over {n} tokens" if (n := config["draft_vocabulary"]) else ""),
             ),
             (
                 "pruner",

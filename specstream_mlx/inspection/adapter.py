@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ..adapters.description import describe
 from ..checked_files import Headers
+from ..config import VOCABULARY
 from .base import TensorGroup, group_tensors
 
 _LORA_TENSOR = re.compile(
@@ -90,6 +91,8 @@ def _count(headers: Headers) -> dict[str, int]:
     """Parameters by part of the adapter."""
     counts: Counter[str] = Counter(streams=0, head=0, pruner=0, lora=0, other=0)
     for name, (shape, _) in headers.items():
+        if name == VOCABULARY:  # a list, nothing that is trained
+            continue
         part = name.split(".")[0]
         if name.startswith("streams.head."):
             part = "head"

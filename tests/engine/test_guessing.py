@@ -111,6 +111,24 @@ def test_a_head_at_its_start_guesses_what_plain_streams_do():
                 assert score == pytest.approx(other, abs=1e-4)
 
 
+@pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
+def test_a_draft_vocabulary_is_some_rows_of_the_head(tied):
+    fields = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
+    every = speculative_model(tied, seed=2, **fields)
+    some = speculative_model(tied, seed=2, draft_vocabulary=40, **fields)
+    ids = some.streams.vocabulary
+    for name in ("embeddings", "adapters"):
+        some.streams.streams[name] = every.streams.streams[name]
+    settings = DraftSettings(tree_width=3)
+    (_, expected, _), (_, found, _) = (step_of(model, settings) for model in (every, some))
+    assert mx.allclose(found.stream_logits, expected.stream_logits[:, ids], atol=1e-5)
+    scores = found.stream_logits - mx.logsumexp(found.stream_logits, axis=-1, keepdims=True)
+    best = mx.argsort(-scores, axis=-1)[:, :3]
+    assert found.candidates.tolist() == ids[best].tolist()
+    assert mx.allclose(found.log_probs, mx.take_along_axis(scores, best, axis=-1), atol=1e-5)
+    assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
+
+
 def table(seed, gamma=4):
     """A function of stream and token before that returns logits, as random tables have them."""
     tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
