@@ -1,7 +1,9 @@
 """Reports: a JSON file of what was measured, and the Markdown table made from it."""
 
 import json
+import subprocess
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,16 @@ RESULTS = Path("benchmarks/results")
 def machine_suffix(facts: Mapping[str, Any]) -> str:
     """The part of a file's name that tells machines apart, from ``device.describe()``."""
     return facts["machine"].lower().replace(" ", "-")
+
+
+def commit() -> str:
+    """What is measured: the clone's commit, or the version of an installation."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return f"version {version('specstream-mlx')}"
+    return f"commit {found.replace('-dirty', ', changed')}"
 
 
 def measured_on(facts: Mapping[str, Any]) -> str:

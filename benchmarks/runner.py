@@ -28,7 +28,7 @@ from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, str
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
 from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
-from specstream_mlx.drafting.guesses import StreamGuesses
+from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
@@ -68,6 +68,8 @@ class Run:
         drafted: drafted tokens that the target tested.
         rows: of each call; empty where drafts were drawn.
         missed: calls whose accepted node had no streams, so that streams drafted nothing.
+        arrivals: seconds from the first token to each.
+        calls: what each call wrote, and the guesses that its tree was planned from.
     """
 
     tokens: list[int]
@@ -77,7 +79,18 @@ class Run:
     drafted: int = 0
     rows: Sequence[StepRows] = ()
     missed: int = 0
+    arrivals: Sequence[float] = ()
+    calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
 
+    def rate_behind(self, count: int) -> float:
+        """Tokens per second behind the first ``count``; 0 where few are left."""
+        left = len(self.tokens) - count
+        if left < _FEW:
+            return 0.0
+        return left / (self.arrivals[-1] - self.arrivals[count - 1])
+
+
+_FEW = 8  # tokens that are too few to be timed
 
 Way = Callable[[Sequence[int]], Run]
 """One way to decode: ``prompt -> run``."""
@@ -90,23 +103,28 @@ class _Noted:
     Attributes:
         drafting: what plans.
         plans: of the steps that were taken.
+        calls: what they wrote, and the guesses that they were planned from.
         missed: steps with streams whose accepted node had none.
     """
 
     drafting: Drafting
     plans: list[Plan] = field(default_factory=list)
+    calls: list[tuple[tuple[int, ...], StreamGuesses]] = field(default_factory=list)
     missed: int = 0
+    _guesses: StreamGuesses = NO_GUESSES
 
     def first(self, root: int) -> Plan:
         return self.drafting.first(root)
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         self.plans.append(plan)
+        self.calls.append((tuple(tokens), self._guesses))
         self.drafting.accept(plan, tokens, seconds)
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         few = self.plans[-1].settings.stream_nodes is not None
         self.missed += few and not guesses.depth
+        self._guesses = guesses
         return self.drafting.plan(root, guesses)
 
     def finish(self) -> None:
@@ -117,23 +135,24 @@ def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
     """The fields of a ``Run`` that the responses of either program tell."""
     tokens: list[int] = []
     text = ""
-    first = time.perf_counter()
+    arrivals: list[float] = []
     calls, drafted = None, 0
     for response in responses:
-        if not tokens:
-            first = time.perf_counter()
         if len(tokens) < response.generation_tokens:
             tokens.append(response.token)
+            arrivals.append(time.perf_counter())
         text += response.text
         calls = getattr(response, "target_calls", None)
         drafted = getattr(response, "drafted_tokens", 0)
-    seconds = time.perf_counter() - first
+    ended = time.perf_counter()
+    first = arrivals[0] if arrivals else ended
     return {
         "tokens": tokens,
         "text": text,
         "target_calls": calls or len(tokens),
-        "decode_tps": (len(tokens) - 1) / seconds if len(tokens) > 1 else 0.0,
+        "decode_tps": (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
         "drafted": drafted,
+        "arrivals": [moment - first for moment in arrivals],
     }
 
 
@@ -192,7 +211,7 @@ class Mounted:
                 )
             )  # fmt: skip
             rows = [rows_of(self.model, plan.tree, plan.settings) for plan in noted.plans]
-            return Run(**found, rows=rows, missed=noted.missed)
+            return Run(**found, rows=rows, missed=noted.missed, calls=noted.calls)
 
         return run
 

@@ -168,10 +168,17 @@ def score(task: str, outputs: Sequence[str], answers: Sequence[Answers]) -> tupl
 
 
 def exact_match(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
-    """Share of outputs equal to one of their answers, surrounding white space apart."""
+    """Share of outputs equal to one of their answers, white space and kinds of quotes apart."""
     pairs = zip(outputs, answers, strict=True)
-    right = sum(output.strip() in map(str.strip, accepted) for output, accepted in pairs)
+    right = sum(_evened(output) in map(_evened, accepted) for output, accepted in pairs)
     return right / len(outputs)
+
+
+_QUOTES = str.maketrans(dict.fromkeys('"\u2018\u2019\u201c\u201d', "'"))
+
+
+def _evened(text: str) -> str:
+    return " ".join(text.translate(_QUOTES).split())
 
 
 def rouge_l(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
@@ -186,7 +193,7 @@ def rouge_l(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
 
 
 def _rouge_l(output: str, answer: str) -> float:
-    words, wanted = output.lower().split(), answer.lower().split()
+    words, wanted = (_evened(text).lower().split() for text in (output, answer))
     common = longest_common_subsequence(words, wanted)
     return 2 * common / (len(words) + len(wanted)) if common else 0.0
 

@@ -1,0 +1,52 @@
+"""The scores of answers, and who is credited with an accepted draft."""
+
+import numpy as np
+import pytest
+
+from benchmarks.answers import by_lookup, drafted, quality
+from benchmarks.runner import Run
+from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
+
+
+def run_of(calls):
+    tokens = [token for written, _ in calls for token in written]
+    return Run(tokens, "", target_calls=len(calls), decode_tps=1.0, calls=calls)
+
+
+def test_quality():
+    items = [
+        ("It are late", ["It is late", "It's late"]),
+        ("All is well", ["All is well"]),
+        ("Bob ask Ann", ["Bob asks Ann"]),
+    ]
+    found = quality("proofread", ["It\u2019s  late", "All is well", "Bob asks Tom"], items)
+    assert found["exact"] == pytest.approx(2 / 3)
+    assert found["unchanged"] == 1.0
+    assert found["from_text"] == pytest.approx(2 / 3)
+    assert found["rouge_l"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+
+
+def test_quality_where_no_text_is_right_as_it_stands():
+    assert quality("sql", ["SELECT b"], [("a", ["SELECT a"])])["unchanged"] is None
+
+
+def test_drafts_are_lookups_where_no_stream_proposed_them():
+    prompt = [1, 2, 3, 4, 9, 1, 2]  # behind 1 2 stands 3, behind 3 stands 4
+    streams = StreamGuesses(np.array([[3], [7]]), np.array([[-0.1], [-0.1]]))
+    assert by_lookup(prompt, run_of([((3, 4, 5), NO_GUESSES)])) == 2
+    assert by_lookup(prompt, run_of([((3, 4, 5), streams)])) == 1  # 4 alone
+    assert by_lookup(prompt, run_of([((3, 7, 5), streams)])) == 0
+    assert by_lookup(prompt, run_of([((3,), NO_GUESSES), ((4, 8), NO_GUESSES)])) == 1
+
+
+def test_depths_count_calls_that_accepted_as_many_drafts():
+    calls = [((1, 2, 3), NO_GUESSES), ((4,), NO_GUESSES), ((5, 6), NO_GUESSES)]
+    found = drafted([[8]], [run_of(calls)])
+    assert found["depths"] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0, 0]
+    assert found["call_reduction"] == 2
+
+
+def test_rates_behind_the_first_tokens():
+    run = Run(list(range(20)), "", 20, 1.0, arrivals=[0.5 * i for i in range(20)])
+    assert run.rate_behind(10) == pytest.approx(2.0)
+    assert run.rate_behind(13) == 0.0  # seven are too few
