@@ -15,12 +15,17 @@ the likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR
 accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
 with the same LoRA mounted, both in turn; ``later``: of the tokens behind the 16th; ``control``: the
 same of ``mlx_lm`` over itself. Without an adapter (``lossless``) the base is told what to do.
+
+``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
+languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what
+invents nothing.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +36,7 @@ from specstream_mlx import bundled
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.prompts import chat_prompt
 
 from .invented import invented
 from .report import RESULTS, commit, machine_suffix, measured_on, table, write_report
@@ -39,6 +45,7 @@ from .speedup import check_texts
 from .task_text import log_likelihood
 from .texts import (
     MODES,
+    TYPED,
     Text,
     Texts,
     adapter_of,
@@ -54,6 +61,8 @@ EARLY = 16
 """Tokens of a text that are left out of ``later``."""
 DEPTHS = 4
 _NGRAM = 4
+_LONGEST_EDGE = 1000
+"""Tokens of an answer to a text that an adapter was not made for, which may be a long one."""
 OURS, CONTROL = "ours", "mlx_lm once more"
 
 
@@ -182,6 +191,22 @@ def measure(
     return row
 
 
+def edges(base: Base, shown: bool) -> dict[str, int]:
+    """Answer the texts that the adapters were not made for, and count what their answers do."""
+    items = [json.loads(line) for line in (TYPED / "edges.jsonl").read_text("utf-8").splitlines()]
+    counts = {"texts": len(items), "as they are": 0, "nothing invented": 0}
+    for item in track(items, "edges"):
+        task, text = item["task"], item["input"]
+        mounted = replace(base.mount(adapter_of(task, "shared")), max_tokens=_LONGEST_EDGE)
+        template = mounted.model.prompt_template
+        run = mounted.ours(None)(chat_prompt(mounted.tokenizer, text, template))
+        counts["as they are"] += bool(exact_match([run.text], [[text]]))
+        counts["nothing invented"] += not invented(task, run.text, text)
+        if shown:
+            typer.echo(f"{task}: {text}\n    {run.text.strip()}", err=True)
+    return counts
+
+
 COLUMNS = {
     "task": "{task}",
     "texts": "{items}",
@@ -221,6 +246,10 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
         if timed:
             title += f": {geometric_mean([row['speedup'] for row in own]):.2f}x over mlx_lm"
         lines += ["", f"{title}:", "", *table(columns, map(_with_gaps, own))]
+    if counts := facts["edges"]:
+        lines += ["", f"Of {counts['texts']} texts that the adapters were not made for, "
+                  f"{counts['as they are']} come back as they are, and the answers to "
+                  f"{counts['nothing invented']} invent no name and no number."]  # fmt: skip
     return lines
 
 
@@ -259,6 +288,7 @@ def main(
         "timed": timed,
         "rounds": rounds,
         "max_tokens": max_tokens,
+        "edges": edges(base, show) if "shared" in wanted and not only else None,
     }
     name = "-".join(("answers", texts, machine_suffix(facts)))
     rows: list[dict[str, Any]] = []
