@@ -94,7 +94,7 @@ def layer_differences(
         seen[number] = hidden[0], output[0]
 
     caches = make_caches(model.model, model.config)
-    decoder = Decoder(model.model, model.streams, caches, observe=observe)
+    decoder = Decoder(model.model, model.streams, caches, observe=observe, shortlists=False)
     start = prompt_length - 1
     if start:
         decoder.prefill(mx.array(tokens[:start]))

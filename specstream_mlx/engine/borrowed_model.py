@@ -81,6 +81,7 @@ class BorrowedModel:
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
         self._stream_top = self._top
+        self._owner = owner
         if streams.vocabulary is not None:
             self._stream_top = _with_head_rows(self._top, owner, streams.vocabulary)
         self._bare_top = None
@@ -171,6 +172,23 @@ class BorrowedModel:
         """
         return self._through(self._stream_top, hidden)
 
+    def stream_head_rows(self, hidden: mx.array, places: mx.array) -> mx.array:
+        """The same of a few tokens only, whose rows of the head are the only ones that are read.
+
+        Args:
+            hidden: (sequences, rows, h).
+            places: (sequences, m) of the tokens among those that may be drafted.
+
+        Returns:
+            (sequences, rows, m)
+        """
+        top = _with_head_rows(self._stream_top, self._owner, places.flatten())
+        logits = self._through(top, hidden)
+        if len(places) == 1:
+            return logits
+        each = mx.arange(len(places))  # a sequence's own of those of all sequences
+        return logits.reshape(*hidden.shape[:2], *places.shape)[each, :, each]
+
     def early_exit(self, hidden: mx.array) -> mx.array:
         """(sequences, rows, vocab) logits of the early-exit pruner ``o_theta`` (section 3.3).
 
@@ -236,7 +254,6 @@ def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn
     for part in ("weight", "scales", "biases", "bias"):
         if part in head:
             head[part] = head[part][ids]
-    mx.eval(head.parameters())
     return root
 
 

@@ -21,6 +21,11 @@ def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
     return tokens, chosen - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
+def best_places(logits: mx.array, count: int) -> mx.array:
+    """(.., rows, m) int32 places of the largest of (.., rows, n), in descending order."""
+    return _largest(logits.flatten(0, -2), count).reshape(*logits.shape[:-1], count)
+
+
 def named(tokens: mx.array, log_probs: mx.array, ids: mx.array | None) -> tuple[mx.array, mx.array]:
     """Candidates by token id, from their places among the tokens ``ids``, or among all."""
     return tokens if ids is None else ids[tokens], log_probs

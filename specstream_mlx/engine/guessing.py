@@ -5,23 +5,108 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-Rank = Callable[[mx.array, int], tuple[mx.array, mx.array]]
-"""Function of logits (.., paths, vocab) and of a stream's number, from 0 on, that returns the
+from ..models.streams import ConditionedHead
+from .borrowed_model import BorrowedModel
+from .candidates import best_places
+
+SHORTLIST = 64
+"""Tokens of a stream that are scored behind each path, where not all are."""
+
+Guess = Callable[[int, mx.array], tuple[mx.array, mx.array]]
+"""Function of a stream's number, from 0 on, and of the tokens before (.., paths) that returns its
 candidates (.., paths, k) and their log-probabilities."""
 
-Logits = Callable[[int, mx.array], mx.array]
-"""Function of a stream's number and of the tokens before (.., paths) that returns its logits
-(.., paths, vocab)."""
+
+class WholeHead:
+    """Scores all tokens behind each path: the LM head is read once for every stream.
+
+    Args:
+        model: the base.
+        head: of the streams.
+        hidden: (sequences, gamma, h) the streams after the last layer.
+        token: (sequences,) the target's own token, which stream 0 guesses behind.
+        vocabulary: (n,) tokens that may be drafted; ``None``: all.
+    """
+
+    def __init__(
+        self,
+        model: BorrowedModel,
+        head: ConditionedHead,
+        hidden: mx.array,
+        token: mx.array,
+        vocabulary: mx.array | None = None,
+    ):
+        self._model, self._head, self._hidden = model, head, hidden
+        self._vocabulary, self._made = vocabulary, []
+
+    def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Score the tokens of a stream.
+
+        Args:
+            stream: its number, from 0 on.
+            before: (sequences, paths) the tokens before.
+
+        Returns:
+            (sequences, paths, n) logits, and the tokens that they are of: (n,), or (sequences, n)
+            where each sequence has others; ``None``: all.
+        """
+        features = self._head(self._hidden[:, stream, None], self._model.embed(before), stream)
+        self._made.append(self._model.stream_head(features))
+        return self._made[-1], self._vocabulary
+
+    def of_first_paths(self) -> mx.array | None:
+        """(sequences, gamma, n) logits of all streams so far, behind the first of their paths."""
+        return mx.stack([logits[:, 0] for logits in self._made], axis=1)
+
+
+class Shortlists:
+    """Scores a few tokens of each stream behind each path: the LM head is read once for all.
+
+    The first stream's token before is known, so it is scored as it is. What the others may guess is
+    first asked of them without a token before, and the likeliest are then scored behind each path.
+    What is left out counts as impossible.
+
+    Args:
+        model, head, hidden, token, vocabulary: see ``WholeHead``.
+    """
+
+    def __init__(
+        self,
+        model: BorrowedModel,
+        head: ConditionedHead,
+        hidden: mx.array,
+        token: mx.array,
+        vocabulary: mx.array | None = None,
+    ):
+        self._model, self._head, self._hidden = model, head, hidden
+        self._vocabulary = vocabulary
+        first = head(hidden[:, :1], model.embed(token[:, None]), 0)
+        features = mx.concatenate([first, head.normalized(hidden[:, 1:])], axis=1)
+        logits = model.stream_head(features)
+        self._first = logits[:, :1]
+        self._places = best_places(logits, min(SHORTLIST, logits.shape[-1]))
+
+    def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Score some tokens of a stream; see ``WholeHead.logits``."""
+        if not stream:
+            return self._first, self._vocabulary
+        features = self._head(self._hidden[:, stream, None], self._model.embed(before), stream)
+        places = self._places[:, stream]
+        logits = self._model.stream_head_rows(features, places)
+        return logits, places if self._vocabulary is None else self._vocabulary[places]
+
+    def of_first_paths(self) -> mx.array | None:
+        """``None``: not all tokens are scored."""
+        return None
 
 
 def guess(
-    logits: Logits, rank: Rank, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
+    of_stream: Guess, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Let each stream guess behind some of the paths that the streams before it have guessed.
 
     Args:
-        logits: of the streams.
-        rank: of the verify rule.
+        of_stream: lets a stream guess.
         token: (..) the target's own token, which stream 0 guesses behind.
         expansion: see ``drafting.expansion``; one entry less than there are streams.
         width: how many paths are expanded where their probabilities decide.
@@ -34,7 +119,7 @@ def guess(
     before, joint, parents = token[..., None], None, None
     found: list[tuple[mx.array, mx.array, mx.array]] = []
     for stream in range(len(expansion) + 1):
-        tokens, log_probs = rank(logits(stream, before), stream)
+        tokens, log_probs = of_stream(stream, before)
         if parents is None:
             parents = mx.full(before.shape, -1, mx.int32)
         found.append((tokens, log_probs, parents))

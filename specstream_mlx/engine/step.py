@@ -21,12 +21,15 @@ from ..drafting.settings import DraftSettings
 from ..drafting.tree import DraftTree
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
-from .guessing import guess
+from .guessing import Shortlists, WholeHead, guess
 from .kv import UncommittedRows, commit
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, shape_of
 from .verify.rule import VerifyRule
+
+WHOLE_HEAD = 16384
+"""Tokens up to which conditioned heads score all of them behind every path."""
 
 
 @dataclass
@@ -49,7 +52,8 @@ class StepResult:
         log_probs: of the same shape, their log-probabilities in nats.
         parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
         stream_logits: (streams, n) at the accepted node, of the tokens that may be drafted; those
-            of streams that know the token before are behind the first of their paths.
+            of streams that know the token before are behind the first of their paths, and ``None``
+            where only shortlists were scored.
         has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
             ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
     """
@@ -106,6 +110,8 @@ class Decoder:
             list, ``caches``.
         profile: told where the parts of a step end.
         observe: see ``BorrowedModel``.
+        shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
+            ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
 
     Raises:
         UnsupportedModelError: the model cannot be run in pieces, or a cache is of another kind.
@@ -118,8 +124,10 @@ class Decoder:
         caches: Sequence[Any],
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
+        shortlists: bool | None = None,
     ):
         self.streams, self.caches, self.profile = streams, list(caches), profile
+        self._shortlists = shortlists
         for number, cache in enumerate(caches):
             if not isinstance(cache, KVCache | QuantizedKVCache):
                 raise UnsupportedModelError(
@@ -322,24 +330,28 @@ class Decoder:
             )
             return
         last, predictions = result.last, result.predictions
-        token = predictions[last] if single else _at(predictions, last)[:, 0]
-        made = []
+        token = predictions[last][None] if single else _at(predictions, last)[:, 0]
+        short = self._shortlists
+        if short is None:
+            short = result.logits.shape[-1] > WHOLE_HEAD
+        kind = Shortlists if short else WholeHead
+        scores = kind(self.model, head, hidden, token, ids)
 
-        def logits_behind(stream: int, before: mx.array) -> mx.array:
-            features = head(hidden[:, stream, None], self.model.embed(before), stream)
-            logits = self.model.stream_head(features)
-            made.append(logits[..., 0, :])
-            return logits[0] if single else logits
+        def of_stream(stream: int, before: mx.array) -> tuple[mx.array, mx.array]:
+            logits, named = scores.logits(stream, before)
+            if not single:
+                return rule.draft(logits, width, tree, depth, stream, named)
+            if named is not None and named.ndim == 2:
+                named = named[0]
+            tokens, log_probs = rule.draft(logits[0], width, tree, depth, stream, named)
+            return tokens[None], log_probs[None]
 
-        result.candidates, result.log_probs, result.parents = guess(
-            logits_behind,
-            lambda logits, stream: rule.draft(logits, width, tree, depth, stream, ids),
-            token,
-            expansion(settings, hidden.shape[1]),
-            width,
-        )
-        logits = mx.stack(made, axis=1)
-        result.stream_logits = logits[0] if single else logits
+        found = guess(of_stream, token, expansion(settings, hidden.shape[1]), width)
+        logits = scores.of_first_paths()
+        if single:
+            found, logits = [array[0] for array in found], None if logits is None else logits[0]
+        result.candidates, result.log_probs, result.parents = found
+        result.stream_logits = logits
 
     def _verified(
         self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array

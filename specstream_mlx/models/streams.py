@@ -56,12 +56,17 @@ class ConditionedHead(nn.Module):
         Returns:
             (.., h)
         """
-        features = mx.fast.rms_norm(features, None, _EPSILON)
-        before = mx.fast.rms_norm(before, None, _EPSILON)
+        features, before = self.normalized(features), self.normalized(before)
         dims = features.shape[-1]
         # Both halves of D apart: what the tokens share is computed once.
         inner = features @ self.down.weight[:, :dims].T + before @ self.down.weight[:, dims:].T
         return features + self.up(nn.silu(inner + self.biases[stream]))
+
+    def normalized(self, features: mx.array) -> mx.array:
+        """(.., h) features, or embeddings, as the formula has them; by themselves they stand for a
+        token before of which nothing is known.
+        """
+        return mx.fast.rms_norm(features, None, _EPSILON)
 
 
 class Streams(nn.Module):

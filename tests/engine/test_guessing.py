@@ -3,6 +3,7 @@
 import itertools
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from random_models import PROMPT, VOCAB_SIZE, speculative_model
@@ -13,7 +14,9 @@ from specstream_mlx.drafting.expansion import LIKELIEST, expansion
 from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
-from specstream_mlx.engine.guessing import guess
+from specstream_mlx.engine import guessing
+from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.guessing import Shortlists, guess
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
@@ -30,7 +33,7 @@ SHAPES = {
 }
 
 
-def step_of(model, settings):
+def step_of(model, settings, **options):
     """One step behind ``PROMPT`` over ``TREE``, and the features of its streams."""
     seen = {}
 
@@ -38,8 +41,9 @@ def step_of(model, settings):
         seen[number] = output[0]
 
     decoder = Decoder(
-        model.model, model.streams, make_caches(model.model, model.config), observe=observe
-    )
+        model.model, model.streams, make_caches(model.model, model.config), observe=observe,
+        **options,
+    )  # fmt: skip
     decoder.prefill(mx.array(PROMPT[:-1]))
     result = decoder.step(TREE, settings, VerifyRule())
     count = model.streams.config.num_streams
@@ -111,6 +115,69 @@ def test_a_head_at_its_start_guesses_what_plain_streams_do():
                 assert score == pytest.approx(other, abs=1e-4)
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
+def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, monkeypatch):
+    monkeypatch.setattr(guessing, "SHORTLIST", VOCAB_SIZE)
+    model, settings = speculative_model(tied, seed=2, **HEAD), DraftSettings(tree_width=3)
+    if bits:
+        nn.quantize(
+            model.model,
+            32,
+            bits,
+            class_predicate=lambda path, module: (
+                isinstance(module, nn.Embedding) or path == "lm_head"
+            ),
+        )
+    expected, found = (
+        step_of(model, settings, shortlists=short)[1].guesses() for short in (False, True)
+    )
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.parents.tolist() == expected.parents.tolist()
+    assert np.allclose(found.log_probs, expected.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [0, 40])
+def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabulary, monkeypatch):
+    monkeypatch.setattr(guessing, "SHORTLIST", 5)
+    model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
+    settings = DraftSettings(tree_width=3)
+    decoder, result, features = step_of(model, settings, shortlists=True)
+    ids = model.streams.vocabulary if vocabulary else mx.arange(VOCAB_SIZE)
+    guesses, own = result.guesses(), result.prediction()
+    plain = decoder.model.head(model.streams.head.normalized(features)[None])[0][:, ids]
+    checked = 0
+    for path in guesses._by_path:
+        listed = ids if not path else ids[mx.argsort(-plain[len(path)])[:5]]
+        expected = alone(decoder, model.streams, features, [own, *path])[listed]
+        expected = expected - mx.logsumexp(expected)
+        best = mx.argsort(-expected)[:3]
+        found = guesses.behind(path)
+        assert [token for token, _ in found] == listed[best].tolist()
+        assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
+        checked += bool(path)
+    assert checked > 3
+
+
+def test_several_sequences_have_shortlists_of_their_own(monkeypatch):
+    monkeypatch.setattr(guessing, "SHORTLIST", 5)
+    model = speculative_model(seed=2, **HEAD)
+    hidden = mx.random.normal((2, 3, model.config["hidden_size"]), key=mx.random.key(1))
+    tokens, before = mx.array([3, 7]), mx.array([[1, 2], [5, 6]])
+    borrowed = BorrowedModel(model.model, model.streams)
+    together = Shortlists(borrowed, model.streams.head, hidden, tokens)
+    for number in range(2):
+        one = slice(number, number + 1)
+        alone_ = Shortlists(borrowed, model.streams.head, hidden[one], tokens[one])
+        for stream in range(3):
+            paths = before[:, :1] if not stream else before
+            pairs = zip(
+                together.logits(stream, paths), alone_.logits(stream, paths[one]), strict=True
+            )
+            for found, expected in pairs:
+                assert found is expected is None or mx.allclose(found[one], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
 def test_a_draft_vocabulary_is_some_rows_of_the_head(tied):
     fields = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
@@ -130,12 +197,12 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied):
 
 
 def table(seed, gamma=4):
-    """A function of stream and token before that returns logits, as random tables have them."""
+    """A function of stream and token before that guesses by random tables."""
     tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
-    return lambda stream, before: tables[stream][before]
+    return lambda stream, before: ranked(tables[stream][before])
 
 
-def ranked(logits, stream, width=3):
+def ranked(logits, width=3):
     logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     tokens = mx.argsort(-logits, axis=-1)[..., :width].astype(mx.int32)
     return tokens, mx.take_along_axis(logits, tokens, axis=-1)
@@ -144,11 +211,11 @@ def ranked(logits, stream, width=3):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_likeliest_paths_are_followed(seed):
     """A beam: of each depth the paths of the highest joint probability, by force."""
-    logits = table(seed)
-    guesses = StreamGuesses(*map(np.array, guess(logits, ranked, mx.array(5), [LIKELIEST] * 3, 3)))
+    of_stream = table(seed)
+    guesses = StreamGuesses(*map(np.array, guess(of_stream, mx.array(5), [LIKELIEST] * 3, 3)))
 
     def scores(stream, token):
-        tokens, found = ranked(logits(stream, mx.array([token])), stream)
+        tokens, found = of_stream(stream, mx.array([token]))
         return list(zip(tokens[0].tolist(), found[0].tolist(), strict=True))
 
     level = {(): 0.0}
@@ -165,11 +232,11 @@ def test_the_likeliest_paths_are_followed(seed):
 
 
 def test_several_sequences_are_as_each_alone():
-    logits, tokens = table(0), mx.array([3, 7])
-    together = guess(logits, ranked, tokens, [LIKELIEST] * 3, 3)
+    of_stream, tokens = table(0), mx.array([3, 7])
+    together = guess(of_stream, tokens, [LIKELIEST] * 3, 3)
     for number, token in enumerate(tokens):
         for found, expected in zip(
-            together, guess(logits, ranked, token, [LIKELIEST] * 3, 3), strict=True
+            together, guess(of_stream, token, [LIKELIEST] * 3, 3), strict=True
         ):
             assert mx.allclose(found[number], expected)
 
@@ -178,7 +245,7 @@ def test_fixed_shapes_are_asked_for_whatever_the_probabilities():
     assert [a.tolist() for a in expansion(SHAPES["full"], 3)] == [[0, 1], [0, 1, 2, 3]]
     assert expansion(SHAPES["best-first"], 3) == [LIKELIEST] * 2
     ranks = expansion(SHAPES["static"], 3)
-    guesses = StreamGuesses(*map(np.array, guess(table(1), ranked, mx.array(5), ranks, 3)))
+    guesses = StreamGuesses(*map(np.array, guess(table(1), mx.array(5), ranks, 3)))
     tree = make_drafter(SHAPES["static"], True).grow(5, guesses)
     assert len(tree) == 1 + TABLE.tree_size  # every parent has been asked about
     assert tree.tokens.max() < VOCAB_SIZE

@@ -111,7 +111,8 @@ class VerifyRule:
             tree: the one that was verified.
             depth: (..) of its last accepted node.
             stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
-            ids: (n,) the tokens that the logits are of; ``None``: of the whole vocabulary.
+            ids: (n,) the tokens that the logits are of, or (sequences, n) those of each sequence;
+                ``None``: of the whole vocabulary.
 
         Returns:
             (.., rows, k) candidates of each row and their log-probabilities.

@@ -43,8 +43,11 @@ class SideBySide(VerifyRule):
         stream: int | None = None,
         ids: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        rows = zip(self._rules, stream_logits, depth, strict=True)
-        drafts = [rule.draft(own, width, tree, last, stream, ids) for rule, own, last in rows]
+        named = ids if ids is not None and ids.ndim == 2 else [ids] * len(self._rules)
+        rows = zip(self._rules, stream_logits, depth, named, strict=True)
+        drafts = [
+            rule.draft(own, width, tree, last, stream, tokens) for rule, own, last, tokens in rows
+        ]
         tokens, log_probs = zip(*drafts, strict=True)
         return mx.stack(tokens), mx.stack(log_probs)
 
