@@ -1,0 +1,331 @@
+"""Which shape of lossless streams drafts best? Trained alike, one thing changed at a time.
+
+    python -m benchmarks.studies.stream_shapes --work runs/adapters
+    python -m benchmarks.studies.stream_shapes --work runs/adapters --shapes "N_s 3;plain" --seeds 3
+
+Every shape trains on the quantized demonstration base's own greedy output, for as many steps on the
+same batches, and is scored on the base's greedy output for texts typed for development: how often
+each stream's first choice is right where the tokens before it are, and the accepted length of a
+chain of them, which is what exact replay of a chain gives. The work directory is that of
+``train_adapters`` after its parts ``base`` and ``streams``, of which the training text is taken.
+
+Two shapes are more than the package runs: ``next token`` adds a low-rank map of the embedding of
+the token behind the row to the streams' seeds, as deferred streams could have it, and ``prefix``
+gives each layer keys and values that only streams see, as BiTA (arXiv 2401.12522) does.
+"""
+
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from specstream_mlx.convert.demo_model import tasks
+from specstream_mlx.convert.demo_model.train_adapters import (
+    EMBEDDING_RATE,
+    MOST_TOKENS,
+    greedy_outputs,
+    write_data,
+)
+from specstream_mlx.convert.demo_model.typed_dev import typed_dev
+from specstream_mlx.convert.pytorch.adapter_files import write_adapter
+from specstream_mlx.convert.pytorch.backbone import Rope
+from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
+from specstream_mlx.convert.pytorch.losses import n_gram_loss
+from specstream_mlx.convert.pytorch.reference import (
+    LowRank,
+    SpeculativeStreamingModel,
+    Trunk,
+    tokens_after,
+)
+from specstream_mlx.convert.pytorch.trainer import evaluate
+from specstream_mlx.convert.pytorch.training_data import Item, epoch, read_pairs, tokenize
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
+from specstream_mlx.config import StreamConfig, UserError
+
+from ..report import RESULTS, table, write_report
+
+_TYPED = 24
+"""Typed texts of a task that the shapes are scored on."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape of the streams.
+
+    Attributes:
+        num_msa_layers, num_streams, stream_init, head_rank: see ``StreamConfig``; a rank of 0 is a
+            plain head.
+        next_rank: rank of the map of the next token's embedding; 0: none.
+        prefix: keys and values that only streams see.
+    """
+
+    num_msa_layers: int = 3
+    num_streams: int = 4
+    stream_init: str = "linear"
+    head_rank: int = 128
+    next_rank: int = 0
+    prefix: int = 0
+
+    def config(self, base: nn.Module, directory: Path) -> StreamConfig:
+        """The streams' configuration on a base."""
+        return StreamConfig(
+            mode="lossless",
+            num_msa_layers=self.num_msa_layers,
+            num_streams=self.num_streams,
+            hidden_size=base.config.hidden_size,
+            num_hidden_layers=base.config.num_hidden_layers,
+            stream_init=self.stream_init,
+            stream_init_rank=8 if self.stream_init == "linear" else 0,
+            stream_mlp="base+adapter",
+            stream_adapter_rank=8,
+            stream_head="conditioned" if self.head_rank else "plain",
+            stream_head_rank=self.head_rank,
+            base_fingerprint=base_fingerprint(directory),
+        )
+
+
+SHAPES: dict[str, Shape] = {
+    "as the others, unless said": Shape(),
+    "plain": Shape(head_rank=0),
+    "plain, N_s 6": Shape(head_rank=0, num_msa_layers=6),
+    **{f"N_s {layers}": Shape(num_msa_layers=layers) for layers in (2, 4, 6)},
+    **{f"gamma {streams}": Shape(num_streams=streams) for streams in (6, 8)},
+    "identity": Shape(stream_init="identity"),
+    **{f"rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
+    "next token": Shape(next_rank=64),
+    "plain, next token": Shape(head_rank=0, next_rank=64),
+    **{f"prefix {length}": Shape(prefix=length) for length in (8, 16)},
+}
+
+
+class WithExtras(SpeculativeStreamingModel):
+    """Streams that may know the next token from the start, or see a prefix of their own.
+
+    Args:
+        base: see ``SpeculativeStreamingModel``.
+        config: of the streams.
+        shape: of the same.
+    """
+
+    def __init__(self, base: nn.Module, config: StreamConfig, shape: Shape):
+        super().__init__(base, config)
+        h = config.hidden_size
+        self.next = LowRank(h, shape.next_rank, start_at_zero=True) if shape.next_rank else None
+        if self.next is not None:
+            seed = self.streams.seed
+            self.streams.seed = lambda main: seed(main) + self._next_seed
+        facts = base.config
+        size = facts.num_key_value_heads, shape.prefix, facts.head_dim
+        self.prefix = nn.ParameterDict(
+            {
+                f"{layer} {part}": nn.Parameter(torch.randn(size) * facts.head_dim**-0.5)
+                for layer in range(config.first_msa_layer, config.num_hidden_layers)
+                for part in ("keys", "values")
+                if shape.prefix
+            }
+        )
+
+    def trunk(self, tokens: Tensor, positions: Tensor, valid: Tensor, **options: Any) -> Trunk:
+        if self.next is not None:
+            known = self.backbone.embedding(tokens_after(tokens, positions, 1))
+            normed = F.rms_norm(known, known.shape[-1:], eps=1e-6)
+            self._next_seed = self.next(normed)[:, :, None]
+        return super().trunk(tokens, positions, valid, **options)
+
+    def _stream_rows(
+        self,
+        index: int,
+        rope: Rope,
+        keys: Tensor,
+        values: Tensor,
+        streams: Tensor,
+        own_queries: Tensor | None,
+        positions: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.prefix:
+            own = [self.prefix[f"{index} {part}"] for part in ("keys", "values")]
+            length = own[0].shape[1]
+            keys, values = (
+                torch.cat((part.expand(len(rows), -1, -1, -1), rows), dim=2)
+                for part, rows in zip(own, (keys, values), strict=True)
+            )
+            # The columns move on; the angles stay.
+            rope = tuple(F.pad(one, (0, 0, length, 0)) for one in rope)
+            positions = positions + length
+        return super()._stream_rows(index, rope, keys, values, streams, own_queries, positions)
+
+
+def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: int) -> float:
+    """Train the streams of a model; returns the seconds that a step took."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    embeddings = [p for name, p in trained.items() if name == "streams.embeddings"]
+    others = [p for name, p in trained.items() if name != "streams.embeddings"]
+    groups = [{"params": embeddings, "at": EMBEDDING_RATE}, {"params": others, "at": rate}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    alphas = [0.0] + [1.0] * model.config.num_streams
+    batches = (batch for number in count() for batch in epoch(items, 16, seed + number))
+    began = time.monotonic()
+    for step in track(range(steps), "steps"):
+        factor = min(1.0, (step + 1) / 10) * (1 - step / steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group["at"] * factor
+        loss = n_gram_loss(model, next(batches), alphas)
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return (time.monotonic() - began) / steps
+
+
+def items_of(path: Path, model: Path) -> list[Item]:
+    """The tokenized items of a file of prompts and completions."""
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    return tokenize(read_pairs(path), tokenizer, None, MOST_TOKENS)
+
+
+def typed_outputs(work: Path) -> Path:
+    """Write the base's greedy output for typed texts; the file is kept if it is there already."""
+    path = work / "streams-typed.jsonl"
+    if not path.exists():
+        prompts = [
+            tasks.instructed(answers[0])
+            for name in tasks.TASKS
+            for answers in typed_dev(name, _TYPED)
+        ]
+        write_data(path, prompts, greedy_outputs(work / "base", prompts))
+    return path
+
+
+@dataclass
+class Result:
+    """What became of a shape.
+
+    Attributes:
+        name: its name.
+        seed: of its weights and batches.
+        steps: that it trained.
+        seconds: of a step.
+        parameters: that it trained.
+        streams: how often each stream's first choice is right.
+        chain: accepted length of a chain.
+    """
+
+    name: str
+    seed: int
+    steps: int
+    seconds: float
+    parameters: int
+    streams: list[float] = field(default_factory=list)
+    chain: float = 0.0
+
+
+def run(
+    name: str, work: Path, items: list[Item], typed: list[Item], steps: int, rate: float, seed: int
+) -> Result:
+    """Train and score a shape, or read the result of an earlier run."""
+    shape = SHAPES[name]
+    directory = work / "shapes" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{steps}"
+    file = directory / "result.json"
+    if file.exists():
+        return Result(**json.loads(file.read_text()))
+    torch.manual_seed(seed)
+    base = load_base(work / "expanded")
+    model = WithExtras(base, shape.config(base, work / "expanded"), shape)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    seconds = train(model, items, steps, rate, seed)
+    with torch.no_grad():
+        found = evaluate(model, typed, 16)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not shape.next_rank and not shape.prefix:
+        write_adapter(model, directory / "adapter")
+    result = Result(name, seed, steps, seconds, parameters, found["streams"], found["chain"])
+    file.write_text(json.dumps(vars(result)) + "\n")
+    return result
+
+
+COLUMNS = {
+    "shape": "{name}",
+    "seeds": "{seeds}",
+    "parameters": "{parameters:,}",
+    "right by depth": "{depths}",
+    "accepted length": "{chain:.3f}",
+    "spread": "{spread}",
+    "s / step": "{seconds:.2f}",
+}
+
+
+def rows_of(results: list[Result]) -> list[dict[str, Any]]:
+    """A row for each shape: the means over its seeds."""
+    rows = []
+    for name in dict.fromkeys(result.name for result in results):
+        own = [result for result in results if result.name == name]
+        chains = [result.chain for result in own]
+        depths = [sum(d) / len(own) for d in zip(*(r.streams for r in own), strict=True)]
+        mean = sum(chains) / len(chains)
+        spread = math.sqrt(sum((c - mean) ** 2 for c in chains) / max(1, len(chains) - 1))
+        rows.append(
+            {
+                "name": name,
+                "seeds": len(own),
+                "parameters": own[0].parameters,
+                "depths": " ".join(f"{depth:.2f}" for depth in depths),
+                "chain": mean,
+                "spread": f"{spread:.3f}" if len(own) > 1 else "",
+                "seconds": sum(result.seconds for result in own) / len(own),
+            }
+        )
+    return rows
+
+
+@one_line_errors
+def main(
+    work: Annotated[Path, typer.Option(help="Work directory of train_adapters.")] = Path(
+        "runs/adapters"
+    ),
+    steps: Annotated[int, typer.Option(help="Training steps of each shape.", min=1)] = 150,
+    items: Annotated[int, typer.Option(help="Training items at most.", min=1)] = 3000,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
+    only: Annotated[str, typer.Option("--shapes", help="By semicolons; all.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each shape.", min=1)] = 1,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Train and compare shapes of lossless streams (resumable)."""
+    names = [name.strip() for name in only.split(";") if name.strip()] or list(SHAPES)
+    for name in names:
+        if name not in SHAPES:
+            raise UserError(f"unknown shape {name!r}, expected one of {'; '.join(SHAPES)}")
+    path = work / "streams.jsonl"
+    if not path.exists():
+        raise UserError(f"{path} is missing, expected the part 'streams' of train_adapters")
+    training = items_of(path, work / "expanded")[:items]
+    typed = items_of(typed_outputs(work), work / "expanded")
+    results: list[Result] = []
+    text = ""
+    for seed in range(seeds):
+        for name in track(names, f"shapes, seed {seed}"):
+            results.append(run(name, work, training, typed, steps, learning_rate, seed))
+            rows = rows_of(results)
+            facts = (
+                f"Lossless streams, N_s 3, gamma 4, linear seeds and a conditioned head of rank "
+                f"128 unless said otherwise; {steps} steps of 16 items of all tasks, learning rate "
+                f"{learning_rate:g}. Scored on the base's greedy output for {len(typed)} typed "
+                "texts."
+            )
+            lines = [facts, "", *table(COLUMNS, rows)]
+            summary = {"facts": facts, "results": [vars(result) for result in results]}
+            text = write_report(output, "stream-shapes", summary, lines)
+    print(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,72 @@
+"""The shapes that the study trains beside those of the package do what they say."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specstream_mlx.convert.pytorch.attention import Scoring, stream_positions  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from benchmarks.studies.stream_shapes import Shape, WithExtras  # noqa: E402
+from specstream_mlx.config import StreamConfig  # noqa: E402
+
+TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2, 8]])
+
+
+def model_of(shape):
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+        )
+    )  # fmt: skip
+    config = StreamConfig(
+        "lossless", 2, 16, 3, num_streams=2, stream_mlp="base+adapter", stream_adapter_rank=2,
+        pruner_rank=0,
+    )  # fmt: skip
+    return WithExtras(base, config, shape)
+
+
+def trunk_of(model, tokens=TOKENS):
+    positions, valid = stream_positions(torch.tensor([3]), torch.tensor([6]))
+    return model.trunk(tokens, positions, valid)
+
+
+def test_the_next_token_reaches_the_streams_and_nothing_else():
+    plain, model = model_of(Shape()), model_of(Shape(next_rank=4))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    assert torch.equal(trunk_of(plain).streams, trunk_of(model).streams)  # zero at the start
+    torch.nn.init.normal_(model.next.up.weight)
+    other = TOKENS.clone()
+    other[0, 6] = 1  # what comes behind the last position with streams
+    one, two = trunk_of(model), trunk_of(model, other)
+    assert torch.equal(one.main[:, :6], two.main[:, :6])
+    assert torch.equal(one.streams[:, :-1], two.streams[:, :-1])
+    assert not torch.allclose(one.streams[:, -1], two.streams[:, -1], atol=1e-3)
+
+
+def test_only_streams_see_the_prefix():
+    plain, model = model_of(Shape()), model_of(Shape(prefix=3))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    before, after = trunk_of(plain), trunk_of(model)
+    assert torch.equal(before.main, after.main)
+    assert not torch.allclose(before.streams, after.streams, atol=1e-3)
+    after.streams.square().sum().backward()
+    assert all(one.grad.abs().max() > 0 for one in model.prefix.values())
+
+
+def test_a_hidden_prefix_changes_nothing(monkeypatch):
+    """Its columns come first, and no angle and no other column is taken for another."""
+    plain, model = model_of(Shape()), model_of(Shape(prefix=3))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    expected, hides = trunk_of(plain).streams, Scoring.hides
+
+    def without_prefix(self, positions, length):
+        hidden = hides(self, positions, length)
+        if length > TOKENS.shape[1]:
+            hidden[..., :3] = True
+        return hidden
+
+    monkeypatch.setattr(Scoring, "hides", without_prefix)
+    assert torch.allclose(trunk_of(model).streams, expected, atol=1e-5)
