@@ -10,8 +10,8 @@ Where no tree beats plain decoding it says plain. The acceptance of the default 
 the bundled demonstration model (``benchmarks.prediction.acceptance_table``), which a real model
 need not reach. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
 measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
-under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``) from
-the one there.
+under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``,
+``--stream-head``) from the one there.
 """
 
 import json
@@ -30,10 +30,14 @@ from ..report import RESULTS, table, write_text
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
-from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms
+from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
 from .published_points import Point, points
 
 Mode = Literal["lossless", "shared"]
+
+Head = Literal["plain", "shortlists", "whole"]
+"""Of the streams: as in the papers, or one that knows the token before, which scores shortlists
+behind one pass of the LM head for all streams, or all tokens in a pass for each."""
 
 LABEL = "Prediction, not a measurement"
 COMMAND = "specstream-mlx benchmark speedup"
@@ -59,6 +63,9 @@ HOST_STEP_MS, HOST_LAYER_MS = 0.3, 0.05
 the device waits meanwhile; plain decoding in mlx_lm builds ahead. On the Linux test machine, a
 layer's graph takes 0.06 to 0.11 ms (NOTES.md)."""
 
+HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
+"""Paths that a stream is asked about, rank of the conditioned head, tokens of a shortlist."""
+
 ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
     f"{metal_cost.ULTRA_SHARE:.0%} of that",
@@ -66,6 +73,8 @@ ASSUMPTIONS = (
     f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work that a step cannot hide and "
     "plain decoding can",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
+    f"a stream of a conditioned head costs what it reads and {metal_cost.LAYER_MS} ms of small "
+    "kernels",
     "all trained streams run, through whole layers and through the head in a pass of their own",
 )
 
@@ -130,6 +139,25 @@ def expected_length(tree: StaticTree, shape: DraftTree) -> float:
     return float(paths.sum())
 
 
+def stream_heads_ms(chip: Chip, model: Shape, bits: Bits, streams: int, head: Head) -> float:
+    """Milliseconds in which the streams of the accepted node guess.
+
+    Args:
+        chip, model, bits: what runs where.
+        streams: of the node.
+        head: of the streams.
+    """
+    if head == "plain":
+        return head_ms(chip, model, bits, streams)
+    h = model.hidden
+    each = product_ms(chip, 16, HEAD_WIDTH, 2 * h, HEAD_RANK)
+    each += product_ms(chip, 16, HEAD_WIDTH, HEAD_RANK, h) + metal_cost.LAYER_MS
+    if head == "whole":
+        return streams * (each + head_ms(chip, model, bits, HEAD_WIDTH))
+    each += product_ms(chip, bits, HEAD_WIDTH, h, HEAD_SHORTLIST)
+    return streams * each + head_ms(chip, model, bits, streams)
+
+
 def step_ms(
     chip: Chip,
     model: Shape,
@@ -139,6 +167,7 @@ def step_ms(
     placement: str,
     msa_layers: int,
     context: int,
+    head: Head = "plain",
 ) -> float:
     """Milliseconds of a step: the tree through the model, the streams, both through the head.
 
@@ -149,8 +178,10 @@ def step_ms(
         placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
         msa_layers: top layers in which streams run.
         context: tokens in the cache.
+        head: of the streams.
     """
-    heads = head_ms(chip, model, bits, rows) + head_ms(chip, model, bits, streams)
+    heads = head_ms(chip, model, bits, rows)
+    heads += stream_heads_ms(chip, model, bits, streams, head)
     lower = model.layers - msa_layers
     if placement == "deferred":
         through = layers_ms(chip, model, bits, rows, model.layers, context)
@@ -171,6 +202,7 @@ def predict(
     tree: StaticTree,
     msa_layers: int = MSA_LAYERS,
     context: int = CONTEXT,
+    head: Head = "plain",
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
@@ -190,16 +222,20 @@ def predict(
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
         for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
-            cost = step_ms(chip, model, bits, rows, tree.depth, placement, msa_layers, context)
+            cost = step_ms(
+                chip, model, bits, rows, tree.depth, placement, msa_layers, context, head
+            )
             found = Prediction(*named, placement, draft, rows, plain, cost, length)
             best = max(best, found, key=lambda p: p.speedup)
     return best
 
 
-def predict_all(tables: dict[Mode, StaticTree], msa_layers: int, context: int) -> list[Prediction]:
+def predict_all(
+    tables: dict[Mode, StaticTree], msa_layers: int, context: int, head: Head
+) -> list[Prediction]:
     """Every chip, model and number of bits."""
     return [
-        predict(chip, model, bits, mode, tree, msa_layers, context)
+        predict(chip, model, bits, mode, tree, msa_layers, context, head)
         for mode, tree in tables.items()
         for chip in CHIPS
         for model in MODELS
@@ -312,7 +348,7 @@ def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
     return {name: StaticTree.load(tree_file(RESULTS, name)) for name in get_args(Mode)}
 
 
-def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int) -> str:
+def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int, head: Head) -> str:
     """Of the result files, without a suffix: ``simulation`` with what is not the default."""
     parts = ["simulation"]
     if tree is not None:
@@ -321,6 +357,8 @@ def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int) -> s
         parts.append(f"context-{context}")
     if msa_layers != MSA_LAYERS:
         parts.append(f"msa-{msa_layers}")
+    if head != "plain":
+        parts.append(f"head-{head}")
     return "-".join(parts)
 
 
@@ -332,13 +370,14 @@ def main(
     mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
     context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = CONTEXT,
     msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = MSA_LAYERS,
+    head: Annotated[Head, typer.Option("--stream-head", help="Of the streams.")] = "plain",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)
-    found, checked = predict_all(tables, msa_layers, context), points()
-    setting = f"{context} tokens in the cache, {msa_layers} MSA layers."
+    found, checked = predict_all(tables, msa_layers, context, head), points()
+    setting = f"{context} tokens in the cache, {msa_layers} MSA layers, {head} stream heads."
     values = dump(
         {
             "label": LABEL,
@@ -346,6 +385,7 @@ def main(
             "replaced_by": COMMAND,
             "context": context,
             "msa_layers": msa_layers,
+            "stream_head": head,
             "assumptions": list(ASSUMPTIONS),
             "acceptance": {name: table.acceptance for name, table in tables.items()},
             "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
@@ -354,7 +394,7 @@ def main(
         }
     )
     text = markdown(found, tables, checked, setting)
-    name = file_name(tree, mode, context, msa_layers)
+    name = file_name(tree, mode, context, msa_layers, head)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / f"{name}.json", values)
     write_text(output / f"{name}.md", text)

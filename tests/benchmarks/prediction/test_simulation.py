@@ -17,12 +17,20 @@ from benchmarks.prediction.metal_cost import (
     batch_limit,
     bytes_per_weight,
     forward_ms,
+    head_ms,
     layers_ms,
     product_ms,
     work,
 )
 from benchmarks.prediction.published_points import points
-from benchmarks.prediction.simulation import LABEL, MODELS, expected_length, predict, step_ms
+from benchmarks.prediction.simulation import (
+    LABEL,
+    MODELS,
+    expected_length,
+    predict,
+    step_ms,
+    stream_heads_ms,
+)
 from benchmarks.report import RESULTS
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
@@ -181,6 +189,18 @@ def test_all_trained_streams_are_paid_for():
     assert found.placement in ("beside", "deferred")
     cost = step_ms(chip("M4 Pro"), LARGE, 4, found.rows, 5, found.placement, 4, 512)
     assert found.step_ms == pytest.approx(cost)
+
+
+def test_heads_that_know_the_token_before_cost_what_they_read():
+    """Whole ones the LM head again for every stream, shortlists hardly more than plain ones."""
+    for machine in CHIPS:
+        plain, short, whole = (
+            stream_heads_ms(machine, SMALL, 4, 4, head) for head in ("plain", "shortlists", "whole")
+        )
+        assert plain < short < plain + 4 * (0.1 + head_ms(machine, SMALL, 4, 1))
+        assert whole > 3.5 * head_ms(machine, SMALL, 4, 1)
+        ones = (step_ms(machine, SMALL, 4, 5, 4, "deferred", 4, 0, h) for h in ("plain", "whole"))
+        assert -next(ones) + next(ones) == pytest.approx(whole - plain)
 
 
 def test_a_prediction_of_ones_own_has_another_name(app, tmp_path):
