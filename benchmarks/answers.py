@@ -13,8 +13,9 @@ number that neither the text nor an accepted answer has (``invented``). ``perple
 the likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR`` is tokens a call;
 ``depth 1``.. the share of calls that accepted so many drafted tokens or more; ``by lookup``: of the
 accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
-with the same LoRA mounted, both in turn; ``later``: of the tokens behind the 16th; ``control``: the
-same of ``mlx_lm`` over itself. Without an adapter (``lossless``) the base is told what to do.
+with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
+``later``: of the tokens behind the 16th; ``control``: the same of ``mlx_lm`` over itself. Without
+an adapter (``lossless``) the base is told what to do.
 
 ``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
 languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what
@@ -40,7 +41,7 @@ from specstream_mlx.prompts import chat_prompt
 
 from .invented import invented
 from .report import RESULTS, commit, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Run, interleaved, measure_costs
+from .runner import MLX_LM, ONE_TOKEN, STREAMS_ALONE, Base, Mounted, Run, interleaved, measure_costs
 from .speedup import check_texts
 from .task_text import log_likelihood
 from .texts import (
@@ -134,8 +135,10 @@ def speed(mounted: Mounted, prompts: Sequence[list[int]], rounds: int) -> dict[s
     measure_costs(mounted, prompts)
     plainly = mounted.mlx_lm()
     ways = {MLX_LM: plainly, CONTROL: plainly, OURS: mounted.ours(None)}
+    ways[STREAMS_ALONE] = mounted.ours(STREAMS_ALONE)
     found = interleaved(prompts, ways, rounds)
     return {
+        "streams_alone": found.speedup(STREAMS_ALONE, MLX_LM),
         "speedup": found.speedup(OURS, MLX_LM),
         "control": found.speedup(CONTROL, MLX_LM),
         "later": _later(found.runs[OURS], found.runs[MLX_LM]),
@@ -221,6 +224,7 @@ COLUMNS = {
 }
 TIMED_COLUMNS = {
     "speedup": "{speedup:.2f}x",
+    "streams alone": "{streams_alone:.2f}x",
     "control": "{control:.2f}x",
     "later": "{later_shown}",
     "later, control": "{later_control_shown}",
@@ -244,7 +248,8 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
         own = [row for row in rows if row["mode"] == mode]
         title = "Adapters (shared mode)" if mode == "shared" else "The base alone (lossless mode)"
         if timed:
-            title += f": {geometric_mean([row['speedup'] for row in own]):.2f}x over mlx_lm"
+            means = (geometric_mean([r[key] for r in own]) for key in ("speedup", "streams_alone"))
+            title += ": {:.2f}x over mlx_lm, by streams alone {:.2f}x".format(*means)
         lines += ["", f"{title}:", "", *table(columns, map(_with_gaps, own))]
     if counts := facts["edges"]:
         lines += ["", f"Of {counts['texts']} texts that the adapters were not made for, "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +25,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
+from specstream_mlx.autotune.choose import AutoDrafting, new_pace
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
 from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
@@ -51,6 +52,10 @@ PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
 Drafts = DraftSettings | None
 """How to draft: always alike, or (``None``) as is worth most, step by step."""
+
+StreamsAlone = Literal["streams alone"]
+STREAMS_ALONE: StreamsAlone = "streams alone"
+"""As is worth most, step by step, without prompt lookup."""
 
 
 # One run ------------------------------------------------------------------------------------
@@ -191,16 +196,21 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts,
+        drafts: Drafts | StreamsAlone,
         sampler: Sampler | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without a sampler."""
+        if drafts == STREAMS_ALONE:  # what its drafts are worth is its own
+            pace = new_pace(pace_of(self.model).costs, self.model.streams.config)
 
         def run(prompt: Sequence[int]) -> Run:
             streams = self.model.streams and self.model.streams.config
             if drafts is None:
                 noted = _Noted(auto_drafting(self.model, prompt))
+            elif drafts == STREAMS_ALONE:
+                vocabulary = self.model.config["vocab_size"]
+                noted = _Noted(AutoDrafting(pace, prompt, streams, vocabulary, lookup=False))
             else:
                 noted = _Noted(fixed_drafting(drafts, streams, prompt))
             drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone

@@ -34,8 +34,8 @@ from .typed_dev import typed_dev
 PROMPT_WEIGHT = 0.4
 """Weight of a prompt's tokens in the loss, beside 1 for a target's: there is little English to
 learn from, and prompts are English too."""
-LATE_PROMPT_WEIGHT = 0.1
-"""Their weight while the learning rate falls."""
+LATE_PROMPT_WEIGHT, LATE = 0.1, 0.4
+"""Their weight from where the learning rate has fallen to this share of its height."""
 HAS_BF16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
 """Without the instructions, products in bfloat16 take fifty times as long as in float32."""
 WARMUP_STEPS = 60
@@ -257,7 +257,8 @@ def train(
         decays = factor < 1.0 and run.step > WARMUP_STEPS
         if decays and not before_decay.exists():
             run.save(before_decay)
-        prompt_weight = LATE_PROMPT_WEIGHT if decays else PROMPT_WEIGHT
+        late = decays and factor < LATE
+        prompt_weight = LATE_PROMPT_WEIGHT if late else PROMPT_WEIGHT
         loss = run.advance(next(text), learning_rate * factor, prompt_weight)
         running = loss if running is None else 0.95 * running + 0.05 * loss
         if run.step % 10 == 0:

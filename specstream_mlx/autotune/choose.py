@@ -126,10 +126,16 @@ class AutoDrafting:
         prompt: token ids.
         streams: the mounted ones, or ``None``.
         vocab_size: of the model.
+        lookup: whether prompt lookup drafts too.
     """
 
     def __init__(
-        self, pace: Pace, prompt: Sequence[int], streams: StreamConfig | None, vocab_size: int
+        self,
+        pace: Pace,
+        prompt: Sequence[int],
+        streams: StreamConfig | None,
+        vocab_size: int,
+        lookup: bool = True,
     ):
         self.pace, self._places = pace, places_of(streams)
         self._streams: Place | None = None if streams is None else self._places[-1]
@@ -138,6 +144,7 @@ class AutoDrafting:
         self._settings = _settings(min(WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
+        self._lookup_depth = _LOOKUP_DEPTH if lookup else 0
         self.averages = StreamAverages()
         # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
         self._rest: int | None = None if self._streams is None else 0
@@ -201,7 +208,7 @@ class AutoDrafting:
         return islice(likeliest(children, _LEAST), MOST_NODES - 1)
 
     def _found(self, path: Path) -> Guesses:
-        return self._lookup.children(path) if len(path) < _LOOKUP_DEPTH else []
+        return self._lookup.children(path) if len(path) < self._lookup_depth else []
 
     # What is chosen -----------------------------------------------------------------------------
 

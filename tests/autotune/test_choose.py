@@ -219,6 +219,19 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path, monkeypatch)
     assert places <= set(drafting._places)
 
 
+def test_without_lookup_a_repeated_prompt_drafts_nothing(tmp_path):
+    """A model without streams, where lookup alone could draft."""
+    model, prompt = model_of("none"), random_prompt(6) * 4
+    expected = plain_tokens(model.model, prompt, 40)
+    for lookup in (True, False):
+        pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
+        pace.costs.curve = curve(none=(1.0, 0.0))
+        drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"], lookup)
+        steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
+        assert [token for step in steps for token in step.tokens][:40] == expected
+        assert any(len(step.tree) > 1 for step in steps) == lookup
+
+
 def test_the_first_step_drafts_nothing_and_measuring_delays_no_token():
     model, prompt = speculative_model(), random_prompt(9)
     steps = decode(model, request(prompt, None))
