@@ -100,7 +100,7 @@ class SelectingRows(AskingRows):
         return self._mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """See ``UncommittedRows``; streams that are deferred get the selected rows and their own."""
+        """See ``UncommittedRows``; deferred streams get the selected rows and their own."""
         keys, values = super().update_and_fetch(keys, values)
         if not self._selects:
             return keys, values
