@@ -11,7 +11,7 @@ from typing import Any, Literal
 Mode = Literal["lossless", "shared"]
 
 FORMAT_VERSION = 2
-"""2 has ``stream_head`` and ``stream_keys``; what says 1 is read as it was."""
+"""2 has ``stream_head``, ``draft_vocabulary``, ``stream_keys``; what says 1 is read as it was."""
 
 _CHOICES = {
     "mode": ("lossless", "shared"),

@@ -128,10 +128,11 @@ class SelectingRows(AskingRows):
         """The selected rows and, behind them, the streams' own."""
         count, seen = self._selection.count, self._seen[:1]
         weights = self._weights(self._selection.asked, keys[:, :, : self._main], seen)
+        # Of rows that weigh the same at the border some are left out: the number is fixed here.
         best = mx.argpartition(-weights.reshape(-1), kth=count - 1)[:count]
         self._mask[:, :count] = mx.take(seen, best, axis=1)  # it may see fewer than that
-        rows = [best, mx.arange(self._main, keys.shape[2], dtype=best.dtype)]
-        rows = mx.concatenate(rows)
+        own = mx.arange(self._main, keys.shape[2], dtype=best.dtype)
+        rows = mx.concatenate([best, own])
         return mx.take(keys, rows, axis=2), mx.take(values, rows, axis=2)
 
     def _weights(self, queries: mx.array, keys: Any, seen: mx.array) -> mx.array:

@@ -308,8 +308,14 @@ class Decoder:
                 if last is not None:
                     queries = self._uncommitted[number].queries
                     asked = _at(queries.swapaxes(1, 2), last).swapaxes(1, 2)
-                keys = config.stream_keys, count, main_rows or skip, beside, asked
-                cache = SelectingRows(*place, KeySelection(*keys))
+                selection = KeySelection(
+                    count=config.stream_keys,
+                    num_streams=count,
+                    main=main_rows or skip,
+                    beside=beside,
+                    asked=asked,
+                )
+                cache = SelectingRows(*place, selection)
             if main_rows:
                 self._uncommitted[number] = cache
             hidden = self.model.layer(number, hidden, cache, main_rows)
