@@ -11,7 +11,7 @@ from typing import Any, Literal
 Mode = Literal["lossless", "shared"]
 
 FORMAT_VERSION = 2
-"""2 has ``stream_head``; what says 1 is read as it was."""
+"""2 has ``stream_head``, ``draft_vocabulary``, ``stream_keys``; what says 1 is read as it was."""
 
 _CHOICES = {
     "mode": ("lossless", "shared"),
@@ -124,6 +124,12 @@ class StreamConfig:
         stream_head_rank: rows of D; 0 with ``plain``.
         draft_vocabulary: tokens that the streams' head scores, the most frequent ones of the
             training text; 0: all of them. What is verified is not limited.
+        stream_keys: in each MSA layer a stream attends, among the main rows, only to those that
+            its own main row weighs most (App. H.1, where they are 64); 0: to all. A main row's
+            weight of a main row that it sees, within the layer's sliding window, is summed over
+            the query heads: the softmax of the layer's scores of main rows alone. Selected are
+            those with at least the ``stream_keys``-th largest weight, for all heads of a layer
+            alike. Streams see the streams before them all the same, and main rows see everything.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
@@ -146,6 +152,7 @@ class StreamConfig:
     stream_head: str = "plain"
     stream_head_rank: int = 0
     draft_vocabulary: int = 0
+    stream_keys: int = 0
     pruner_rank: int = 8
     pruner_form: str = "residual"
     base_model: str = ""
@@ -164,7 +171,7 @@ class StreamConfig:
             check_integer(name, getattr(self, name), most=MOST_LAYERS)
         for name in (
             *("stream_init_rank", "stream_adapter_rank", "stream_head_rank"),
-            *("draft_vocabulary", "pruner_rank"),
+            *("draft_vocabulary", "stream_keys", "pruner_rank"),
         ):
             check_integer(name, getattr(self, name), least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
@@ -198,7 +205,8 @@ class StreamConfig:
                 f"stream_head_rank is {self.stream_head_rank} with stream_head "
                 f"{self.stream_head!r}, expected a rank with 'conditioned' and 0 otherwise"
             )
-        for name, plain in (("stream_head", "plain"), ("draft_vocabulary", 0)):
+        later = {"stream_head": "plain", "draft_vocabulary": 0, "stream_keys": 0}
+        for name, plain in later.items():
             if self.version == 1 and (found := getattr(self, name)) != plain:
                 raise ConfigError(f"version is 1 with {name} {found!r}, expected {FORMAT_VERSION}")
 

@@ -82,13 +82,32 @@ def _attention(layer, config, settings, rows, x):
     window = config["sliding_window"] if layer.use_sliding else len(rows)
     mask = np.array([[_sees(query, key, shared, window) for key in rows] for query in rows])
     out = np.empty_like(queries)
+    scores = [
+        queries[:, head] @ keys[:, head // (heads // kv_heads)].T / math.sqrt(d)
+        for head in range(heads)
+    ]
+    if settings is not None and settings.stream_keys:
+        _select_keys(mask, rows, scores, settings.stream_keys)
     for head in range(heads):
-        kv = head // (heads // kv_heads)
-        scores = queries[:, head] @ keys[:, kv].T / math.sqrt(d)
-        scores = np.where(mask, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values[:, kv]
+        out[:, head] = _softmax(scores[head], mask) @ values[:, head // (heads // kv_heads)]
     return _linear(attention.o_proj, out.reshape(len(rows), -1))
+
+
+def _softmax(scores, mask):
+    scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _select_keys(mask, rows, scores, count):
+    """Streams see, among main rows, the ``count`` alone that their own main row weighs most."""
+    main = sum(j == 0 for _, j in rows)
+    weights = sum(_softmax(each[:main, :main], mask[:main, :main]) for each in scores)
+    for row, (position, j) in enumerate(rows):
+        if j:
+            seen = np.flatnonzero(mask[position, :main])
+            left_out = sorted(seen, key=lambda key: -weights[position, key])[count:]
+            mask[row, left_out] = False
 
 
 def _seed(hidden, j, tensors):

@@ -81,6 +81,7 @@ STREAMS = {
         "stream_head_rank": 6,
     },
 }
+STREAMS["few keys"] = STREAMS["adapter"] | {"stream_keys": 3}
 STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
     "draft_vocabulary": 60
 }

@@ -607,6 +607,7 @@ STREAM_FIELDS = [
     *(("stream_head", value) for value in ("x", "conditioned", None, [], 3)),
     *(("stream_head_rank", value) for value in ("4", -1, 9, HUGE)),
     *(("draft_vocabulary", value) for value in ("4", -1, 9, HUGE)),
+    *(("stream_keys", value) for value in ("4", -1, None, True, HUGE)),
     ("unknown", 1),
 ]
 TOP_FIELDS = [

@@ -235,6 +235,7 @@ def stream_adapter_directory(
     """
     directory.mkdir(parents=True, exist_ok=True)
     base_config = json.loads((base / "config.json").read_text())
+    stream_config = {"base_fingerprint": fingerprint(base_config), **stream_config}
     config = StreamConfig(
         mode=mode,
         num_streams=num_streams,
@@ -242,7 +243,6 @@ def stream_adapter_directory(
         hidden_size=base_config["hidden_size"],
         num_hidden_layers=base_config["num_hidden_layers"],
         base_model=base.name,
-        base_fingerprint=fingerprint(base_config),
         **stream_config,
     )
     count = base_config["num_hidden_layers"] if lora_rank else 0

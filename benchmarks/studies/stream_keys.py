@@ -1,157 +1,304 @@
-"""What top-p key selection (arXiv 2402.11131, App. H.1) would save the streams of a long context.
+"""What ``stream_keys``, top-p key selection (arXiv 2402.11131, App. H.1), saves and costs.
 
     python -m benchmarks.studies.stream_keys
+    python -m benchmarks.studies.stream_keys --contexts 512,32768 --keys 16
+    python -m benchmarks.studies.stream_keys --streams DIR    # streams that were trained for it
+    python -m benchmarks.studies.stream_keys --no-timing      # quality alone, on a busy machine
+    python -m benchmarks.studies.stream_keys --texts held-out    # texts that are easy to draft for
 
-There each stream attends to the p keys of the prefix that its main row attends to most, instead of
-to all. A mask saves no work, only a gather does, and that needs all streams of a pass to agree: the
-deferred pass for one accepted node. So this measures, in one layer of a random Llama and at several
-contexts, the attention of gamma stream rows to all keys, and the same with the p keys gathered: the
-main row's scores over the prefix, the p greatest for each kv head (summed over the query heads that
-share it), keys and values at these. ``saved of a step`` is what the difference is of a deferred
-step: main rows through all layers and the streams through the MSA layers, without the head.
+Time is that of a step of the decoder itself with deferred streams: a chain of drafts through a
+random Llama behind random rows, and the streams of the accepted node. Both kinds alternate.
 
-The verdict is in NOTES.md: the runtime does not select keys.
+Quality is that of lossless streams on the bundled model, or on one of yours, with the selection
+switched on at decoding. A prompt is texts of a task with their answers, cut at the front so that
+prompt and text fill the context, and one more text. The target's text is the same with either
+kind, so it is decoded once with each, the streams guessing behind every token, and chains of their
+first guesses are replayed on it. Contexts beyond the model's own have no quality.
 """
 
-import statistics
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
 import mlx.core as mx
+import numpy as np
 import typer
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
-from mlx_lm.models.llama import Model
+from mlx.utils import tree_flatten
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
+from specstream_mlx.config import FORMAT_VERSION, StreamConfig
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
+from specstream_mlx.models.streams import Streams
+from specstream_mlx.prompts import chat_prompt
 
+from ..drift import without_drift
 from ..random_llama import random_llama
 from ..report import RESULTS, machine_suffix, measured_on, table, write_report
+from ..step_cost import check_both
+from ..texts import INSTRUCTIONS, TextSet, task_items
+from .drafting_rule import Recording, record
 
-HEADS, HEAD_DIM, LAYERS = 8, 64, 8
+LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 8, 512, 4096, 2
 MAIN_ROWS, STREAMS = 5, 4
-CONTEXTS = 256, 1024, 4096, 8192
+MSA_LAYERS = 2, 6
+_TEXTS = 64
+"""Of a task, with which the longest prompts are filled."""
 
 
-def all_keys(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-    """Attention (1, heads, gamma, d) of the streams to the prefix and the rows behind it."""
-    mask = mx.ones((queries.shape[2], keys.shape[2]), mx.bool_)
-    scale = HEAD_DIM**-0.5
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+def with_keys(model: SpeculativeModel, keys: int) -> SpeculativeModel:
+    """The model with the same streams, attending to so many keys; 0: all."""
+    config = replace(model.streams.config, stream_keys=keys, version=FORMAT_VERSION)
+    streams = Streams(config)
+    streams.load_weights(tree_flatten(model.streams.parameters()))
+    return SpeculativeModel(model.model, model.config, model.path, streams=streams)
 
 
-def best_keys(
-    query: mx.array, queries: mx.array, keys: mx.array, values: mx.array, prefix: int, count: int
-) -> mx.array:
-    """The same over the ``count`` prefix keys that ``query`` (1, heads, 1, d) weighs most."""
-    kv_heads = keys.shape[1]
-    grouped = query.reshape(1, kv_heads, -1, HEAD_DIM) * HEAD_DIM**-0.5
-    scores = grouped @ keys[:, :, :prefix].swapaxes(2, 3)
-    if scores.shape[2] > 1:
-        scores = mx.softmax(scores, axis=-1)
-    best = mx.argpartition(-scores.sum(axis=2), kth=count - 1, axis=-1)[..., :count, None]
-    chosen = (
-        mx.concatenate([mx.take_along_axis(rows, best, axis=2), rows[:, :, prefix:]], axis=2)
-        for rows in (keys, values)
-    )
-    return all_keys(queries, *chosen)
+# Time -----------------------------------------------------------------------------------------
 
 
-def milliseconds(function: Callable[[], Any]) -> float:
-    """Of one evaluation."""
-    began = time.perf_counter()
-    mx.eval(function())
-    return 1e3 * (time.perf_counter() - began)
+def random_model(msa_layers: int) -> SpeculativeModel:
+    """A random Llama with untrained lossless streams in its upper layers."""
+    model, config = random_llama(LAYERS, HIDDEN, VOCABULARY, KV_HEADS)
+    stream_config = StreamConfig(
+        mode="lossless", num_streams=STREAMS, num_msa_layers=msa_layers, hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS, pruner_rank=0, stream_mlp="base+adapter", stream_adapter_rank=8,
+    )  # fmt: skip
+    streams = Streams(stream_config)
+    mx.eval(streams.parameters())
+    return SpeculativeModel(model, config, Path("in memory"), streams=streams)
 
 
-def measure(model: Model, context: int, count: int, msa_layers: int, runs: int) -> dict[str, Any]:
-    """One context; the kinds alternate."""
-    layers, kv_heads = model.model.layers, model.args.num_key_value_heads
-    caches, dtype = make_prompt_cache(model), model.model.norm.weight.dtype
+def step_milliseconds(
+    model: SpeculativeModel, context: int, keys: int, runs: int
+) -> dict[str, float]:
+    """Of a step with deferred streams behind ``context`` random rows, with all keys and with few.
+
+    Args:
+        model: with lossless streams.
+        context: committed rows.
+        keys: selected keys.
+        runs: timed steps of each kind, behind one that is not.
+    """
+    caches = make_caches(model.model, model.config)
+    heads, size = model.config["num_key_value_heads"], model.model.layers[0].self_attn.rope.dims
     for cache in caches:
-        prefix = mx.random.normal((2, 1, kv_heads, context, HEAD_DIM)).astype(dtype)
-        cache.update_and_fetch(*prefix)
+        rows = mx.random.normal((2, 1, heads, context, size))
+        cache.update_and_fetch(*rows.astype(model.model.model.norm.weight.dtype))
         mx.eval(cache.state)
-    rows = {
-        n: mx.random.normal((1, n, HEADS * HEAD_DIM)).astype(dtype) for n in (MAIN_ROWS, STREAMS)
-    }
-    query, queries = (mx.random.normal((1, HEADS, n, HEAD_DIM)).astype(dtype) for n in (1, STREAMS))
-    shape = 1, kv_heads, context + MAIN_ROWS + STREAMS, HEAD_DIM
-    keys, values = (mx.random.normal(shape).astype(dtype) for _ in range(2))
-    mx.eval(rows, query, queries, keys, values)
-
-    def through(number: int, first: int) -> mx.array:
-        hidden, used = rows[number], caches[first:]
-        for layer, cache in zip(layers[first:], used, strict=True):
-            hidden = layer(hidden, "causal", cache=cache)
-        mx.eval(hidden)
-        trim_prompt_cache(used, number)
-        return hidden
-
-    kinds = {
-        "all": lambda: all_keys(queries, keys, values),
-        "best": lambda: best_keys(query, queries, keys, values, context, count),
-        "main": lambda: through(MAIN_ROWS, 0),
-        "streams": lambda: through(STREAMS, LAYERS - msa_layers),
-    }
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    models = {"all": with_keys(model, 0), "few": with_keys(model, keys)}
+    decoders = {kind: Decoder(one.model, one.streams, caches) for kind, one in models.items()}
+    places = np.arange(MAIN_ROWS, dtype=np.int32)
+    tree, settings = DraftTree(places, places - 1, places), DraftSettings(tree_width=1)
+    timings: list[tuple[str, float]] = []
+    order = random.Random(0)
     for number in range(runs + 1):
-        for kind, function in kinds.items():
-            taken = milliseconds(function)
+        for kind in order.sample(list(decoders), len(decoders)):
+            began = time.perf_counter()
+            mx.eval(decoders[kind].step(tree, settings, VerifyRule()).arrays())
             if number:
-                times[kind].append(taken)
-    ratio = statistics.median(b / a for a, b in zip(times["all"], times["best"], strict=True))
-    saved = statistics.median(
-        msa_layers * (a - b) / (m + s) for a, b, m, s in zip(*times.values(), strict=True)
-    )
-    medians = {kind: round(statistics.median(values), 2) for kind, values in times.items()}
-    head = {"kv_heads": kv_heads, "context": context, **medians}
-    return head | {"best_over_all": round(ratio, 2), "saved": round(saved, 3)}
+                timings.append((kind, 1e3 * (time.perf_counter() - began)))
+    return without_drift(timings)
 
+
+# Quality --------------------------------------------------------------------------------------
+
+
+def long_prompts(
+    tokenizer: TokenizerWrapper, texts: TextSet, task: str, length: int, count: int
+) -> list[list[int]]:
+    """Prompts of ``length`` tokens: texts with their answers, then a text without.
+
+    Args:
+        tokenizer: of the model.
+        texts: where they are from.
+        task: theirs.
+        length: tokens; a last text that is longer makes no prompt.
+        count: prompts at the most.
+
+    Returns:
+        Those that the task's texts are enough for.
+    """
+    turns, ends = [], list(tokenizer.eos_token_ids)[:1]
+    for text, answers in task_items(texts, task, _TEXTS):
+        prompt = chat_prompt(tokenizer, text, INSTRUCTIONS[task] + "\n{text}")
+        turns.append((prompt, tokenizer.encode(answers[0], add_special_tokens=False) + ends))
+    lengths = [0, *accumulate(len(prompt) + len(answer) for prompt, answer in turns)]
+    found = []
+    for number in reversed(range(len(turns))):
+        prompt = turns[number][0]
+        if len(prompt) <= length <= lengths[number] + len(prompt):
+            earlier = [token for turn in turns[:number] for part in turn for token in part]
+            room = length - len(prompt)
+            found.append([*earlier[len(earlier) - room :], *prompt])
+    return found[:count]
+
+
+def replayed(text: Recording, streams: int) -> tuple[int, int, list[int], list[int]]:
+    """Chains of the streams' first guesses on a text that is known.
+
+    Args:
+        text: and what was guessed behind each of its tokens.
+        streams: gamma.
+
+    Returns:
+        Tokens written and calls taken by a chain draft at every step; and, behind every token, how
+        often each stream was right where those before it were, and how often it was asked.
+    """
+    right, asked, in_a_row = [0] * streams, [0] * streams, []
+    for at, guesses in enumerate(text.guesses[: len(text.tokens) - 1]):
+        following = text.tokens[at + 1 : at + 1 + streams]
+        in_a_row.append(0)
+        for depth, token in enumerate(following):
+            asked[depth] += 1
+            guessed = guesses.behind(tuple(following[:depth]))
+            if not guessed or guessed[0][0] != token:
+                break
+            right[depth] += 1
+            in_a_row[-1] += 1
+    at = calls = 0
+    while at + streams < len(in_a_row):  # a step near the end has no room for all its drafts
+        at, calls = at + 1 + in_a_row[at], calls + 1
+    return at, calls, right, asked
+
+
+def quality(
+    model: SpeculativeModel, prompts: Sequence[Sequence[int]], max_tokens: int, ends: set[int]
+) -> dict[str, Any]:
+    """Accepted length of a chain, and how often each stream is right, over all prompts.
+
+    Raises:
+        UserError: no text is long enough.
+    """
+    streams = model.streams.config.num_streams
+    texts = [replayed(record(model, one, max_tokens, ends), streams) for one in prompts]
+    tokens, calls = (sum(column) for column in list(zip(*texts, strict=True))[:2])
+    if not calls:
+        raise UserError(f"no text got more than {streams} tokens, expected one to draft for")
+    right, asked = (np.sum([text[place] for text in texts], axis=0) for place in (2, 3))
+    return {
+        "accepted": round(tokens / calls, 3),
+        "right": [round(float(share), 3) for share in right / np.maximum(asked, 1)],
+        "tokens": tokens,
+    }
+
+
+# The table ------------------------------------------------------------------------------------
 
 COLUMNS = {
-    "kv heads": "{kv_heads}",
     "context": "{context}",
-    "all keys": "{all:.2f}",
-    "p keys": "{best:.2f}",
-    "ratio": "{best_over_all:.2f}",
-    "a step: main rows": "{main:.1f}",
-    "streams": "{streams:.1f}",
-    "saved of a step": "{saved:.0%}",
+    **{
+        f"{title}, {layers} MSA layers": f"{{{kind} {layers}}}"
+        for layers in MSA_LAYERS
+        for title, kind in (("step", "all"), ("p keys / all", "ratio"))
+    },
+    "accepted length, all keys": "{accepted_all}",
+    "p keys": "{accepted_few}",
+    "right by stream, all keys": "{right_all}",
+    "right, p keys": "{right_few}",
 }
 
 
-def markdown(results: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+def shown(row: dict[str, Any]) -> dict[str, str]:
+    """A row's cells; "-" where nothing was measured."""
+    cells = dict.fromkeys(("accepted_all", "accepted_few", "right_all", "right_few"), "-")
+    cells["context"] = str(row["context"])
+    for layers in MSA_LAYERS:
+        times = row["times"].get(str(layers))
+        cells[f"all {layers}"] = f"{times['all']:.1f}" if times else "-"
+        cells[f"ratio {layers}"] = f"{times['few'] / times['all']:.2f}" if times else "-"
+    for kind, values in row["quality"].items():
+        cells[f"accepted_{kind}"] = f"{values['accepted']:.2f}"
+        cells[f"right_{kind}"] = " ".join(f"{share:.2f}" for share in values["right"])
+    return cells
+
+
+def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
     """The lines of the report."""
     return [
-        f"{measured_on(facts)}. {LAYERS} layers x {HEADS * HEAD_DIM}, {HEADS} heads of {HEAD_DIM}; "
-        f"{STREAMS} streams in {facts['msa_layers']} layers, {MAIN_ROWS} main rows; "
-        f"p = {facts['keys']}. Milliseconds, medians.",
+        f"{measured_on(facts)}. p = {facts['keys']}. Steps in milliseconds, without drift: a "
+        f"random Llama of {LAYERS} layers x {HIDDEN}, {KV_HEADS} heads for keys and values, "
+        f"{MAIN_ROWS} main rows, {STREAMS} deferred streams. Quality: {facts['streams']}, "
+        f"{facts['items']} prompts a task of texts ({facts['texts']}) in a row, at most "
+        f"{facts['max_tokens']} tokens each; chains of the streams' first guesses, each right "
+        "where those before it are.",
         "",
-        *table(COLUMNS, results),
+        *table(COLUMNS, map(shown, rows)),
     ]
 
 
+def contexts_in(text: str, keys: int) -> list[int]:
+    """The comma-separated contexts of ``--contexts``.
+
+    Raises:
+        UserError: one is no number, or leaves nothing to select.
+    """
+    found = [part.strip() for part in text.split(",")]
+    for part in found:
+        if not part.isdecimal() or not keys < int(part) <= 1 << 20:
+            raise UserError(
+                f"contexts has {part!r}, expected numbers above --keys {keys}, up to {1 << 20}"
+            )
+    return [int(part) for part in found]
+
+
+@one_line_errors
 def main(
-    keys: Annotated[
-        int, typer.Option(help="p, the keys a stream attends to.", min=1, max=256)
-    ] = 64,
-    msa_layers: Annotated[int, typer.Option(help="Layers with streams.", min=1, max=LAYERS)] = 2,
-    runs: Annotated[int, typer.Option(help="Timed evaluations of each kind.", min=1)] = 25,
+    contexts: Annotated[str, typer.Option(help="Tokens.")] = "256,1024,2048,8192,32768",
+    keys: Annotated[int, typer.Option(help="p, the keys a stream attends to.", min=1)] = 64,
+    model_path: Annotated[
+        Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
+    ] = None,
+    streams: Annotated[
+        Path | None, typer.Option(help="Lossless streams; the bundled ones.")
+    ] = None,
+    texts: Annotated[TextSet, typer.Option(help="Where the prompts are from.")] = "dev",
+    items: Annotated[int, typer.Option(help="Prompts of a task.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 48,
+    runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
+    timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:
-    """Measure what top-p key selection would save."""
-    results = []
-    for kv_heads in track((HEADS, 2), "heads for keys and values"):
-        model, _ = random_llama(LAYERS, HEADS * HEAD_DIM, 256, kv_heads)
-        for context in track(CONTEXTS, "contexts"):
-            results.append(measure(model, context, keys, msa_layers, runs))
-    facts = device.describe() | {"keys": keys, "msa_layers": msa_layers}
-    summary = {"facts": facts, "rows": results}
+    """Measure what top-p key selection saves and costs."""
+    if model_path is not None:
+        check_both(model_path, streams)
+    chosen = contexts_in(contexts, keys)
+    streams_path = streams or bundled.streams_path()
+    base, tokenizer = load(model_path or bundled.base_path(), adapter_path=streams_path)
+    if base.streams is None or base.mode != "lossless":
+        raise UserError(f"{streams_path} has no lossless streams, expected some that only draft")
+    limit = base.config.get("max_position_embeddings") or 0
+    rows = [{"context": context, "times": {}, "quality": {}} for context in chosen]
+    for row in track([row for row in rows if row["context"] <= limit], "quality"):
+        length = row["context"] - max_tokens
+        prompts = [
+            prompt
+            for task in INSTRUCTIONS
+            for prompt in long_prompts(tokenizer, texts, task, length, items)
+        ]
+        for kind, count in (("all", 0), ("few", keys)) if prompts else ():
+            ends = set(tokenizer.eos_token_ids)
+            row["quality"][kind] = quality(with_keys(base, count), prompts, max_tokens, ends)
+    for layers in MSA_LAYERS if timing else ():
+        model = random_model(layers)
+        for row in track(rows, f"steps, {layers} MSA layers"):
+            row["times"][str(layers)] = step_milliseconds(model, row["context"], keys, runs)
+    facts = device.describe()
+    facts |= {"keys": keys, "items": items, "max_tokens": max_tokens}
+    facts |= {"streams": streams_path.name, "texts": texts}
+    summary = {"facts": facts, "rows": rows}
     name = f"stream-keys-{machine_suffix(facts)}"
-    print(write_report(output, name, summary, markdown(results, facts)))
+    print(write_report(output, name, summary, markdown(rows, facts)))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,33 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Sco
     return (weights.flatten(2, 3) @ values).unflatten(2, (-1, length)).flatten(1, 2).transpose(1, 2)
 
 
+@torch.no_grad()
+def likeliest_keys(
+    queries: Tensor, keys: Tensor, positions: Tensor, scoring: Scoring, count: int
+) -> Tensor:
+    """The main keys that main rows weigh most, ``stream_keys`` of ``StreamConfig``.
+
+    Args:
+        queries: (B, C, Hq, d) of the main rows.
+        keys: (B, Hkv, T, d) of the main stream.
+        positions: (B, C) int64, the main rows'.
+        scoring: how this layer scores keys.
+        count: how many keys are selected, at least 1; more where the last ones weigh the same.
+
+    Returns:
+        (B, C, T) bool. Where a row sees no more than ``count`` keys, all are selected.
+    """
+    kv_heads, length = keys.shape[1:3]
+    heads = (queries * scoring.scale).transpose(1, 2).unflatten(1, (kv_heads, -1))
+    scores = (heads.flatten(2, 3) @ keys.transpose(2, 3)).view(*heads.shape[:4], length).float()
+    hidden = scoring.hides(positions, length)
+    scores = softcapped(scores, scoring.softcap)
+    weights = scores.masked_fill_(hidden[:, None, None], float("-inf")).softmax(-1).sum((1, 2))
+    weights.masked_fill_(hidden, -1)
+    least = weights.topk(min(count, length), sorted=False).values.amin(-1, keepdim=True)
+    return weights >= least
+
+
 def stream_attention(
     queries: Tensor,
     keys: Tensor,
@@ -114,6 +141,7 @@ def stream_attention(
     stream_values: Tensor,
     positions: Tensor,
     scoring: Scoring,
+    selected: Tensor | None = None,
 ) -> Tensor:
     """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
 
@@ -127,6 +155,7 @@ def stream_attention(
         stream_keys, stream_values: (B, Hkv, C, gamma, d).
         positions: (B, C) int64, where the streams are.
         scoring: how this layer scores keys.
+        selected: (B, C, T) bool, the main keys that streams may attend to; ``None``: all.
 
     Returns:
         (B, C, R, Hq, d).
@@ -144,11 +173,15 @@ def stream_attention(
     later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
     if rows > gamma:
         later = torch.cat((later.new_zeros(1, gamma), later))
+    main_hidden = scoring.hides(positions, length)[:, None, :, None]
+    if selected is not None:
+        of_streams = main_hidden | ~selected[:, None, :, None]
+        of_streams = of_streams.expand(batch, 1, count, gamma, length)
+        main_hidden = torch.cat((main_hidden, of_streams), 3) if rows > gamma else of_streams
+        main_hidden = main_hidden.repeat(1, 1, 1, groups, 1)
     hidden = torch.cat(
         (
-            scoring.hides(positions, length)[:, None, :, None].expand(
-                batch, 1, count, groups * rows, length
-            ),
+            main_hidden.expand(batch, 1, count, groups * rows, length),
             later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
         ),
         dim=-1,

@@ -20,6 +20,7 @@ from .attention import (
     causal_attention,
     flat_rows,
     gather_rows,
+    likeliest_keys,
     rotate,
     stream_attention,
     stream_positions,
@@ -359,11 +360,12 @@ class SpeculativeStreamingModel(nn.Module):
             if streams is None:
                 return attended
             shared = attends and config.mode == "shared"
-            own = gather_rows(queries.transpose(1, 2), positions) if shared else None
+            asks = shared or config.stream_keys
+            own = gather_rows(queries.transpose(1, 2), positions) if asks else None
             with torch.set_grad_enabled(training):
                 streams, own = join_segments(
                     map_segments(
-                        partial(self._stream_rows, index, ropes[index], keys, values),
+                        partial(self._stream_rows, index, ropes[index], keys, values, shared),
                         (streams, own, positions),
                         segments,
                     )
@@ -398,15 +400,26 @@ class SpeculativeStreamingModel(nn.Module):
         rope: Rope,
         keys: Tensor,
         values: Tensor,
+        main_sees_streams: bool,
         streams: Tensor,
         own_queries: Tensor | None,
         positions: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the streams (B, C, gamma, h) through one MSA layer.
 
+        Args:
+            index: number of the layer.
+            rope: cosines and sines at all positions.
+            keys, values: (B, Hkv, T, d) of the main stream.
+            main_sees_streams: Eq. 3, shared mode.
+            streams: before the layer.
+            own_queries: (B, C, Hq, d) of the main rows beside the streams, where these select keys
+                or the main stream sees its streams.
+            positions: (B, C) int64, where the streams are.
+
         Returns:
             The streams after it, and the attention output (B, C, Hq, d) of the main rows beside
-            them, if their queries ``own_queries`` (B, C, Hq, d) are given.
+            them, if they see their streams.
         """
         config, own = self.config, None
         by_row = streams.shape[1:3]
@@ -425,12 +438,15 @@ class SpeculativeStreamingModel(nn.Module):
             if config.stream_init == "value_rotation":
                 angle = (config.value_rotation_epsilon * steps)[:, None]
                 stream_values = rotate(stream_values, angle.cos(), angle.sin())
-            if own_queries is not None:
+            selected = None
+            if config.stream_keys:
+                selected = likeliest_keys(own_queries, keys, positions, scoring, config.stream_keys)
+            if main_sees_streams:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
             attended = stream_attention(
-                queries, keys, values, stream_keys, stream_values, positions, scoring
+                queries, keys, values, stream_keys, stream_values, positions, scoring, selected
             )
-            if own_queries is not None:
+            if main_sees_streams:
                 own, attended = attended[:, :, 0], attended[:, :, 1:]
             return attended.flatten(1, 2)
 

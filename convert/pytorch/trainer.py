@@ -97,6 +97,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         stream_head=settings.stream_head,
         stream_head_rank=head_rank,
         draft_vocabulary=settings.draft_vocabulary,
+        stream_keys=settings.stream_keys,
         pruner_rank=settings.pruner_rank,
         pruner_form=settings.pruner_form,
         base_model=str(settings.model),
@@ -508,6 +509,13 @@ def main(
         typer.Option(
             help="Tokens that the streams may draft, the most frequent ones of the completions: "
             "their head is that much smaller. 0: all."
+        ),
+    ] = 0,
+    stream_keys: Annotated[
+        int,
+        typer.Option(
+            help="Keys of the main stream that a stream attends to, those that its main row weighs "
+            "most; the papers take 64. 0: all."
         ),
     ] = 0,
     pruner_rank: Annotated[int, typer.Option(help="Rank of the pruner; 0 trains none.")] = 8,

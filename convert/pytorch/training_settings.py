@@ -37,6 +37,7 @@ class TrainSettings:
             ``stream_head_rank``.
         draft_vocabulary: tokens that the adapter's streams may draft, the most frequent ones of the
             completions; 0: all.
+        stream_keys: see ``StreamConfig``; 0: all keys.
         alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
             shared mode.
         alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
@@ -86,6 +87,7 @@ class TrainSettings:
     stream_head: str = "plain"
     stream_head_rank: int | None = None
     draft_vocabulary: int = 0
+    stream_keys: int = 0
     pruner_rank: int = 8
     pruner_form: str = "residual"
     alpha_main: float | None = None
@@ -156,6 +158,7 @@ class TrainSettings:
         check_integer("seed", self.seed, least=0, most=2**63 - 1)
         check_integer("num_streams", self.num_streams)
         check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
+        check_integer("stream_keys", self.stream_keys, least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")

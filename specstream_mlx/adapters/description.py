@@ -20,7 +20,7 @@ from ..config import (
     is_number,
     shown,
 )
-from ..models.architectures import completed
+from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
 from .torch_files import LORA_TENSORS, STREAM_CONFIG
 
@@ -99,7 +99,7 @@ class AdapterDescription:
             base_config: the base's ``config.json``.
 
         Raises:
-            UserError: they were made for another one.
+            UserError: they were made for another one, or attend in a way that is not known of it.
         """
         streams = self.stream_config
         if streams is None:
@@ -119,6 +119,12 @@ class AdapterDescription:
                     f"{where}: {field} is {getattr(streams, field)}, "
                     f"expected the base's {sizes.get(field)}"
                 )
+        name = base_config.get("model_type")
+        if streams.stream_keys and not architecture_of(name).tested:
+            raise UserError(
+                f"{where}: stream_keys is {streams.stream_keys} with model_type {shown(name)}, "
+                "expected 0: how its attention scores keys is not known here"
+            )
 
     def rank_and_scale(self) -> tuple[int, float]:
         """LoRA's rank, and the factor on the product of its two matrices.

@@ -10,6 +10,7 @@ from . import reporting
 from .parsing import at_least
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
+_LONGEST = 1024  # tokens that are compared, however many keys streams select
 
 
 def convert(
@@ -155,6 +156,25 @@ def _sample_tokens(model: Path) -> list[int]:
     return read_tokenizer(model, read_config(model)).encode(_SAMPLE)
 
 
+def _compared_on(model: Path, adapter: Path, tokens: list[int]) -> tuple[list[int], int]:
+    """The tokens to compare on, and how many of them are the prompt.
+
+    Where streams select keys, the sample is repeated until there are more than they select, as far
+    as the model's context reaches.
+    """
+    from itertools import cycle, islice
+
+    from ..adapters.description import describe
+    from ..loading import read_config
+
+    streams = describe(adapter).stream_config
+    count = len(tokens)
+    if streams is not None and streams.stream_keys:
+        context = read_config(model).get("max_position_embeddings") or _LONGEST
+        count = max(count, min(count + streams.stream_keys, context, _LONGEST))
+    return list(islice(cycle(tokens), count)), count - len(tokens) + len(tokens) // 2
+
+
 def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[int]) -> bool:
     """Print the largest differences; whether all are within the bound."""
     import tempfile
@@ -176,7 +196,8 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
         paths = model, adapter, base, converted
         with progress("Comparing with PyTorch") as show:
             if (adapter / STREAM_CONFIG).exists():
-                differences = layer_differences(*paths, tokens, len(tokens) // 2, show)
+                compared = _compared_on(model, adapter, tokens)
+                differences = layer_differences(*paths, *compared, show)
             else:
                 differences = plain_differences(*paths, tokens, show)
     title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"

@@ -127,6 +127,7 @@ def _adapter_facts(adapter: "AdapterReport") -> list[tuple[str, str]]:
                 + (f", rank {r}" if (r := config["stream_head_rank"]) else "")
                 + (f", over {n} tokens" if (n := config["draft_vocabulary"]) else ""),
             ),
+            ("stream keys", f"the {n} likeliest" if (n := config["stream_keys"]) else "all"),
             (
                 "pruner",
                 f"rank {r}, {config['pruner_form']}" if (r := config["pruner_rank"]) else "none",

@@ -21,6 +21,7 @@ from ..config import UserError
 from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams
+from .key_selection import AskingRows
 from .profile import NO_PROFILE, Profile
 
 Observer = Callable[[int, mx.array, mx.array], None]
@@ -71,7 +72,8 @@ class BorrowedModel:
             return
         first = streams.config.first_msa_layer
         self._stream_mlps: dict[int, _StreamMLP] = {}
-        parts = [*lower[:first], *self._with_stream_mlps(layers)[first:]]
+        self._asking: dict[int, _AskingRope] = {}
+        parts = [*lower[:first], *self._asking_layers(self._with_stream_mlps(layers))[first:]]
         if observe is not None:
             parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
         self._parts = parts
@@ -118,6 +120,18 @@ class BorrowedModel:
                 layer["mlp"] = self._stream_mlps[number] = mlp
         return copies
 
+    def _asking_layers(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
+        """The layers, those with streams telling their rows what they ask with, to select keys."""
+        config = self._streams.config
+        if not config.stream_keys:
+            return list(layers)
+        copies = [copy(layer) for layer in layers]
+        for number in range(config.first_msa_layer, len(layers)):
+            name = _attention_with_rope(number, layers[number])
+            attention = copies[number][name] = copy(layers[number][name])
+            attention["rope"] = self._asking[number] = _AskingRope(attention)
+        return copies
+
     def logits(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
         """(sequences, rows, vocab) logits of a pass through all layers, without streams.
 
@@ -150,9 +164,12 @@ class BorrowedModel:
         Args:
             number: of the layer.
             hidden: what goes in.
-            cache: what stands for the layer's KV cache; it also makes the mask.
+            cache: what stands for the layer's KV cache; it also makes the mask. Where streams
+                select keys, it is told the queries.
             main_rows: how many of the rows are main rows.
         """
+        if number in self._asking:
+            self._asking[number].rows = cache
         if number in self._stream_mlps:
             self._stream_mlps[number].main_rows = main_rows
         return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
@@ -424,6 +441,32 @@ def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
         rotated = rope(single, offset=offset.reshape(-1))
         return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
     return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
+
+
+class _AskingRope:
+    """Stands for an MSA layer's rotary embedding, and tells the layer's rows what they ask with.
+
+    Layers rotate their queries first, then their keys.
+
+    Args:
+        attention: the layer's.
+
+    Attributes:
+        rows: of the next call; they are told its queries.
+    """
+
+    def __init__(self, attention: nn.Module):
+        self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
+        self._softcap = getattr(attention, "attn_logit_softcapping", None)
+        self.rows: AskingRows | None = None
+
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        rotated = self._rope(x, *args, **kwargs)
+        rows, self.rows = self.rows, None
+        if rows is not None:
+            scale = x.shape[-1] ** -0.5 if self._scale is None else self._scale
+            rows.ask(rotated * scale, self._softcap)
+        return rotated
 
 
 class _StreamMLP:

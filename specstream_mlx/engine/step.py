@@ -22,6 +22,7 @@ from ..drafting.tree import DraftTree
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
 from .guessing import Shortlists, WholeHead, guess
+from .key_selection import AskingRows, KeySelection, SelectingRows
 from .kv import UncommittedRows, commit
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
@@ -213,7 +214,7 @@ class Decoder:
             rows = rows_with_streams(nodes, shape, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
-        hidden = self._through_msa_layers(hidden, rows, count, main_rows=len(nodes))
+        hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
         main, streams = hidden, None
         if placement == "beside":
             main, streams = mx.split(hidden, [len(nodes)], axis=1)
@@ -227,7 +228,7 @@ class Decoder:
         else:
             rows = deferred_rows(nodes, result.last, count)
             hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
-            hidden = self._through_msa_layers(hidden, rows, count, main_rows=0, skip=len(nodes))
+            hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=result.last)
         depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
         self._guess(result, hidden, rule, tree, depths[result.last], settings)
         profile.border("head", result.candidates, result.log_probs)
@@ -279,7 +280,15 @@ class Decoder:
         return tree.likeliest_last(few).tolist()
 
     def _through_msa_layers(
-        self, hidden: mx.array, rows: Rows, count: int, main_rows: int, skip: int = 0
+        self,
+        hidden: mx.array,
+        rows: Rows,
+        count: int,
+        main_rows: int,
+        skip: int = 0,
+        *,
+        beside: Sequence[int] | None = None,
+        last: mx.array | None = None,
     ) -> mx.array:
         """Main rows first, then stream rows, through all MSA layers.
 
@@ -290,11 +299,31 @@ class Decoder:
             main_rows: how many are main rows, which may be committed later.
             skip: how many rows this step's first pass wrote behind the committed ones; these go
                 behind them.
+            beside: the main rows that have streams, if there are any streams; ``None``: all.
+            last: () or (sequences,) the first pass's row that has streams, where they are deferred.
         """
         config = self.streams.config
+        stream_rows = hidden.shape[1] - main_rows
         for number in range(config.first_msa_layer, config.num_hidden_layers):
-            rotate = self.streams.value_rotation(main_rows, hidden.shape[1] - main_rows, count)
-            cache = UncommittedRows(self.caches[number], rows, skip, rotate)
+            rotate = self.streams.value_rotation(main_rows, stream_rows, count)
+            place = self.caches[number], rows, skip, rotate
+            if not config.stream_keys:
+                cache = UncommittedRows(*place)
+            elif not stream_rows:
+                cache = AskingRows(*place)
+            else:
+                asked = None
+                if last is not None:
+                    queries = self._uncommitted[number].queries
+                    asked = _at(queries.swapaxes(1, 2), last).swapaxes(1, 2)
+                selection = KeySelection(
+                    count=config.stream_keys,
+                    num_streams=count,
+                    main=main_rows or skip,
+                    beside=beside,
+                    asked=asked,
+                )
+                cache = SelectingRows(*place, selection)
             if main_rows:
                 self._uncommitted[number] = cache
             hidden = self.model.layer(number, hidden, cache, main_rows)

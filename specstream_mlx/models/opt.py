@@ -62,7 +62,10 @@ def _one_per_row(offset: mx.array | int) -> bool:
 
 
 class Attention(nn.Module):
-    """Attention with biases and as many key and value heads as query heads."""
+    """Attention with biases and as many key and value heads as query heads.
+
+    Its ``rope`` turns nothing: it is where other models' queries and keys pass.
+    """
 
     def __init__(self, args: ModelArgs):
         super().__init__()
@@ -72,6 +75,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(dims, dims)
         self.v_proj = nn.Linear(dims, dims)
         self.out_proj = nn.Linear(dims, dims)
+        self.rope = nn.Identity()
 
     def __call__(
         self, x: mx.array, mask: mx.array | str | None = None, cache: Any | None = None
@@ -81,6 +85,7 @@ class Attention(nn.Module):
             projection(x).reshape(batch, rows, self.n_heads, -1).transpose(0, 2, 1, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        queries, keys = self.rope(queries), self.rope(keys)
         if cache is not None:
             keys, values = cache.update_and_fetch(keys, values)
         out = scaled_dot_product_attention(

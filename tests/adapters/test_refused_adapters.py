@@ -11,8 +11,15 @@ from tiny_models import stream_adapter_directory
 from tiny_peft import edit
 
 from specstream_mlx import UserError, load
-from specstream_mlx.adapters.description import ADAPTER_CONFIG, LORA_FILE, STREAM_FILE, STREAM_KEY
+from specstream_mlx.adapters.description import (
+    ADAPTER_CONFIG,
+    LORA_FILE,
+    STREAM_FILE,
+    STREAM_KEY,
+    describe,
+)
 from specstream_mlx.config import VOCABULARY
+from specstream_mlx.models.fingerprint import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +133,21 @@ def test_a_draft_vocabulary(ids, sentence, model, base, tmp_path):
     mx.save_safetensors(str(adapter / STREAM_FILE), tensors)
     assert sentence in refusal(model, adapter)
     model.swap_adapter(None)
+
+
+def test_selected_keys_of_an_unknown_attention(base, tmp_path):
+    """How a model that is in no table scores keys cannot be known."""
+    config = json.loads((base / "config.json").read_text()) | {"model_type": "granite"}
+    for keys in (0, 4):
+        fields = {"stream_keys": keys, "base_fingerprint": fingerprint(config)}
+        adapter = stream_adapter_directory(tmp_path / str(keys), base, **fields)
+        found = describe(adapter)
+        if not keys:
+            found.check_base(config)
+            continue
+        sentence = "stream_keys is 4 with model_type 'granite', expected 0: how its attention"
+        with pytest.raises(UserError, match=sentence):
+            found.check_base(config)
 
 
 def test_the_mounted_adapter_stays(model, shared, adapter):

@@ -44,7 +44,13 @@ def test_a_conditioned_head_is_shown(base, tmp_path):
     fields = {"stream_head": "conditioned", "stream_head_rank": 8}
     text = run(stream_adapter_directory(tmp_path / "streams", base, **fields)).stdout
     assert re.search(r"^ *stream head +conditioned, rank 8 *$", text, re.MULTILINE)
+    assert re.search(r"^ *stream keys +all *$", text, re.MULTILINE)
     assert re.search(r"^ *head +1,568 *$", text, re.MULTILINE)
+
+
+def test_selected_keys_are_shown(base, tmp_path):
+    text = run(stream_adapter_directory(tmp_path / "streams", base, stream_keys=64)).stdout
+    assert re.search(r"^ *stream keys +the 64 likeliest *$", text, re.MULTILINE)
 
 
 def test_adapter_of_another_base_is_noted(shared, tmp_path):

@@ -26,9 +26,11 @@ KINDS = {
     "lossless, adapter, every layer": {"num_msa_layers": 3},
     "lossless, base+adapter, linear": {"stream_mlp": "base+adapter", **LINEAR},
     "lossless, conditioned head": {"stream_head": "conditioned", "stream_head_rank": 5},
+    "lossless, few keys": {"stream_keys": 4},
     "lossless, value rotation, literal pruner": {"pruner_form": "literal", **ROTATION},
     "shared, linear": {"mode": "shared", **LINEAR},
     "shared, value rotation": {"mode": "shared", **ROTATION},
+    "shared, few keys": {"mode": "shared", "stream_keys": 4},
 }
 
 

@@ -60,15 +60,16 @@ class Waits:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "sampled"), paired(CASES, ["lossless", "shared"], [False, True], count=14)
+    ("name", "mode", "sampled", "keys"),
+    paired(CASES, ["lossless", "shared"], [False, True], [3, 0], count=14),
 )
-def test_a_step_waits_once(name, mode, sampled, monkeypatch):
+def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
     options = {}
     if sampled:
         options["sampler"] = Sampling(temp=0.8, top_p=0.9)
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
     asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
-    steps = decode(speculative_model(mode=mode), asked)
+    steps = decode(speculative_model(mode=mode, stream_keys=keys), asked)
     next(steps)  # the prompt and the tables of the first shapes
     waits = Waits(monkeypatch)
     for count in range(1, 13):

@@ -82,6 +82,14 @@ def test_version_1_with_a_conditioned_head_is_refused(adapter, tied):
         load_adapter(tied, adapter)
 
 
+def test_version_1_with_selected_keys_is_refused(adapter, tied):
+    path = adapter / "speculative_streaming.json"
+    old = as_version_1(json.loads(path.read_text()))
+    path.write_text(json.dumps(old | {"stream_keys": 8}))
+    with pytest.raises(UserError, match="version is 1 with stream_keys 8, expected 2"):
+        load_adapter(tied, adapter)
+
+
 def test_a_conditioned_head_that_is_missing_is_named(adapter, tied):
     path = adapter / "speculative_streaming.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | CONDITIONED))

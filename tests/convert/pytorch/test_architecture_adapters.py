@@ -1,6 +1,7 @@
 """Adapters of every architecture: PEFT's LoRA, and streams layer by layer, MLX against PyTorch."""
 
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -154,6 +155,30 @@ def test_conditioned_heads_are_those_of_pytorch(case, mode, tmp_path):
     """Beside every token of the completion, on the tokens that follow it."""
     found = differences(case, mode, tmp_path, **STREAMS[mode], **CONDITIONED)
     assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+@pytest.mark.parametrize("case", LINEAR)
+def test_selected_keys_are_those_of_pytorch(case, mode, tmp_path):
+    """Behind more tokens than are selected, and than a window reaches back."""
+    found = differences(case, mode, tmp_path, **STREAMS[mode], stream_keys=5)
+    assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+@pytest.mark.parametrize("detail", ["count", "scale", "softcap"])
+def test_a_wrong_part_of_the_selection_would_show(detail, tmp_path, monkeypatch):
+    """Negative control, in the reference."""
+    changes = {"count": {}, "scale": {"scale": 1.0}, "softcap": {"softcap": None}}[detail]
+
+    def wrong(queries, keys, positions, scoring, count):
+        scoring = replace(scoring, **changes)
+        return right(queries, keys, positions, scoring, count + (detail == "count"))
+
+    right = reference.likeliest_keys
+    monkeypatch.setattr(reference, "likeliest_keys", wrong)
+    found = differences("Gemma 2", "lossless", tmp_path, **STREAMS["lossless"], stream_keys=5)
+    assert max(value for name, value in found.items() if name.endswith(" streams")) > 10 * BOUND
+    assert max(value for name, value in found.items() if "main" in name) <= BOUND
 
 
 @pytest.mark.parametrize("detail", ["token before", "stream", "epsilon"])

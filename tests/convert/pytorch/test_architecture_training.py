@@ -28,16 +28,16 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("case", "mode", "head"),
+    ("case", "mode", "head", "keys"),
     [
-        ("Phi-2", "lossless", "plain"),
-        ("Phi-3 mini 4k, window", "shared", "conditioned"),
-        ("Gemma 2", "shared", "plain"),
-        ("Gemma 2", "lossless", "conditioned"),
-        ("OPT", "shared", "plain"),
+        ("Phi-2", "lossless", "plain", 0),
+        ("Phi-3 mini 4k, window", "shared", "conditioned", 4),
+        ("Gemma 2", "shared", "plain", 0),
+        ("Gemma 2", "lossless", "conditioned", 4),
+        ("OPT", "shared", "plain", 4),
     ],
 )
-def test_learns_and_converts(case, mode, head, data, tmp_path):
+def test_learns_and_converts(case, mode, head, keys, data, tmp_path):
     """The loss falls, in bfloat16 it starts the same, and MLX computes the same afterwards."""
     hf = tmp_path / "hf"
     random_model(case, VOCAB).save_pretrained(hf)
@@ -48,6 +48,7 @@ def test_learns_and_converts(case, mode, head, data, tmp_path):
         output=tmp_path / "run",
         mode=mode,
         stream_head=head,
+        stream_keys=keys,
         num_msa_layers=2,
         batch_size=8,
         iters=16,
@@ -69,6 +70,7 @@ def test_learns_and_converts(case, mode, head, data, tmp_path):
     assert bool(model.adapter.lora) == (mode == "shared")
     assert model.streams.config.mode == mode
     assert (model.streams.head is not None) == (head == "conditioned")
+    assert model.streams.config.stream_keys == keys
 
 
 def test_segments_change_nothing():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from specstream_mlx.convert.pytorch import losses
+from specstream_mlx.convert.pytorch import losses, reference
 from specstream_mlx.convert.pytorch.losses import (
     Batch,
     count_correct,
@@ -43,6 +43,7 @@ VARIANTS = {
         "value_rotation_epsilon": 0.4,
     },
     "conditioned head": CONDITIONED,
+    "few keys": {"stream_keys": 3},
 }
 HEADS = {"plain": {}, "conditioned": CONDITIONED}
 
@@ -106,11 +107,14 @@ def brute_force(model, tokens, stream_from):
                     sees[r, s] = config.mode == "shared" and other == p
                 else:
                     sees[r, s] = other == p and i <= j
-        heads = []
-        for head in range(q.shape[1]):
-            group = head // (q.shape[1] // k.shape[1])
-            scores = q[:, head] @ k[:, group].T / math.sqrt(d)
-            heads.append(scores.masked_fill(~sees, -math.inf).softmax(-1) @ v[:, group])
+        group = [head // (q.shape[1] // k.shape[1]) for head in range(q.shape[1])]
+        scores = [q[:, head] @ k[:, kv].T / math.sqrt(d) for head, kv in enumerate(group)]
+        if config.stream_keys:
+            hide_unlikely(sees, rows, scores, config.stream_keys)
+        heads = [
+            one.masked_fill(~sees, -math.inf).softmax(-1) @ v[:, kv]
+            for one, kv in zip(scores, group, strict=True)
+        ]
         x = x + attention.o_proj(torch.cat(heads, dim=-1))
         normed = layer.post_attention_layernorm(x)
         out = layer.mlp(normed)
@@ -122,6 +126,18 @@ def brute_force(model, tokens, stream_from):
         x = x + out
         layers.append((list(rows), x))
     return layers
+
+
+def hide_unlikely(sees, rows, scores, count):
+    """Leave streams the ``count`` main rows alone that their own main row weighs most."""
+    main = sum(j == 0 for _, j in rows)
+    weights = sum(
+        one[:main, :main].masked_fill(~sees[:main, :main], -math.inf).softmax(-1) for one in scores
+    )
+    for r, (p, j) in enumerate(rows):
+        if j:
+            best = sorted(range(p + 1), key=lambda s: -weights[p, s])
+            sees[r, best[count:]] = False
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -143,6 +159,39 @@ def test_equals_brute_force_layer_by_layer(mode, name):
                 else:
                     got = out.trunk.stream_layers[index - first + 1][item, p - start + 1, j - 1]
                 torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4, msg=f"{index} {row}")
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_few_keys_change_the_streams_and_enough_keys_nothing(mode):
+    batch = tiny_batch()
+    every, enough, few = (run(tiny_model(mode, stream_keys=n), batch) for n in (0, 12, 3))
+    assert torch.equal(enough.stream_logits, every.stream_logits)
+    assert torch.equal(enough.main_logits, every.main_logits)
+    assert (few.stream_logits - every.stream_logits)[every.valid].abs().max() > 1e-2
+    assert torch.equal(few.main_logits, every.main_logits) == (mode == "lossless")
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_selection_carries_no_gradient(mode, monkeypatch):
+    """Gradients are those with the same mask given."""
+    batch, found = tiny_batch(), {}
+    alphas = default_alphas(mode, 3)
+    right, masks = reference.likeliest_keys, []
+
+    def noted(*args):
+        masks.append(right(*args))
+        return masks[-1]
+
+    for way in (noted, lambda *args: masks.pop(0)):
+        monkeypatch.setattr(reference, "likeliest_keys", way)
+        model = tiny_model(mode, stream_keys=3)
+        n_gram_loss(model, batch, alphas).total.backward()
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        found[way] = {name: parameter.grad for name, parameter in trained}
+    (first, again) = found.values()
+    assert not masks
+    for name, gradient in first.items():
+        assert torch.equal(gradient, again[name]), name
 
 
 @pytest.mark.parametrize(("kv_heads", "tied"), [(1, False), (2, True), (4, False)])

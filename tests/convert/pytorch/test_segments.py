@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
 
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
+KINDS = {"all": {}, "few keys": {"stream_keys": 3}}
 
 
 class PeakMemory(TorchDispatchMode):
@@ -51,11 +52,11 @@ def gradients(model, batch, segments):
     return loss, found
 
 
-@pytest.mark.parametrize("kind", ["all", "conditioned head", "conditioned head alone"])
+@pytest.mark.parametrize("kind", [*KINDS, "conditioned head", "conditioned head alone"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_loss_and_gradients_are_those_of_one_piece(mode, kind):
     """Also with more segments than positions."""
-    model = tiny_model(mode, **({} if kind == "all" else CONDITIONED))
+    model = tiny_model(mode, **KINDS.get(kind, CONDITIONED))
     if kind == "conditioned head alone":
         model.freeze_all_but_head()
     batch = tiny_batch(lengths=(21, 30, 7), stream_from=(4, 9, 1))

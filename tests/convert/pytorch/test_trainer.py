@@ -435,6 +435,7 @@ def test_bad_line_is_named(tmp_path, line):
         ({"stream_head": "other"}, "stream_head is 'other'"),
         ({"stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
         ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
+        ({"stream_keys": -1}, "stream_keys is -1, expected an integer of at least 0"),
         ({"train": "streams"}, "train is 'streams', expected 'all' or 'head'"),
         ({"train": "head"}, "train is 'head' with stream_head 'plain', expected 'conditioned'"),
         (

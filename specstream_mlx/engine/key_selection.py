@@ -1,0 +1,159 @@
+"""Streams that attend to their main row's likeliest keys alone (arXiv 2402.11131, App. H.1).
+
+What is selected is said at ``stream_keys`` of ``StreamConfig``. A layer's mask is asked for before
+its queries are known, so a pass in which streams select keys hands out a mask of its own for every
+layer and narrows it in place as soon as the layer's keys are there. Streams that are deferred share
+one main row: there the selected rows are gathered instead, and attention reads no others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import QuantizedKVCache
+
+from .kv import StackedKVCache, UncommittedRows
+from .rows import Rows
+
+
+class AskingRows(UncommittedRows):
+    """The new rows of a layer that tells what they ask with.
+
+    Attributes:
+        queries: (sequences, heads, rows, head_dim), rotated and scaled, once the layer has asked.
+    """
+
+    queries: mx.array
+
+    def ask(self, queries: mx.array, softcap: float | None) -> None:
+        """Be told the layer's queries; this comes before ``update_and_fetch``.
+
+        Args:
+            queries: (sequences, heads, rows, head_dim), rotated and scaled.
+            softcap: cap of the layer's scores; ``None``: none.
+        """
+        self.queries, self._softcap = queries, softcap
+
+
+@dataclass(frozen=True)
+class KeySelection:
+    """What the streams of a pass select among.
+
+    Attributes:
+        count: main rows that a stream attends to, ``stream_keys``.
+        num_streams: streams beside each main row that has some.
+        main: main rows behind the committed ones, of this pass or of an earlier one of the step.
+        beside: main rows of this pass that have streams; ``None``: all.
+        asked: (sequences, heads, 1, head_dim) queries of the only main row with streams, where it
+            is one of an earlier pass; ``None``: this pass has the main rows.
+    """
+
+    count: int
+    num_streams: int
+    main: int
+    beside: Sequence[int] | None = None
+    asked: mx.array | None = None
+
+
+class SelectingRows(AskingRows):
+    """The new rows of a layer in which streams select keys: main rows, if any, before streams.
+
+    Args:
+        cache, rows, skip, map_values: see ``UncommittedRows``.
+        selection: what the streams select among.
+    """
+
+    def __init__(
+        self,
+        cache: Any,
+        rows: Rows,
+        skip: int,
+        map_values: Callable[[mx.array], mx.array] | None,
+        selection: KeySelection,
+    ):
+        super().__init__(cache, rows, skip, map_values)
+        self._selection = selection
+        stacked = isinstance(cache, StackedKVCache)
+        main = cache.offset + selection.main
+        self._first = selection.main if selection.asked is None else 0
+        self._gathers = not (
+            selection.asked is None or stacked or isinstance(cache, QuantizedKVCache)
+        )
+        most = cache.columns if stacked else min(main, getattr(cache, "window", main))
+        self._selects = selection.count < most  # else streams see what their main rows see
+        self._main = main[:, None, None, None] if stacked else main
+
+    def make_mask(
+        self, count: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """See ``UncommittedRows``; the array is narrowed by ``update_and_fetch``."""
+        mask = super().make_mask(count, return_array, window_size)
+        if not self._selects:
+            return mask
+        if self._gathers:
+            self._seen, behind = mx.split(mask, [self._main], axis=1)
+            chosen = mx.ones((count, self._selection.count), mx.bool_)
+            self._mask = mx.concatenate([chosen, behind], axis=1)
+        else:
+            self._mask = mx.array(mask)  # a copy, since other layers select other keys
+        return self._mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """See ``UncommittedRows``; deferred streams get the selected rows and their own."""
+        keys, values = super().update_and_fetch(keys, values)
+        if not self._selects:
+            return keys, values
+        if self._gathers:
+            return self._gathered(keys, values)
+        self._narrow(keys)
+        return keys, values
+
+    def _narrow(self, keys: Any) -> None:
+        """Hide the main rows that are not selected from the streams."""
+        selection, mask, first = self._selection, self._mask, self._first
+        is_main = mx.arange(mask.shape[-1]) < self._main
+        seen = mask[..., first :: selection.num_streams, :] & is_main
+        queries = selection.asked
+        if queries is None:
+            chosen = selection.beside
+            rows = mx.arange(selection.main) if chosen is None else mx.array(chosen)
+            queries = mx.take(self.queries, rows, axis=2)
+        weights = self._weights(queries, keys, seen).reshape(seen.shape)
+        least = mx.topk(weights, min(selection.count, weights.shape[-1])).min(-1, keepdims=True)
+        stays = (weights >= least) | ~is_main
+        mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
+
+    def _gathered(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The selected rows and, behind them, the streams' own."""
+        count, seen = self._selection.count, self._seen[:1]
+        weights = self._weights(self._selection.asked, keys[:, :, : self._main], seen)
+        # Of rows that weigh the same at the border some are left out: the number is fixed here.
+        best = mx.argpartition(-weights.reshape(-1), kth=count - 1)[:count]
+        self._mask[:, :count] = mx.take(seen, best, axis=1)  # it may see fewer than that
+        own = mx.arange(self._main, keys.shape[2], dtype=best.dtype)
+        rows = mx.concatenate([best, own])
+        return mx.take(keys, rows, axis=2), mx.take(values, rows, axis=2)
+
+    def _weights(self, queries: mx.array, keys: Any, seen: mx.array) -> mx.array:
+        """What main rows weigh keys by, (sequences, 1, rows, columns) in float32; -1: not seen.
+
+        Args:
+            queries: (sequences, heads, rows, head_dim) of the main rows, scaled.
+            keys: as the cache has them, of so many columns.
+            seen: (rows, columns) or (sequences, 1, rows, columns) bool, what the main rows see.
+        """
+        sequences, heads, rows, size = queries.shape
+        quantized = isinstance(self._cache, QuantizedKVCache)
+        kv_heads = (keys[0] if quantized else keys).shape[1]
+        grouped = queries.reshape(sequences, kv_heads, -1, size)
+        if quantized:
+            kind = {"group_size": self.group_size, "bits": self.bits}
+            scores = mx.quantized_matmul(grouped, *keys, transpose=True, **kind)
+        else:
+            scores = grouped @ keys.swapaxes(2, 3)
+        scores = scores.reshape(sequences, heads, rows, -1).astype(mx.float32)
+        if self._softcap is not None:
+            scores = mx.tanh(scores / self._softcap) * self._softcap
+        weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1).sum(axis=1, keepdims=True)
+        return mx.where(seen, weights, -1.0)

@@ -1,0 +1,236 @@
+"""Streams that attend to their main row's likeliest keys alone (``stream_keys``)."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from architecture_models import pair
+from brute_force import forward
+from mlx_lm.models import llama
+from random_models import (
+    PLACED,
+    PROMPT,
+    STREAMS,
+    TREES,
+    Oracle,
+    assert_close,
+    assert_lossless,
+    assert_same_tokens,
+    decoder_after,
+    empty_tree,
+    paired,
+    random_prompt,
+    relative_error,
+    sequel,
+    speculative_model,
+    take,
+    tokens_of,
+    true_tree,
+)
+from tiny_models import tiny_streams
+from trees import full_tree
+
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.key_selection import SelectingRows
+from specstream_mlx.engine.kv import StackedKVCache, make_caches
+from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.models.streams import Streams
+
+WAYS = ["beside", "deferred"]
+BASES = ["grouped heads, tied", "one kv head, untied", "sliding windows"]
+
+
+KINDS = ["adapter", "value rotation", "every layer"]
+
+
+def few_keys(base="grouped heads, tied", keys=3, kind="adapter", **fields):
+    return speculative_model(base, stream_keys=keys, **STREAMS[kind], **fields)
+
+
+def expected_at(model, tree, result, prompt=PROMPT):
+    """The reference's stream logits at the accepted node, of the path to it alone."""
+    kept = np.arange(len(tree)) if result.kept is None else np.array(result.kept)
+    path = tree.tokens[tree.path(int(kept[result.last.item()]))].tolist()
+    tokens = [*prompt[:-1], *path]
+    start = len(prompt) - 1 if model.mode == "shared" else len(tokens) - 1
+    _, streams, _ = forward(model.model, model.config, tokens, model.streams, start)
+    return streams[len(tokens) - 1]
+
+
+@pytest.mark.parametrize(
+    ("way", "base", "mode", "kind", "keys", "settings"),
+    paired(
+        WAYS,
+        BASES,
+        ["lossless", "lossless", "shared"],
+        KINDS,
+        [1, 3, 5],
+        ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}),
+        count=20,
+    ),
+)
+def test_streams_equal_those_of_the_path_alone(way, base, mode, kind, keys, settings):
+    """In every placement and tree; with a window they select within it."""
+    model = few_keys(base, keys, kind, mode=mode)
+    tree = true_tree(model)
+    result = take(decoder_after(model, PROMPT), tree, way, **settings)
+    assert_close(result.stream_logits, expected_at(model, tree, result))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_streams_beside_some_nodes_select_by_their_own_main_row(base, monkeypatch):
+    model = few_keys(base)
+    tree = true_tree(model)
+    last = take(decoder_after(model, PROMPT), tree, "beside").last.item()
+    assert 0 < last < len(tree) - 1
+    chosen = np.array([0, last, len(tree) - 1])
+    monkeypatch.setattr(DraftTree, "likeliest_last", lambda *_: chosen)
+    result = take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=3)
+    assert result.has_streams.item()
+    assert_close(result.stream_logits, expected_at(model, tree, result))
+
+
+@pytest.mark.parametrize(("mode", "way"), [("lossless", "beside"), ("lossless", "deferred"),
+                                           ("shared", "beside")])  # fmt: skip
+def test_few_keys_change_the_streams_and_enough_keys_nothing(mode, way):
+    """Exactly nothing, and the main stream is the base's in lossless mode whatever they see."""
+    found, tree = {}, None
+    for keys in (0, 3, 500):
+        model = few_keys(keys=keys, mode=mode)
+        tree = tree or true_tree(model)
+        found[keys] = take(decoder_after(model, PROMPT), tree, way)
+    for name in ("logits", "stream_logits"):
+        assert (getattr(found[500], name) == getattr(found[0], name)).all()
+    errors = {
+        name: relative_error(getattr(found[3], name), getattr(found[0], name))
+        for name in ("logits", "stream_logits")
+    }
+    assert errors["stream_logits"] > 1e-2
+    assert errors["logits"] > 1e-2 if mode == "shared" else errors["logits"] <= 1e-4
+
+
+@pytest.mark.parametrize(("way", "base"), paired([*WAYS, "beside three"], BASES, count=6))
+def test_lossless_text_is_mlx_lms(way, base, monkeypatch):
+    settings = {"stream_nodes": 3} if way == "beside three" else PLACED[way]
+    model, expected = few_keys(base, seed=1), sequel(base)
+    oracle = Oracle(expected).install(monkeypatch)
+    assert_lossless(model.model, PROMPT, tokens_of(model, PROMPT, 24, **settings), expected)
+    assert oracle.longest >= 3
+
+
+@pytest.mark.parametrize(("tree", "base"), paired(TREES, BASES))
+def test_shared_text_is_that_of_one_token_a_step(tree, base):
+    model = few_keys(base, mode="shared", seed=1)
+    expected, logits, _ = empty_tree(model, 20)
+    found = tokens_of(model, PROMPT, 20, **TREES[tree])
+    assert_same_tokens(found, expected, logits.__getitem__)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_many_keys_as_the_path_has_hide_none(way):
+    """Though the tree has rows beside it, so that there is something to select among."""
+    tree = true_tree(few_keys())
+    every, enough = (
+        take(decoder_after(few_keys(keys=keys), PROMPT), tree, way)
+        for keys in (0, len(PROMPT) + int(tree.depths.max()))
+    )
+    assert len(PROMPT) - 1 + len(tree) > len(PROMPT) + tree.depths.max()
+    assert_close(enough.stream_logits, every.stream_logits)
+
+
+def test_deferred_streams_read_no_other_keys(monkeypatch):
+    """Attention of their pass is over the selected rows and their own."""
+    model, columns = few_keys(), []
+    right = llama.scaled_dot_product_attention
+
+    def watched(queries, keys, *args, **kwargs):
+        columns.append((queries.shape[2], keys.shape[2]))
+        return right(queries, keys, *args, **kwargs)
+
+    decoder, tree = decoder_after(model, PROMPT), true_tree(model)
+    monkeypatch.setattr(llama, "scaled_dot_product_attention", watched)
+    take(decoder, tree, "deferred")
+    nodes, rows = len(tree), len(PROMPT) - 1 + len(tree)
+    # Its last two layers have streams; the first pass runs through all four.
+    assert columns == [(nodes, rows)] * 4 + [(3, 3 + 3)] * 2
+
+
+@pytest.mark.parametrize("case", ["Qwen3 0.6B, tied", "OPT"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_over_a_quantized_cache(bits, case, monkeypatch):
+    """Weights are those of the rows as they are stored; deferred streams are those beside."""
+    found, prompt, weighed = pair(case).model, random_prompt(13, vocab_size=90), []
+
+    def watched(rows, queries, keys, seen):
+        weights = WEIGHTS(rows, queries, keys, seen)
+        weighed.append((weights, queries, keys, seen))
+        return weights
+
+    monkeypatch.setattr(SelectingRows, "_weights", watched)
+    logits, tree = {}, full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
+    for keys in (0, 3):
+        config = replace(found.streams.config, stream_keys=keys)
+        streams = Streams(config)
+        streams.load_weights(list(tiny_streams(config).items()))
+        for way in WAYS:
+            decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
+            decoder.prefill(mx.array(prompt[:-1]))
+            KVQuantization(bits, 64, 0).apply(decoder.caches)
+            logits[keys, way] = take(decoder, tree, way).stream_logits
+    assert_close(logits[3, "deferred"], logits[3, "beside"])
+    assert relative_error(logits[3, "beside"], logits[0, "beside"]) > 1e-2
+    for weights, queries, keys, seen in weighed:
+        stored = mx.dequantize(*keys, group_size=64, bits=bits)
+        stored = mx.repeat(stored, queries.shape[1] // stored.shape[1], axis=1)
+        scores = np.where(np.array(seen), np.array(queries @ stored.swapaxes(2, 3)), -np.inf)
+        expected = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = (expected / expected.sum(-1, keepdims=True)).sum(1, keepdims=True)
+        assert_close(weights, np.where(np.array(seen), expected, -1))
+    assert len(weighed) == 2 * found.streams.config.num_msa_layers
+
+
+@pytest.mark.parametrize(("way", "mode"), [*((way, "lossless") for way in WAYS),
+                                           ("beside", "shared")])  # fmt: skip
+def test_several_sequences_select_as_each_does_alone(way, mode):
+    model, prompts = few_keys(mode=mode), [random_prompt(n, seed=n) for n in (9, 2, 30)]
+    places = np.arange(3, dtype=np.int32)
+    tokens = np.array([[prompt[-1], 5, 6] for prompt in prompts], np.int32)
+    alone = [decoder_after(model, prompt) for prompt in prompts]
+    caches = [StackedKVCache(layer, 12) for layer in zip(*(d.caches for d in alone), strict=True)]
+    settings = DraftSettings(tree_width=1, **PLACED[way])
+    found = Decoder(model.model, model.streams, caches).step(
+        DraftTree(tokens, places - 1, places), settings, VerifyRule()
+    )
+    for number, decoder in enumerate(alone):
+        tree = DraftTree(tokens[number], places - 1, places)
+        expected = decoder.step(tree, settings, VerifyRule())
+        assert_close(found.stream_logits[number], expected.stream_logits)
+        assert_close(found.logits[number], expected.logits)
+
+
+def the_least(rows, *args):
+    weights = WEIGHTS(rows, *args)
+    return mx.where(weights < 0, weights, 1e3 - weights)
+
+
+def of_one_head(rows, queries, keys, seen):
+    kept = mx.arange(queries.shape[1])[:, None, None] == 0
+    return WEIGHTS(rows, mx.where(kept, queries, 0), keys, seen)
+
+
+WEIGHTS = SelectingRows._weights
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", [the_least, of_one_head])
+def test_a_planted_error_is_noticed(wrong, way, monkeypatch):
+    """Negative control."""
+    model = few_keys()
+    tree = true_tree(model)
+    monkeypatch.setattr(SelectingRows, "_weights", wrong)
+    result = take(decoder_after(model, PROMPT), tree, way)
+    assert relative_error(result.stream_logits, expected_at(model, tree, result)) > 1e-2
