@@ -225,7 +225,7 @@ def test_without_lookup_a_repeated_prompt_drafts_nothing(tmp_path):
     expected = plain_tokens(model.model, prompt, 40)
     for lookup in (True, False):
         pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
-        pace.costs.curve = curve(none=(1.0, 0.0))
+        pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.0))
         drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"], lookup)
         steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
         assert [token for step in steps for token in step.tokens][:40] == expected
