@@ -1,0 +1,125 @@
+"""What heads of the streams cost: plain, conditioned on all tokens or shortlists, draft vocabularies.
+
+    python -m benchmarks.studies.stream_heads
+    python -m benchmarks.studies.stream_heads --random-llama 4x2048 --vocabulary 128256
+
+Times a step of the decoder itself, with deferred streams, on a random Llama with a large
+vocabulary: a chain of drafts, and the streams of the accepted node, which guess for the next tree.
+A conditioned head over all tokens reads the LM head once for each stream; ``shortlists`` read it
+once for all streams, and a draft vocabulary has fewer rows to read. All kinds take turns.
+"""
+
+import random
+import time
+from pathlib import Path
+from typing import Annotated
+
+import mlx.core as mx
+import numpy as np
+import typer
+
+from specstream_mlx import DraftSettings
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.hardware import device
+from specstream_mlx.models.streams import Streams
+
+from ..drift import without_drift
+from ..random_llama import Size, random_llama
+from ..report import RESULTS, machine_suffix, measured_on, table, write_report
+
+MAIN_ROWS, STREAMS, MSA_LAYERS, CONTEXT, RANK, WIDTH = 5, 4, 2, 128, 128, 4
+NO_STREAMS = "no streams"
+
+COLUMNS = {
+    "head of the streams": "{head}",
+    "tokens that may be drafted": "{tokens:,}",
+    "ms a step": "{ms:.1f}",
+    "over a step without streams": "{more:.1f}",
+}
+
+
+def streams_of(size: Size, head: str, draft_vocabulary: int) -> Streams:
+    """Untrained lossless streams."""
+    conditioned = head != "plain"
+    config = StreamConfig(
+        mode="lossless",
+        num_streams=STREAMS,
+        num_msa_layers=MSA_LAYERS,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        stream_mlp="adapter",
+        stream_adapter_rank=8,
+        stream_head="conditioned" if conditioned else "plain",
+        stream_head_rank=RANK if conditioned else 0,
+        draft_vocabulary=draft_vocabulary,
+        pruner_rank=0,
+    )
+    streams = Streams(config)
+    mx.eval(streams.parameters())
+    return streams
+
+
+@one_line_errors
+def main(
+    llama: Annotated[
+        str, typer.Option("--random-llama", metavar="LAYERSxHIDDEN", help="Its size.")
+    ] = "8x1024",
+    vocabulary: Annotated[int, typer.Option(help="Tokens of the model.", min=256)] = 128_256,
+    draft_vocabulary: Annotated[
+        int, typer.Option(help="Tokens of the smaller draft vocabulary.", min=256)
+    ] = 32_768,
+    runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
+    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+) -> None:
+    """Time a step with each kind of stream head."""
+    size = Size.parse(llama)
+    model, config = random_llama(size.layers, size.hidden, vocabulary)
+    caches = make_caches(model, config)
+    for cache in caches:
+        rows = mx.random.normal((2, 1, config["num_key_value_heads"], CONTEXT, 64))
+        cache.update_and_fetch(*rows.astype(model.model.norm.weight.dtype))
+        mx.eval(cache.state)
+    kinds: dict[tuple[str, int], tuple[Decoder, DraftSettings]] = {}
+    drafts = DraftSettings(tree_width=WIDTH)
+    for head in ("plain", "conditioned, all tokens", "conditioned, shortlists"):
+        for tokens in (vocabulary, draft_vocabulary):
+            streams = streams_of(size, head, tokens if tokens < vocabulary else 0)
+            decoder = Decoder(model, streams, caches, shortlists=head.endswith("shortlists"))
+            kinds[head, tokens] = decoder, drafts
+    kinds[NO_STREAMS, 0] = kinds["plain", vocabulary][0], DraftSettings(num_streams=0)
+    places = np.arange(MAIN_ROWS, dtype=np.int32)
+    tree = DraftTree(places, places - 1, places)
+    timings: list[tuple[tuple[str, int], float]] = []
+    order = random.Random(0)
+    for number in range(runs + 1):
+        for kind in order.sample(list(kinds), len(kinds)):
+            decoder, settings = kinds[kind]
+            began = time.perf_counter()
+            mx.eval(decoder.step(tree, settings, VerifyRule()).arrays())
+            if number:
+                timings.append((kind, 1e3 * (time.perf_counter() - began)))
+    found = without_drift(timings)
+    bare = found[NO_STREAMS, 0]
+    rows = [
+        {"head": head, "tokens": tokens, "ms": ms, "more": ms - bare}
+        for (head, tokens), ms in found.items()
+    ]
+    rows.sort(key=lambda row: row["ms"])
+    facts = device.describe() | {"llama": llama, "vocabulary": vocabulary}
+    about = (
+        f"{measured_on(facts)}. Random Llama, {llama}, {vocabulary:,} tokens, tied; {STREAMS} "
+        f"deferred streams in {MSA_LAYERS} layers, heads of rank {RANK}, {WIDTH} candidates; a "
+        f"chain of {MAIN_ROWS} rows behind {CONTEXT} tokens."
+    )
+    name = f"stream-heads-{machine_suffix(facts)}"
+    lines = [about, "", *table(COLUMNS, rows)]
+    print(write_report(output, name, {"facts": facts, "rows": rows}, lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
