@@ -1,4 +1,4 @@
-"""What heads of the streams cost: plain, conditioned on all tokens or shortlists, draft vocabularies.
+"""What heads of streams cost: plain, conditioned on all tokens or on shortlists, over fewer tokens.
 
     python -m benchmarks.studies.stream_heads
     python -m benchmarks.studies.stream_heads --random-llama 4x2048 --vocabulary 128256
