@@ -2,9 +2,9 @@
 
     python -m specstream_mlx.convert.demo_model.bundle --work runs/adapters
 
-It takes ``base``, ``streams`` and the tasks' adapters from ``train_adapters`` and writes
-``bundled/base``, ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, adapters in
-float16, at most 45 MB in all. Each part appears complete or not at all.
+It takes ``base``, ``streams`` and the tasks' adapters from ``train_adapters``, with heads where
+they were trained, and writes ``bundled/base``, ``bundled/streams`` and ``bundled/adapters/<task>``:
+MLX format, adapters in float16, at most 45 MB in all. Each part appears complete or not at all.
 """
 
 import json
@@ -64,6 +64,12 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
+def trained(work: Path, part: str) -> Path:
+    """The adapter directory of a part, with its head if that was trained; it may not exist."""
+    with_head = work / f"{part}-head" / "adapter"
+    return with_head if with_head.exists() else work / part / "adapter"
+
+
 def collect(work: Path, scratch: Path) -> list[str]:
     """Write all parts to ``scratch``.
 
@@ -83,9 +89,9 @@ def collect(work: Path, scratch: Path) -> list[str]:
     if not adapters:
         raise UserError(f"{work} has no <task>/adapter, expected at least one finished task")
     copy_base(work / "base", scratch / "base")
-    copy_adapter(work / "streams" / "adapter", work / "base", scratch / "streams")
+    copy_adapter(trained(work, "streams"), work / "base", scratch / "streams")
     for name in adapters:
-        copy_adapter(work / name / "adapter", work / "base", scratch / "adapters" / name)
+        copy_adapter(trained(work, name), work / "base", scratch / "adapters" / name)
     if (total := size_of(scratch)) > MOST_BYTES:
         raise UserError(
             f"base, streams and {len(adapters)} adapters have {total / 1e6:.1f} MB, "

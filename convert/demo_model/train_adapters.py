@@ -7,9 +7,11 @@ The named parts are made one after the other, and those that are finished are sk
 command resumes. ``base`` quantizes the base. ``streams`` trains the lossless streams on the greedy
 output of the quantized base. ``shared`` trains one shared-mode adapter on all tasks, which is not
 shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter on
-items without instruction, which the adapter holds. All text comes from the mixture, and parts end
-after a number of steps, so a run that is stopped for a while loses nothing. PyTorch trains on the
-quantized values, expanded to float32: the streams must predict their output.
+items without instruction, which the adapter holds. ``heads`` gives the streams of all finished
+parts heads that know the token before, trained on what base and adapters write. All text comes from
+the mixture, and parts end after a number of steps, so a run that is stopped for a while loses
+nothing. PyTorch trains on the quantized values, expanded to float32: the streams must predict their
+output.
 """
 
 import json
@@ -23,6 +25,8 @@ from mlx_lm import batch_generate
 from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, save
 from rich.console import Console
 
+from specstream_mlx.adapters.description import describe
+from specstream_mlx.batch import batch_generate as generate_with_streams
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import Mode, UserError
@@ -32,6 +36,7 @@ from specstream_mlx.staging import staged_directory, staged_file
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
+from ..to_mlx.adapter import convert_adapter
 from . import mixture, tasks
 from .typed_dev import typed_dev
 
@@ -39,6 +44,11 @@ GROUP_SIZE = 64
 AT_ONCE = 512
 STEPS = {"streams": 1000, "shared": 600, "proofread": 400}
 TASK_STEPS = 200
+HEAD_STEPS = 150
+HEAD_ITEMS = 600
+"""Texts that an adapter writes for the training of its head."""
+LORA_RANK = 14
+"""With it, base, streams and eight adapters with heads stay below what the package may have."""
 MOST_TOKENS = 512
 """Tokens of a training item; a batch of longer ones takes too much memory."""
 EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
@@ -226,7 +236,7 @@ def settings_of(
         data=data,
         valid_data=valid_data,
         mode="shared",
-        lora_rank=16,
+        lora_rank=LORA_RANK,
         prompt_template=template,
         learning_rate=2e-3 if start else 3e-3,
         # What a proofread text needs most is an exact main stream.
@@ -235,10 +245,93 @@ def settings_of(
     )
 
 
+def adapter_outputs(work: Path, task: str, prompts: list[str], max_tokens: int = 200) -> list[str]:
+    """What a task's adapter writes for prompts, greedily and with its streams.
+
+    Args:
+        work: the work directory.
+        task: its name.
+        prompts: texts without instruction.
+        max_tokens: most tokens of a completion.
+    """
+    converted = work / task / "mlx"
+    if not converted.exists():
+        convert_adapter(work / task / "adapter", work / "base", converted)
+    model, tokenizer = load_for_decoding(work / "base", adapter_path=converted)
+    ids = [chat_prompt(tokenizer, prompt, model.prompt_template) for prompt in prompts]
+    outputs: list[str] = []
+    for start in track(range(0, len(ids), 64), f"{task}: greedy output"):
+        group = ids[start : start + 64]
+        outputs += generate_with_streams(
+            model, tokenizer, group, max_tokens=max_tokens, speculation=False
+        ).texts
+    return outputs
+
+
+def head_data(work: Path, part: str, count: int, seed: int) -> Path:
+    """Write what a part's head trains on: texts that the base or the adapter itself writes.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
+    if part == "streams":
+        return stream_data(work, count, seed)
+    path = work / f"{part}-written.jsonl"
+    if not path.exists():
+        data = task_data(work, part, count, seed).read_text().splitlines()
+        prompts = [json.loads(line)["prompt"] for line in data[:HEAD_ITEMS]]
+        write_data(path, prompts, adapter_outputs(work, part, prompts))
+    return path
+
+
+def head_settings(
+    work: Path, part: str, rank: int, iters: int, items: int, seed: int
+) -> TrainSettings:
+    """The settings with which the head of a finished part is trained, on its frozen streams.
+
+    Args:
+        work: the work directory.
+        part: ``streams`` or the name of a task.
+        rank: of the head.
+        iters: steps.
+        items: training items of a task's adapter.
+        seed: seed of text and new weights.
+    """
+    adapter, output = work / part / "adapter", work / f"{part}-head"
+    config = describe(adapter).stream_config
+    shared = {} if part == "streams" else {"lora_rank": LORA_RANK}
+    return TrainSettings(
+        model=work / "expanded",
+        data=head_data(work, part, items, seed),
+        output=output,
+        init_adapter=adapter,
+        train="head",
+        stream_head="conditioned",
+        stream_head_rank=rank,
+        learning_rate=5e-3,
+        batch_size=16,
+        max_seq_length=MOST_TOKENS,
+        iters=iters,
+        seed=seed,
+        resume=(output / "checkpoint.pt").exists(),
+        prompt_template=config.prompt_template,
+        **{name: getattr(config, name) for name in _OF_STREAMS},
+        **shared,
+    )
+
+
+_OF_STREAMS = (
+    *("mode", "num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "stream_mlp"),
+    *("stream_adapter_rank", "pruner_rank", "pruner_form"),
+)
+"""What a run that trains the head alone has in common with the one that trained the streams."""
+
+
 @one_line_errors
 def main(
     parts: Annotated[
-        list[str], typer.Argument(help="Parts to make: base, streams, shared, names of tasks.")
+        list[str],
+        typer.Argument(help="Parts to make: base, streams, shared, names of tasks, heads."),
     ],
     base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
     work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
@@ -250,7 +343,7 @@ def main(
         int | None,
         typer.Option(
             help="Steps for each part. Default: streams 1000, shared 600, proofread 400, any other "
-            "task 200."
+            "task 200, each head 150."
         ),
     ] = None,
     lossless_msa_layers: Annotated[
@@ -266,6 +359,7 @@ def main(
             "there."
         ),
     ] = None,
+    head_rank: Annotated[int, typer.Option(help="Rank of the heads.")] = 64,
     items: Annotated[int, typer.Option(help="Training items of a task's adapter.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the new weights.")] = 0,
 ) -> None:
@@ -277,6 +371,11 @@ def main(
         if part == "base":
             if not (work / "expanded" / "config.json").exists():
                 quantize_base(base, work, bits)
+        elif part == "heads":
+            for name in ("streams", *tasks.TASKS):
+                finished = (work / name / "adapter").exists()
+                if finished and not (work / f"{name}-head" / "adapter").exists():
+                    train(head_settings(work, name, head_rank, iters or HEAD_STEPS, items, seed))
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 steps = iters or (None if minutes else STEPS.get(part, TASK_STEPS))
@@ -286,7 +385,9 @@ def main(
                 )
         else:
             known = ", ".join(tasks.TASKS)
-            raise UserError(f"unknown part {part!r}, expected base, streams, shared, {known}")
+            raise UserError(
+                f"unknown part {part!r}, expected base, streams, shared, heads, {known}"
+            )
         console.print(f"{part}: done")
 
 

@@ -5,6 +5,9 @@ import random
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, train_adapters
+from specstream_mlx.convert.demo_model.bundle import trained
+
+from specstream_mlx.config import StreamConfig
 
 MSA_LAYERS = {"lossless": 6, "shared": 3}
 
@@ -70,3 +73,29 @@ def test_a_part_that_starts_from_another_moves_its_embeddings_less(tmp_path):
     assert begun.init_adapter == tmp_path
     assert begun.embedding_learning_rate < new.embedding_learning_rate
     assert begun.learning_rate < new.learning_rate
+
+
+def test_a_head_is_trained_on_what_its_adapter_writes_and_on_frozen_streams(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        train_adapters, "adapter_outputs", lambda work, task, prompts: [f"by {p}" for p in prompts]
+    )
+    config = StreamConfig("shared", 3, 16, 5, num_streams=2, prompt_template="{text}!")
+    directory = tmp_path / "sql" / "adapter"
+    directory.mkdir(parents=True)
+    (directory / "speculative_streaming.json").write_text(json.dumps(config.to_dict()))
+    found = train_adapters.head_settings(tmp_path, "sql", 32, 7, 24, 0)
+    found.check()
+    assert (found.train, found.stream_head, found.stream_head_rank) == ("head", "conditioned", 32)
+    assert (found.init_adapter, found.output) == (directory, tmp_path / "sql-head")
+    assert (found.num_msa_layers, found.num_streams) == (3, 2)
+    assert found.prompt_template == "{text}!"
+    assert found.lora_rank == settings(tmp_path, "sql").lora_rank
+    data = lines(found.data)
+    assert len(data) > 20
+    assert all(line["completion"] == "by " + line["prompt"] for line in data)
+
+
+def test_what_is_shipped_has_the_head_where_there_is_one(tmp_path):
+    assert trained(tmp_path, "sql") == tmp_path / "sql" / "adapter"
+    (tmp_path / "sql-head" / "adapter").mkdir(parents=True)
+    assert trained(tmp_path, "sql") == tmp_path / "sql-head" / "adapter"
