@@ -1,9 +1,9 @@
 """Executes a saved package with numpy, where there is no Core ML: slow, and exact about indices.
 
-``exact`` computes all floats in float32 and takes no notice of casts between them, which checks the
-graph without half precision's noise. ``fp16`` rounds every result to the type that it has in the
-program, as a device may. Either way it asserts what Core ML leaves undefined: indices of gathers and
-slices out of range, a state that is read twice, indices narrower than int32.
+``exact`` computes all floats in float32 and takes no notice of casts between them, which checks
+the graph without half precision's noise. ``fp16`` rounds every result to the type that it has in
+the program, as a device may. Either way it asserts what Core ML leaves undefined: indices of
+gathers and slices out of range, a state that is read twice, indices narrower than int32.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,9 +83,10 @@ class Package:
             values.update(zip(op.outputs, found, strict=True))
         return {var.name: values[var] for var in function.outputs}
 
-    def constant(self, op: Operation) -> np.ndarray:
-        """The value of a constant, a quantized one expanded."""
-        return self._constant(op)
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        """The constants of a function by their operations' names, quantized ones expanded."""
+        operations = self.functions[name].operations
+        return {op.name: self._constant(op) for op in operations if op.op_type.startswith("const")}
 
     def _constant(self, op: Operation) -> Any:
         if op not in self._constants:
@@ -199,8 +200,9 @@ def _slice_update(x, update, begin, end, **_):
     return x
 
 
-def _split(x, split_sizes, axis, **_):
-    return tuple(np.split(x, np.cumsum(split_sizes)[:-1], axis=axis))
+def _split(x, axis, split_sizes=None, num_splits=None):
+    places = num_splits if split_sizes is None else np.cumsum(split_sizes)[:-1]
+    return tuple(np.split(x, places, axis=axis))
 
 
 def _topk(x, k, axis, ascending=False, **_):

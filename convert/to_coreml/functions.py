@@ -9,10 +9,12 @@ tokens, the host commits only the true ones, by the ``length`` of its next call.
 
 ``step<n>``: ``inputIds``, ``positions``, ``parents`` (n), ``ancestors`` (n, n), ``length``,
 ``start`` (1), ``commit`` (most nodes) -> ``predictions`` (n), ``last`` (1), ``candidates``,
-``logProbs``. Its first act commits the accepted rows of the step before: the rows from ``start`` on
-are put into the order ``commit``, the accepted path first, then the others. Right after a prefill
-``start`` is ``length`` and ``commit`` is 0, 1, ... Nodes that fill up a tree have the parent -1, see
-themselves alone and are never accepted. Going back is a smaller ``length``.
+``logProbs``. Its first act commits the accepted rows of the step before: the rows from ``start``
+on are put into the order ``commit``, the accepted path first, then the others. Right after a
+prefill ``start`` is ``length`` and ``commit`` is 0, 1, ... Nodes that fill up a tree have the
+parent -1, see themselves alone and are never accepted. Going back is a smaller ``length``. A
+prefill commits nothing: what a step has accepted and no further step has committed goes into it
+again.
 
 ``candidates`` and ``logProbs`` are (gamma, k); of streams that know the token before they are
 (gamma, paths, k), with ``candidateParents`` (gamma, paths): see ``drafting.guesses.StreamGuesses``.
@@ -28,7 +30,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import coremltools as ct
-import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
@@ -93,8 +94,8 @@ def prefill(emission: Emission) -> Function:
         length, caches = inputs["length"], _read(function)
         positions = mb.add(x=length, y=np.arange(count, dtype=np.int32))
         causal = network.constants.dense(f"causal{count}", lambda: _hidden(np.tri(count))[None])
-        cos, sin = _angles(emission, network, positions)
-        rows = Rows(count, cos, sin, _behind(network, length, sizes), causal, count)
+        angles = _angles(emission, network, positions)
+        rows = Rows(count, *angles, _behind(network, length, sizes), causal, count)
         x, new = network.embed(inputs["inputIds"]), []
         last = len(network.layers) - 1
         for number in range(last):
@@ -123,8 +124,8 @@ def step(emission: Emission, count: int, sampling: bool = False) -> Function:
         caches = _committed(function, sizes)
         behind = _behind(network, length, sizes)
         seen = mb.cast(x=inputs["ancestors"], dtype="fp16")
-        cos, sin = _angles(emission, network, inputs["positions"])
-        rows = Rows(count, cos, sin, behind, _mask(seen), count)
+        angles = _angles(emission, network, inputs["positions"])
+        rows = Rows(count, *angles, behind, _mask(seen), count)
         x, new = network.embed(tokens), []
         first = streams.config.first_msa_layer if streams else len(network.layers)
         for number in range(first):
@@ -133,8 +134,8 @@ def step(emission: Emission, count: int, sampling: bool = False) -> Function:
         if streams is not None:
             beside = _Beside(network, streams, count)
             x = mb.concat(values=[x, beside.seeds(x)], axis=0)
-            cos, sin = _angles(emission, network, beside.positions(inputs["positions"]))
-            rows = Rows(x.shape[0], cos, sin, behind, _mask(beside.sees(seen)), count)
+            angles = _angles(emission, network, beside.positions(inputs["positions"]))
+            rows = Rows(x.shape[0], *angles, behind, _mask(beside.sees(seen)), count)
             for number in range(first, len(network.layers)):
                 x, *pair = _layer(network, number, x, rows, caches, beside)
                 new.append(pair)
@@ -297,9 +298,7 @@ def _layer(
 # Verification -----------------------------------------------------------------------------------
 
 
-def _last_accepted(
-    tokens: Var, parents: Var, ancestors: Var, predictions: Var, count: int
-) -> Var:
+def _last_accepted(tokens: Var, parents: Var, ancestors: Var, predictions: Var, count: int) -> Var:
     """(1,) the last accepted node: it and its ancestors are what was predicted before them.
 
     Siblings differ, so accepted nodes are one path, whose last node has the largest number.
@@ -365,29 +364,22 @@ def _put(cache: Var, rows: Var, begin: Var, count: int) -> Var:
     return mb.slice_update(x=cache, update=rows, begin=first, end=last)
 
 
-def _angles(emission: Emission, network: Network, positions: Var) -> tuple[Var, Var]:
-    """(rows, d / 2) cosines and sines at positions (rows,); tables are float32."""
-    streams = emission.streams
+def _angles(emission: Emission, network: Network, positions: Var) -> tuple[tuple[Var, Var], ...]:
+    """(rows, d / 2) cosines and sines at positions (rows,), for keys and, scaled, for queries.
+
+    The tables are float32, and so is the scale, which half precision would make another one.
+    """
+    streams, attention = emission.streams, network.layers[0].self_attn
     count = emission.sizes.rows + (streams.config.num_streams if streams else 0)
-    name = f"rope{count}"
-    found: list[mx.array] = []
 
-    def table(part_of: int) -> np.ndarray:
-        if not found:
-            rope = network.layers[0].self_attn.rope
-            found.append(rope_tables(rope, network.head_dim, count))
-        return found[0][part_of]
+    def tables() -> np.ndarray:
+        return rope_tables(attention.rope, network.head_dim, count)
 
+    table = network.constants.table(f"rope{count}", tables)
+    found = mb.gather(x=table, indices=positions, axis=0)
+    scaled = mb.mul(x=found, y=np.float32(attention.scale))
     return tuple(
-        mb.cast(
-            x=mb.gather(
-                x=network.constants.table(f"{name}.{kind}", lambda row=row: table(row)),
-                indices=positions,
-                axis=0,
-            ),
-            dtype="fp16",
-        )
-        for row, kind in enumerate(("cos", "sin"))
+        mb.split(x=mb.cast(x=both, dtype="fp16"), num_splits=2, axis=-1) for both in (found, scaled)
     )
 
 

@@ -28,16 +28,16 @@ class Rows:
 
     Attributes:
         count: rows.
-        cos: (rows, d / 2) factors of the rotary embedding at their positions.
-        sin: the same.
+        angles: (rows, d / 2) cosines and sines of the rotary embedding at their positions.
+        scaled: the same for queries, times the scale of scores.
         behind: (1, 1, cache rows) mask of the cache, alike for all rows.
         among: (1, rows, rows) mask of the new rows.
         main: rows that stand for text, the first ones; streams follow.
     """
 
     count: int
-    cos: Var
-    sin: Var
+    angles: tuple[Var, Var]
+    scaled: tuple[Var, Var]
     behind: Var
     among: Var
     main: int
@@ -139,7 +139,7 @@ class Network:
         queries = self._split(self.linear(f"{name}.q_proj", module.q_proj, x), self.heads, rows)
         if "q_norm" in module:
             queries = self.norm(f"{name}.q_norm", module.q_norm, queries)
-        queries = mb.mul(x=rotated(queries, rows), y=np.float16(module.scale))
+        queries = rotated(queries, rows.scaled)
         # Heads that share keys become rows of one product.
         group = self.heads // self.kv_heads
         folded = self.kv_heads, group * rows.count, self.head_dim
@@ -167,7 +167,7 @@ class Network:
         if "k_norm" in module:
             keys = self.norm(f"{name}.k_norm", module.k_norm, keys)
         values = self.linear(f"{name}.v_proj", module.v_proj, x)
-        return rotated(keys, rows), self._split(values, self.kv_heads, rows)
+        return rotated(keys, rows.angles), self._split(values, self.kv_heads, rows)
 
     def _split(self, x: Var, heads: int, rows: Rows) -> Var:
         """(heads, rows, d) of (rows, heads * d)."""
@@ -211,11 +211,11 @@ def rms_norm(x: Var, epsilon: float, twice: Var | None = None) -> Var:
     return part(both, x.rank - 1, 0, x.shape[-1])
 
 
-def rotated(x: Var, rows: Rows) -> Var:
-    """(heads, rows, d) rotated by the rows' positions."""
+def rotated(x: Var, angles: tuple[Var, Var]) -> Var:
+    """(heads, rows, d) rotated by cosines and sines (rows, d / 2)."""
     half = x.shape[-1] // 2
     first, second = mb.split(x=x, split_sizes=(half, half), axis=-1)
-    return turned(first, second, rows.cos, rows.sin)
+    return turned(first, second, *angles)
 
 
 def turned(first: Var, second: Var, cos: Var, sin: Var) -> Var:
@@ -233,7 +233,7 @@ def part(x: Var, axis: int, begin: int, end: int) -> Var:
 
 
 def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
-    """(2, count, d / 2) float32: what cosines and sines a layer's rope turns by at each position.
+    """(count, d) float32: cosines, then sines, by which a layer's rope turns at each position.
 
     A rope is linear in each pair, so it is asked about the pair (1, 0).
 
@@ -244,4 +244,4 @@ def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
     """
     unit = mx.array([1.0] * (size // 2) + [0.0] * (size // 2))
     found = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
-    return np.array(found)[0, 0].reshape(count, 2, size // 2).swapaxes(0, 1)
+    return np.array(found)[0, 0]

@@ -119,6 +119,10 @@ def check_adapter(
     keys = (fields.get("lora_parameters") or {}).get("keys") or ()
     if any(key.endswith("embed_tokens") for key in keys):
         raise UserError(f"{name}: LoRA on embed_tokens is not exported to Core ML")
+    if "lm_head" in keys and streams is not None and streams.draft_vocabulary:
+        raise UserError(
+            f"{name}: LoRA on lm_head beside a draft_vocabulary is not exported to Core ML"
+        )
     if streams is not None and streams.stream_keys:
         raise UserError(
             f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"

@@ -1,8 +1,8 @@
 """Weights as Core ML's constants: MLX's quantized groups stay what they are, all else is fp16.
 
-MLX holds a group as ``scale * q + bias``, Core ML as ``scale * (q - offset)`` with an offset of the
-data's own type. ``bias / scale`` is an integer in MLX's way of quantizing, up to rounding, so little
-is lost; where scale is negative, q counts from the other end instead.
+MLX holds a group as ``scale * q + bias``, Core ML as ``scale * (q - offset)`` with an offset of
+the data's own type. ``bias / scale`` is an integer in MLX's way of quantizing, up to rounding, so
+little is lost; where scale is negative, q counts from the other end instead.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,9 @@ _IN_FILE = 10
 _ROWS = 4096
 """Rows that are unpacked at a time, since MLX unpacks into floats."""
 
+_TINY = 6e-8
+"""Half precision's smallest number; what is less is no error of an encoding."""
+
 _WORST = 0.5
 """Steps by which an encoded weight may be off; beyond that another encoding is taken."""
 
@@ -29,7 +32,7 @@ class Groups:
     """A quantized matrix as Core ML holds it: ``scale * (q - offset)``.
 
     Attributes:
-        q: (out, in) uint8, below 16 where ``bits`` is 4.
+        q: (out, in) uint8, marked as uint4 for coremltools where ``bits`` is 4.
         scale: (out, groups) float16.
         offset: (out, groups), of q's type or float16.
         bits: 4 or 8, of the type that holds q.
@@ -68,9 +71,7 @@ class Encoding:
     error: float = 0.0
 
 
-def encode(
-    q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, container: int
-) -> Groups:
+def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, container: int) -> Groups:
     """Bring MLX's affine groups into Core ML's form.
 
     Offsets are integers of q's type if all groups have one there, else float16.
@@ -82,10 +83,11 @@ def encode(
         bits: of q.
         container: 4 or 8, of the type that will hold q.
     """
+    integers = types.np_uint4_dtype if container == 4 else np.uint8
     groups = scale.shape[1]
     blocks = q.reshape(len(q), groups, -1)
     low, high = blocks.min(-1), blocks.max(-1)
-    constant = low == high
+    constant = (low == high) | (scale == 0)
     turned = ~constant & (scale < 0)
     top = np.uint8(2**bits - 1)
     blocks = np.where(turned[..., None], top - blocks, blocks)
@@ -94,20 +96,19 @@ def encode(
     # A constant group is one value v, which its own scale and offset would lose: |v| * (q - z).
     value = bias + scale * low
     size = np.where(constant, np.where(value == 0, 1, np.abs(value)), size)
-    blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(np.uint8)
+    blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(integers)
     offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size))
     rounded = np.rint(offset)
     outside = (rounded < 0) | (rounded > 2**container - 1)
-    kept = size.astype(np.float16)
-    if outside.any():
-        stored = offset.astype(np.float16)
-    else:
-        stored = rounded.astype(np.uint8)
+    with np.errstate(over="ignore"):  # which the error below shows
+        kept = size.astype(np.float16)
+        stored = offset.astype(np.float16) if outside.any() else rounded.astype(integers)
     # What the group's least and largest q become, against what they were.
     ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         found = kept.astype(np.float64) * (ends - stored.astype(np.float64))
-        error = np.abs(found - size * (ends - offset)) / size
+        error = np.abs(found - size * (ends - offset)) - _TINY
+    error = np.maximum(error, 0) / size
     worst = np.nan_to_num(error, nan=np.inf).max(initial=0)
     return Groups(blocks.reshape(q.shape), kept, stored, container, int(outside.sum()), worst)
 
@@ -140,7 +141,9 @@ class Store:
         self._held: dict[str, np.ndarray | Groups] = {}
         self.report: list[Encoding] = []
 
-    def dense(self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type) -> np.ndarray:
+    def dense(
+        self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type
+    ) -> np.ndarray:
         """A constant of this name, made when it is first asked for."""
         if name not in self._held:
             value = make()
@@ -195,19 +198,22 @@ class Constants:
 
     def dense(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
         """A float16 constant."""
-        return self._once(name, lambda: mb.const(val=self._store.dense(name, make, np.float16)))
+        return self._once(name, lambda: self._const(name, make, np.float16))
 
     def table(self, name: str, make: Callable[[], np.ndarray]) -> Var:
         """A float32 constant."""
-        return self._once(name, lambda: mb.const(val=self._store.dense(name, make, np.float32)))
+        return self._once(name, lambda: self._const(name, make, np.float32))
 
     def integers(self, name: str, make: Callable[[], np.ndarray]) -> Var:
         """An int32 constant."""
-        return self._once(name, lambda: mb.const(val=self._store.dense(name, make, np.int32)))
+        return self._once(name, lambda: self._const(name, make, np.int32))
 
     def matrix(self, name: str, module: nn.Module) -> Var:
         """(out, in) weight of a linear layer or an embedding."""
         return self._once(name, lambda: self._matrix(name, module))
+
+    def _const(self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type) -> Var:
+        return mb.const(val=self._store.dense(name, make, dtype), name=operation_name(name))
 
     def _once(self, name: str, make: Callable[[], Var]) -> Var:
         if name not in self._vars:
@@ -220,15 +226,17 @@ class Constants:
     def _matrix(self, name: str, module: nn.Module) -> Var:
         value = self._store.matrix(name, module)
         if isinstance(value, np.ndarray):
-            return mb.const(val=value)
-        q, offset = value.q, value.offset
-        if value.bits == 4:
-            q = q.astype(types.np_uint4_dtype)
-            offset = offset.astype(types.np_uint4_dtype) if offset.dtype == np.uint8 else offset
-        var = mb.constexpr_blockwise_shift_scale(data=q, scale=value.scale, offset=offset)
-        for part in ("data", "scale", "offset"):
+            return mb.const(val=value, name=operation_name(name))
+        parts = {"data": value.q, "scale": value.scale, "offset": value.offset}
+        var = mb.constexpr_blockwise_shift_scale(**parts, name=operation_name(name))
+        for part in parts:
             _share(var.op.inputs[part], f"{name}.{part}")
         return var
+
+
+def operation_name(name: str) -> str:
+    """What a weight is called in a program, where names have no dots."""
+    return name.replace(".", "_")
 
 
 def _share(var: Var, name: str) -> None:
