@@ -1,7 +1,9 @@
 """A package: one program with all functions of all adapters, and what it says of itself."""
 
+import contextlib
+import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,6 @@ METADATA = "specstream"
 """The key of the package's metadata under which ours are, as JSON."""
 
 FORMAT_VERSION = 1
-
-BASE = "base"
-"""The name that stands before the functions of the base without an adapter."""
 
 
 class PackageBuilder:
@@ -64,6 +63,11 @@ class PackageBuilder:
         self._adapters[name] = {} if streams is None else _described(streams)
 
     @property
+    def functions(self) -> int:
+        """How many functions an adapter with streams has."""
+        return 1 + len(self._sizes.nodes) * (1 + self._sampling) + self._sampling
+
+    @property
     def report(self) -> list[Encoding]:
         """How each weight was written."""
         return self._store.report
@@ -77,15 +81,16 @@ class PackageBuilder:
         program = self._program
         program.default_function_name = next(iter(program.functions))
         program.export_as_multifunction = True
-        model = ct.convert(
-            program,
-            source="milinternal",
-            convert_to="mlprogram",
-            minimum_deployment_target=ct.target.iOS18,
-            compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
-            pass_pipeline=ct.PassPipeline.EMPTY,
-            skip_model_load=True,
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
+            model = ct.convert(
+                program,
+                source="milinternal",
+                convert_to="mlprogram",
+                minimum_deployment_target=ct.target.iOS18,
+                compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
+                pass_pipeline=ct.PassPipeline.EMPTY,
+                skip_model_load=True,
+            )
         said = {
             "version": FORMAT_VERSION,
             "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
@@ -117,9 +122,5 @@ def save(model: MLModel, path: Path) -> None:
         path: ends in ``.mlpackage``; nothing is there.
     """
     model.save(str(path))
-    for file in _files(path):
-        file.chmod(0o644)  # coremltools writes the program so that only its owner may read it
-
-
-def _files(path: Path) -> Iterable[Path]:
-    return (file for file in path.rglob("*") if file.is_file())
+    for part in path.rglob("*"):  # which coremltools lets only their owner read, in part
+        part.chmod(0o755 if part.is_dir() else 0o644)
