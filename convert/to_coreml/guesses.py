@@ -136,11 +136,11 @@ class _Conditioned:
         of_stream = own("streams.head.down.features", lambda: weight[:, :dims])
         of_token = own("streams.head.down.before", lambda: weight[:, dims:])
         inner = mb.add(
-            x=mb.linear(x=normalized, weight=of_stream, bias=bias),
-            y=mb.linear(x=known, weight=of_token),
+            x=self._network.product(normalized, of_stream, bias),
+            y=self._network.product(known, of_token),
         )
         up = own("streams.head.up", lambda: self._head.up.weight)
-        return mb.add(x=normalized, y=mb.linear(x=mb.silu(x=inner), weight=up))
+        return mb.add(x=normalized, y=self._network.product(mb.silu(x=inner), up))
 
 
 def _shortlists(conditioned: _Conditioned, head: StreamHead, hidden: Var, token: Var) -> Var:

@@ -87,15 +87,25 @@ class Network:
     def linear(self, name: str, module: nn.Module, x: Var) -> Var:
         """A linear layer, with its LoRA if some is mounted."""
         base = base_of(module)
-        bias = {}
+        bias = None
         if "bias" in base:
-            bias = {"bias": self.constants.dense(f"{name}.bias", lambda: base.bias)}
-        y = mb.linear(x=x, weight=self.constants.matrix(name, base), **bias)
+            bias = self.constants.dense(f"{name}.bias", lambda: base.bias)
+        y = self.product(x, self.constants.matrix(name, base), bias)
         if base is module:
             return y
         down = self.own(f"{name}.lora_a", lambda: module.lora_a.T)
         up = self.own(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
-        return mb.add(x=y, y=mb.linear(x=mb.linear(x=x, weight=down), weight=up))
+        return mb.add(x=y, y=self.product(self.product(x, down), up))
+
+    def product(self, x: Var, weight: Var, bias: Var | None = None) -> Var:
+        """(rows, out) of rows (rows, in) and a weight (out, in).
+
+        Without a bias coremltools writes zeros of its own, for each product of each function.
+        """
+        if bias is None:
+            count = weight.shape[0]
+            bias = self.constants.dense(f"zeros{count}", lambda: np.zeros(count))
+        return mb.linear(x=x, weight=weight, bias=bias)
 
     def own(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
         """A float16 constant of the adapter."""
@@ -105,7 +115,7 @@ class Network:
         """One of the streams' maps ``up(down(x))``."""
         down = self.own(f"{name}.down", lambda: module.down.weight)
         up = self.own(f"{name}.up", lambda: module.up.weight)
-        return mb.linear(x=mb.linear(x=x, weight=down), weight=up)
+        return self.product(self.product(x, down), up)
 
     def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
         """An RMS norm."""

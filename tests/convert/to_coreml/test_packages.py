@@ -246,3 +246,11 @@ def test_weights_are_written_once(pair):
                 assert content.count(op.inputs["data"].val.tobytes()) == 1
                 found += 1
     assert found > len(pair.package.functions)
+
+
+def test_another_adapter_adds_its_own_bytes_alone(pair, tmp_path):
+    one = Pair(tmp_path / "one.mlpackage", pair.case)
+    sizes = [next(p.path.rglob("weight.bin")).stat().st_size for p in (pair, one)]
+    own = [line for line in pair.report if line.name.startswith("other.")]
+    padding = 192  # of each constant in the file: what it is, and its place
+    assert sizes[0] - sizes[1] <= sum(line.nbytes + padding for line in own)
