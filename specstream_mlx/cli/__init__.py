@@ -17,6 +17,7 @@ from .cache_prompt import cache_prompt
 from .convert import convert
 from .doctor import doctor
 from .errors import reported
+from .export_coreml import export_coreml
 from .generate import generate
 from .inspect import inspect
 from .writing_tools import writing_tools
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command(no_args_is_help=False)(generate)
 app.command()(cache_prompt)
 app.command()(convert)
+app.command("export-coreml")(export_coreml)
 app.command()(inspect)
 app.command()(autotune)
 app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)

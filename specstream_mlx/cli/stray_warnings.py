@@ -1,4 +1,4 @@
-"""Warnings of transformers and PEFT that tell a user nothing, or what the commands say better."""
+"""Warnings of libraries that tell a user nothing, or what the commands say better."""
 
 import logging
 import os
@@ -12,13 +12,16 @@ def without_stray_warnings() -> Iterator[None]:
     """Run a command in the block without them; all other warnings are shown.
 
     Left out are: that a text is longer than the tokenizer's maximum, as a prompt is checked against
-    the model's own context; that PyTorch is missing, which the commands that need it say; and that
-    one of the libraries calls what another one is going to rename.
+    the model's own context; that PyTorch is missing, which the commands that need it say; that
+    one of the libraries calls what another one is going to rename; and what of coremltools is
+    missing off the Mac, or newer than what it was tested with.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    lengths = logging.getLogger("transformers.tokenization_utils_base")
-    before = lengths.level
-    lengths.setLevel(logging.ERROR)
+    names = "transformers.tokenization_utils_base", "coremltools"
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -26,4 +29,5 @@ def without_stray_warnings() -> Iterator[None]:
             )
             yield
     finally:
-        lengths.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

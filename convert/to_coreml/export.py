@@ -1,0 +1,130 @@
+"""From directories to a saved package: checked before a weight is read, and there whole or not."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlx.utils import tree_flatten
+
+from specstream_mlx.adapters.description import describe
+from specstream_mlx.adapters.files import read_adapter
+from specstream_mlx.adapters.mounting import mount
+from specstream_mlx.checked_files import not_finite
+from specstream_mlx.config import UserError
+from specstream_mlx.loading import read_config, read_model, read_tokenizer
+from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.staging import staged_directory
+
+from .package import PackageBuilder, save
+from .supported import Sizes, check_adapter, check_base, check_names
+from .weights import Encoding
+
+BASE = "base"
+"""The name before the functions of a base without an adapter."""
+
+Progress = Callable[[float, float, str], None]
+
+
+def tokenizer_directory(output: Path) -> Path:
+    """Where a package's tokenizer goes: beside it."""
+    return output.with_suffix(".tokenizer")
+
+
+def export(
+    model: Path,
+    output: Path,
+    adapters: Sequence[Path],
+    sizes: Sizes,
+    *,
+    sampling: bool = False,
+    show: Progress = lambda done, total, description: None,
+) -> list[Encoding]:
+    """Write a Core ML package, and its tokenizer beside it.
+
+    Args:
+        model: directory of the base.
+        output: the package, whose name ends in ``.mlpackage``.
+        adapters: directories; functions are called after their names. None: the bare base's, with
+            ``BASE`` for a name.
+        sizes: fixed shapes.
+        sampling: with functions for sampling.
+        show: is told how far it is.
+
+    Returns:
+        How each weight was written.
+
+    Raises:
+        UserError: something is not supported, does not fit or cannot be read or written.
+    """
+    names = [function_name(path) for path in adapters]
+    check_names(names)
+    _check(model, output, adapters, sizes)
+    config = read_config(model)
+    base, full_config = read_model(model, to_run=False)
+    tokenizer = read_tokenizer(model, full_config)
+    builder = PackageBuilder(sizes, sampling)
+    total = builder.functions * max(1, len(adapters)) + 1
+    done = 0
+
+    def function_done(name: str) -> None:
+        nonlocal done
+        done += 1
+        show(done, total, f"Writing {name}")
+
+    show(0, total, "Reading the weights")
+    unfit = not_finite(dict(tree_flatten(base.parameters())))
+    if unfit is not None:
+        raise UserError(f"{model}: {unfit} is not finite")
+    previous = None
+    for name, path in zip(names, adapters, strict=True):
+        adapter = read_adapter(path, base, config)
+        streams = mount(base, adapter, previous)
+        builder.add(name, base, streams, done=function_done)
+        previous = adapter
+    if not adapters:
+        builder.add(BASE, base, None, done=function_done)
+    facts = {
+        "base": {
+            "name": model.name,
+            "model_type": config["model_type"],
+            "fingerprint": fingerprint(config),
+            "vocab_size": config["vocab_size"],
+            "end_tokens": sorted(tokenizer.eos_token_ids),
+        },
+        "tokenizer": tokenizer_directory(output).name,
+        "chat_template": tokenizer.chat_template,
+    }
+    with (
+        staged_directory(tokenizer_directory(output), replace=False) as beside,
+        staged_directory(output, replace=False) as place,
+    ):
+        package = place / output.name
+        save(builder.model(facts), package)
+        for part in list(package.iterdir()):
+            part.rename(place / part.name)
+        package.rmdir()
+        tokenizer.save_pretrained(beside)
+    show(total, total, "Writing the package")
+    return builder.report
+
+
+def function_name(adapter: Path) -> str:
+    """What an adapter's functions begin with: the directory's name."""
+    return adapter.resolve().name.replace("-", "_")
+
+
+def _check(model: Path, output: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
+    """All that can be checked without reading a weight."""
+    if output.suffix != ".mlpackage":
+        raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
+    for path in (output, tokenizer_directory(output)):
+        if path.exists() or path.is_symlink():
+            raise UserError(f"{path} exists already, expected a name that nothing is at")
+    config = read_config(model)
+    try:
+        check_base(config, sizes)
+    except UserError as error:
+        raise UserError(f"{model / 'config.json'}: {error}") from None
+    for path in adapters:
+        found = describe(path)
+        found.check_base(config)
+        check_adapter(str(path), found.stream_config, found.config, sizes)

@@ -1,0 +1,257 @@
+"""One decoder layer in MIL, and the few operations that all functions share.
+
+Rows are (rows, h) float16 throughout. Keys and values of new rows stand beside those of the cache:
+both are scored, side by side in one softmax, so nothing is written before the end of a function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from specstream_mlx.models.streams import LowRank
+
+from .weights import Constants
+
+HIDDEN = -30000.0
+"""What is added to the scores of rows that a row does not see; half precision ends at 65504."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The new rows of some layers of a function.
+
+    Attributes:
+        count: rows.
+        angles: (rows, d / 2) cosines and sines of the rotary embedding at their positions.
+        scaled: the same for queries, times the scale of scores.
+        behind: (1, 1, cache rows) mask of the cache, alike for all rows.
+        among: (1, rows, rows) mask of the new rows.
+        main: rows that stand for text, the first ones; streams follow.
+    """
+
+    count: int
+    angles: tuple[Var, Var]
+    scaled: tuple[Var, Var]
+    behind: Var
+    among: Var
+    main: int
+
+
+class Network:
+    """A model's parts in MIL, within one function.
+
+    Args:
+        model: an mlx-lm model of one of ``supported.FAMILIES``, with the adapter's LoRA mounted.
+        constants: of the function.
+        adapter: name before the adapter's own constants.
+    """
+
+    def __init__(self, model: nn.Module, constants: Constants, adapter: str):
+        self.constants, self.adapter = constants, adapter
+        self._model, self._owner = model, model.model
+        self.layers = model.layers
+        attention = self.layers[0].self_attn
+        self.heads, self.kv_heads = attention.n_heads, attention.n_kv_heads
+        self.head_dim = base_of(attention.q_proj).weight.shape[0] // self.heads
+
+    # Beside the layers ------------------------------------------------------------------------
+
+    def embed(self, tokens: Var) -> Var:
+        """(rows, h) embeddings of tokens (rows,)."""
+        weight = self.constants.matrix("model.embed_tokens", self._owner.embed_tokens)
+        return mb.gather(x=weight, indices=tokens, axis=0)
+
+    @property
+    def head(self) -> tuple[str, nn.Module]:
+        """Name and module of the LM head, which may be the embedding."""
+        if "lm_head" in self._model:
+            return "lm_head", self._model.lm_head
+        return "model.embed_tokens", self._owner.embed_tokens
+
+    def final_norm(self, hidden: Var) -> Var:
+        """(rows, h) after the norm behind the last layer."""
+        return self.norm("model.norm", self._owner.norm, hidden)
+
+    def logits(self, hidden: Var) -> Var:
+        """(rows, vocab) of rows (rows, h) after the last layer."""
+        return self.linear(*self.head, self.final_norm(hidden))
+
+    # Parts of a layer -------------------------------------------------------------------------
+
+    def linear(self, name: str, module: nn.Module, x: Var) -> Var:
+        """A linear layer, with its LoRA if some is mounted."""
+        base = base_of(module)
+        bias = None
+        if "bias" in base:
+            bias = self.constants.dense(f"{name}.bias", lambda: base.bias)
+        y = self.product(x, self.constants.matrix(name, base), bias)
+        if base is module:
+            return y
+        down = self.own(f"{name}.lora_a", lambda: module.lora_a.T)
+        up = self.own(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
+        return mb.add(x=y, y=self.product(self.product(x, down), up))
+
+    def product(self, x: Var, weight: Var, bias: Var | None = None) -> Var:
+        """(rows, out) of rows (rows, in) and a weight (out, in).
+
+        Without a bias coremltools writes zeros of its own, for each product of each function.
+        """
+        if bias is None:
+            count = weight.shape[0]
+            bias = self.constants.dense(f"zeros{count}", lambda: np.zeros(count))
+        return mb.linear(x=x, weight=weight, bias=bias)
+
+    def own(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
+        """A float16 constant of the adapter."""
+        return self.constants.dense(f"{self.adapter}.{name}", make)
+
+    def low_rank(self, name: str, module: LowRank, x: Var) -> Var:
+        """One of the streams' maps ``up(down(x))``."""
+        down = self.own(f"{name}.down", lambda: module.down.weight)
+        up = self.own(f"{name}.up", lambda: module.up.weight)
+        return self.product(self.product(x, down), up)
+
+    def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
+        """An RMS norm."""
+        weight = self.constants.dense(f"{name}.weight", lambda: mx.tile(module.weight, 2))
+        return rms_norm(x, module.eps, weight)
+
+    def attention(
+        self,
+        number: int,
+        x: Var,
+        rows: Rows,
+        cache: tuple[Var, Var],
+        turn: Callable[[Var], Var] | None = None,
+    ) -> tuple[Var, Var, Var]:
+        """Self-attention of a layer over the cache and the new rows.
+
+        Args:
+            number: of the layer.
+            x: (rows, h) normalised.
+            rows: the new rows.
+            cache: (kv_heads, cache rows, d) keys and values of the layer.
+            turn: the streams' rotation of values (kv_heads, rows, d).
+
+        Returns:
+            (rows, h), and the main rows' keys and values (kv_heads, main, d).
+        """
+        module, name = self.layers[number].self_attn, f"model.layers.{number}.self_attn"
+        keys, values = self.keys_values(number, x, rows)
+        if turn is not None:
+            values = turn(values)
+        queries = self._split(self.linear(f"{name}.q_proj", module.q_proj, x), self.heads, rows)
+        if "q_norm" in module:
+            queries = self.norm(f"{name}.q_norm", module.q_norm, queries)
+        queries = rotated(queries, rows.scaled)
+        # Heads that share keys become rows of one product.
+        group = self.heads // self.kv_heads
+        folded = self.kv_heads, group * rows.count, self.head_dim
+        queries = mb.reshape(x=queries, shape=folded)
+        among = mb.tile(x=rows.among, reps=(1, group, 1)) if group > 1 else rows.among
+        scores = [
+            mb.add(x=mb.matmul(x=queries, y=seen, transpose_y=True), y=mask)
+            for seen, mask in ((cache[0], rows.behind), (keys, among))
+        ]
+        shares = mb.softmax(x=mb.concat(values=scores, axis=-1), axis=-1)
+        behind, new = mb.split(x=shares, split_sizes=(cache[0].shape[1], rows.count), axis=-1)
+        mixed = mb.add(x=mb.matmul(x=behind, y=cache[1]), y=mb.matmul(x=new, y=values))
+        mixed = mb.reshape(x=mixed, shape=(self.heads, rows.count, self.head_dim))
+        mixed = mb.transpose(x=mixed, perm=(1, 0, 2))
+        mixed = mb.reshape(x=mixed, shape=(rows.count, self.heads * self.head_dim))
+        out = self.linear(f"{name}.o_proj", module.o_proj, mixed)
+        if rows.main < rows.count:
+            keys, values = (part(rows_of, 1, 0, rows.main) for rows_of in (keys, values))
+        return out, keys, values
+
+    def keys_values(self, number: int, x: Var, rows: Rows) -> tuple[Var, Var]:
+        """(kv_heads, rows, d) keys and values of normalised rows (rows, h)."""
+        module, name = self.layers[number].self_attn, f"model.layers.{number}.self_attn"
+        keys = self._split(self.linear(f"{name}.k_proj", module.k_proj, x), self.kv_heads, rows)
+        if "k_norm" in module:
+            keys = self.norm(f"{name}.k_norm", module.k_norm, keys)
+        values = self.linear(f"{name}.v_proj", module.v_proj, x)
+        return rotated(keys, rows.angles), self._split(values, self.kv_heads, rows)
+
+    def _split(self, x: Var, heads: int, rows: Rows) -> Var:
+        """(heads, rows, d) of (rows, heads * d)."""
+        x = mb.reshape(x=x, shape=(rows.count, heads, self.head_dim))
+        return mb.transpose(x=x, perm=(1, 0, 2))
+
+    def input_norm(self, number: int, x: Var) -> Var:
+        """(rows, h) that a layer's attention reads."""
+        name = f"model.layers.{number}.input_layernorm"
+        return self.norm(name, self.layers[number].input_layernorm, x)
+
+    def mlp_norm(self, number: int, x: Var) -> Var:
+        """(rows, h) that a layer's MLP reads."""
+        name = f"model.layers.{number}.post_attention_layernorm"
+        return self.norm(name, self.layers[number].post_attention_layernorm, x)
+
+    def mlp(self, number: int, x: Var) -> Var:
+        """A layer's MLP over normalised rows (rows, h)."""
+        module, name = self.layers[number].mlp, f"model.layers.{number}.mlp"
+        gate = mb.silu(x=self.linear(f"{name}.gate_proj", module.gate_proj, x))
+        up = self.linear(f"{name}.up_proj", module.up_proj, x)
+        return self.linear(f"{name}.down_proj", module.down_proj, mb.mul(x=gate, y=up))
+
+
+def base_of(module: nn.Module) -> nn.Module:
+    """A linear layer without the LoRA that is mounted on it."""
+    return module.linear if "lora_a" in module else module
+
+
+def rms_norm(x: Var, epsilon: float, twice: Var | None = None) -> Var:
+    """RMS norm as the layer norm of [x, -x], whose mean is 0: no square leaves half precision.
+
+    Args:
+        x: (.., h).
+        epsilon: is taken in half precision.
+        twice: (2 h,) the weights, then the weights again; ``None``: no weights.
+    """
+    both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
+    weights = {} if twice is None else {"gamma": twice}
+    both = mb.layer_norm(x=both, axes=[-1], epsilon=np.float16(epsilon), **weights)
+    return part(both, x.rank - 1, 0, x.shape[-1])
+
+
+def rotated(x: Var, angles: tuple[Var, Var]) -> Var:
+    """(heads, rows, d) rotated by cosines and sines (rows, d / 2)."""
+    half = x.shape[-1] // 2
+    first, second = mb.split(x=x, split_sizes=(half, half), axis=-1)
+    return turned(first, second, *angles)
+
+
+def turned(first: Var, second: Var, cos: Var, sin: Var) -> Var:
+    """(.., d) whose pairs (first, second) are turned."""
+    left = mb.sub(x=mb.mul(x=first, y=cos), y=mb.mul(x=second, y=sin))
+    right = mb.add(x=mb.mul(x=first, y=sin), y=mb.mul(x=second, y=cos))
+    return mb.concat(values=[left, right], axis=-1)
+
+
+def part(x: Var, axis: int, begin: int, end: int) -> Var:
+    """``x[begin:end]`` along an axis."""
+    first, last = [0] * x.rank, list(x.shape)
+    first[axis], last[axis] = begin, end
+    return mb.slice_by_index(x=x, begin=first, end=last)
+
+
+def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
+    """(count, d) float32: cosines, then sines, by which a layer's rope turns at each position.
+
+    A rope is linear in each pair, so it is asked about the pair (1, 0).
+
+    Args:
+        rope: a layer's, which pairs (i, i + d / 2).
+        size: d.
+        count: positions, from 0 on.
+    """
+    unit = mx.array([1.0] * (size // 2) + [0.0] * (size // 2))
+    found = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
+    return np.array(found)[0, 0]

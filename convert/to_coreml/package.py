@@ -1,0 +1,126 @@
+"""A package: one program with all functions of all adapters, and what it says of itself."""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import mlx.nn as nn
+from coremltools.converters.mil.mil import Program
+from coremltools.models import MLModel
+
+from specstream_mlx.models.streams import Streams
+
+from .functions import Emission
+from .supported import Sizes
+from .weights import Encoding, Store
+
+METADATA = "specstream"
+"""The key of the package's metadata under which ours are, as JSON."""
+
+FORMAT_VERSION = 1
+
+
+class PackageBuilder:
+    """Collects the functions of one adapter after the other over the same base.
+
+    Args:
+        sizes: of the package.
+        sampling: with functions for sampling.
+    """
+
+    def __init__(self, sizes: Sizes, sampling: bool = False):
+        self._sizes, self._sampling = sizes, sampling
+        self._store, self._program = Store(), Program()
+        self._adapters: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        name: str,
+        model: nn.Module,
+        streams: Streams | None,
+        *,
+        shortlists: bool | None = None,
+        done: Callable[[str], None] = lambda function: None,
+    ) -> None:
+        """Add an adapter's functions.
+
+        Args:
+            name: of the adapter.
+            model: the base with the adapter's LoRA mounted.
+            streams: the adapter's, or ``None``.
+            shortlists: as the ``Decoder``'s.
+            done: is told the name of every function that is complete.
+        """
+        emission = Emission(model, streams, name, self._sizes, self._store, shortlists)
+        for function, make in emission.functions(self._sampling).items():
+            self._program.add_function(function, make())
+            done(function)
+        self._adapters[name] = {} if streams is None else _described(streams)
+
+    @property
+    def functions(self) -> int:
+        """How many functions an adapter with streams has."""
+        return 1 + len(self._sizes.nodes) * (1 + self._sampling) + self._sampling
+
+    @property
+    def report(self) -> list[Encoding]:
+        """How each weight was written."""
+        return self._store.report
+
+    def model(self, facts: Mapping[str, Any]) -> MLModel:
+        """The package in memory.
+
+        Args:
+            facts: further metadata: of the base, its tokenizer, ..
+        """
+        program = self._program
+        program.default_function_name = next(iter(program.functions))
+        program.export_as_multifunction = True
+        with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
+            model = ct.convert(
+                program,
+                source="milinternal",
+                convert_to="mlprogram",
+                minimum_deployment_target=ct.target.iOS18,
+                compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
+                pass_pipeline=ct.PassPipeline.EMPTY,
+                skip_model_load=True,
+            )
+        said = {
+            "version": FORMAT_VERSION,
+            "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
+            "sampling": self._sampling,
+            "adapters": self._adapters,
+            **facts,
+        }
+        model.user_defined_metadata[METADATA] = json.dumps(said)
+        return model
+
+
+def _described(streams: Streams) -> dict[str, Any]:
+    """What a host must know of an adapter's streams."""
+    config = streams.config
+    return {
+        "mode": config.mode,
+        "num_streams": config.num_streams,
+        "num_msa_layers": config.num_msa_layers,
+        "stream_head": config.stream_head,
+        "prompt_template": config.prompt_template,
+    }
+
+
+def save(model: MLModel, path: Path) -> None:
+    """Write a package; its parts are readable as any file of the user's.
+
+    Args:
+        model: from ``PackageBuilder.model``.
+        path: ends in ``.mlpackage``; nothing is there.
+    """
+    model.save(str(path))
+    for part in path.rglob("*"):  # which coremltools lets only their owner read, in part
+        part.chmod(0o755 if part.is_dir() else 0o644)

@@ -1,0 +1,150 @@
+"""What the export can do; all else is refused before a weight is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specstream_mlx.config import StreamConfig, UserError, shown
+from specstream_mlx.models.architectures import architecture_of, completed
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+_LEAST_EPSILON = 6e-8  # half precision's smallest number, in which Core ML takes a norm's epsilon
+_MOST_NODES = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The fixed shapes of a package.
+
+    Args:
+        context: rows that may be committed.
+        nodes: of the trees; one function each.
+        chunk: prompt tokens of a prefill call.
+        candidates: k, guesses of a stream.
+    """
+
+    context: int
+    nodes: tuple[int, ...] = (8, 16)
+    chunk: int = 64
+    candidates: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.nodes or min(self.nodes) < 1 or max(self.nodes) > _MOST_NODES:
+            raise UserError(
+                f"nodes is {shown(list(self.nodes))}, expected numbers from 1 to {_MOST_NODES}"
+            )
+        if len(set(self.nodes)) < len(self.nodes):
+            raise UserError(f"nodes is {shown(list(self.nodes))}, expected different numbers")
+        for name in ("chunk", "candidates"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.context < max(*self.nodes, self.chunk):
+            raise UserError(
+                f"context is {self.context}, expected at least {max(*self.nodes, self.chunk)}, "
+                "the most rows of a call"
+            )
+
+    @property
+    def most_nodes(self) -> int:
+        """Rows that a step gathers to commit those of the step before, whatever its own tree."""
+        return max(self.nodes)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the caches: uncommitted ones go behind the context. Widths of states are
+        multiples of 32.
+        """
+        return -(-(self.context + max(self.chunk, self.most_nodes)) // 32) * 32
+
+
+def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
+    """Check that a base can be exported.
+
+    Args:
+        config: its ``config.json``.
+        sizes: of the package.
+
+    Raises:
+        UserError: it cannot; one sentence says what stands against it.
+    """
+    config = completed(config)
+    family = config["model_type"]
+    if family not in FAMILIES:
+        raise UserError(
+            f"model_type is {family!r}, expected one of {', '.join(FAMILIES)} to export to Core ML"
+        )
+    limit = config["max_position_embeddings"]
+    if sizes.context > limit:
+        raise UserError(f"context is {sizes.context}, expected at most the model's {limit}")
+    if config.get("rope_traditional"):
+        raise UserError("rope_traditional is True, expected False to export to Core ML")
+    windows = architecture_of(family).windows
+    if windows is not None:
+        found = [window for window in windows(config) if window is not None]
+    else:
+        slides = "sliding_attention" in (config.get("layer_types") or ())
+        found = [config["sliding_window"]] if slides else []
+    if found and min(found) < sizes.context:
+        raise UserError(
+            f"sliding_window is {min(found)}, expected at least the context of {sizes.context}: "
+            "windows are not exported to Core ML"
+        )
+    mode = (config.get("quantization") or {}).get("mode", "affine")
+    if mode != "affine":
+        raise UserError(f"quantization's mode is {shown(mode)}, expected 'affine'")
+    epsilon = config["rms_norm_eps"]
+    if epsilon < _LEAST_EPSILON:
+        raise UserError(
+            f"rms_norm_eps is {epsilon}, expected at least {_LEAST_EPSILON}: Core ML takes it in "
+            "half precision"
+        )
+
+
+def check_adapter(
+    name: str, streams: StreamConfig | None, fields: Mapping[str, Any], sizes: Sizes
+) -> None:
+    """Check that an adapter can be exported.
+
+    Args:
+        name: for the sentence.
+        streams: its streams, or ``None``.
+        fields: its ``adapter_config.json``.
+        sizes: of the package.
+
+    Raises:
+        UserError: it cannot; one sentence says what stands against it.
+    """
+    if fields.get("fine_tune_type") == "dora":
+        raise UserError(f"{name}: fine_tune_type is 'dora', expected 'lora' to export to Core ML")
+    keys = (fields.get("lora_parameters") or {}).get("keys") or ()
+    if any(key.endswith("embed_tokens") for key in keys):
+        raise UserError(f"{name}: LoRA on embed_tokens is not exported to Core ML")
+    if "lm_head" in keys and streams is not None and streams.draft_vocabulary:
+        raise UserError(
+            f"{name}: LoRA on lm_head beside a draft_vocabulary is not exported to Core ML"
+        )
+    if streams is not None and streams.stream_keys:
+        raise UserError(
+            f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"
+        )
+    if streams is not None and 0 < streams.draft_vocabulary < sizes.candidates:
+        raise UserError(
+            f"{name}: draft_vocabulary is {streams.draft_vocabulary}, expected at least the "
+            f"{sizes.candidates} candidates of a stream"
+        )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that adapters' names can begin functions' names.
+
+    Raises:
+        UserError: one cannot, or there are two of a name.
+    """
+    for name in names:
+        if not name.isascii() or not name.isidentifier():
+            raise UserError(
+                f"the adapter's name is {shown(name)}, expected letters, digits and underscores "
+                "with a letter first, since functions are called after it"
+            )
+        if names.count(name) > 1:
+            raise UserError(f"two adapters are called {name}, expected different names")

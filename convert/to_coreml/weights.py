@@ -1,0 +1,245 @@
+"""Weights as Core ML's constants: MLX's quantized groups stay what they are, all else is fp16.
+
+MLX holds a group as ``scale * q + bias``, Core ML as ``scale * (q - offset)`` with an offset of
+the data's own type. ``bias / scale`` is an integer in MLX's way of quantizing, up to rounding, so
+little is lost; where scale is negative, q counts from the other end instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+_IN_FILE = 10
+"""Elements from which on coremltools writes a constant into the file of weights."""
+
+_ROWS = 4096
+"""Rows that are unpacked at a time, since MLX unpacks into floats."""
+
+_TINY = 6e-8
+"""Half precision's smallest number; what is less is no error of an encoding."""
+
+_WORST = 0.5
+"""Steps by which an encoded weight may be off; beyond that another encoding is taken."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A quantized matrix as Core ML holds it: ``scale * (q - offset)``.
+
+    Attributes:
+        q: (out, in) uint8, marked as uint4 for coremltools where ``bits`` is 4.
+        scale: (out, groups) float16.
+        offset: (out, groups), of q's type or float16.
+        bits: 4 or 8, of the type that holds q.
+        out_of_range: groups whose offset is none of q's type.
+        error: the most by which a weight is off, in steps of its group.
+    """
+
+    q: np.ndarray
+    scale: np.ndarray
+    offset: np.ndarray
+    bits: int
+    out_of_range: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One line of the report: how a tensor was written.
+
+    Attributes:
+        name: of the tensor.
+        shape: as a dense one.
+        form: ``int4``, ``int8``, either with ``float offsets``, or ``fp16``.
+        nbytes: in the file of weights.
+        groups: that share a scale; 0 with ``fp16``.
+        out_of_range: groups whose offset is no integer of the type.
+        error: the most by which a weight of ``int4`` and ``int8`` is off, in steps of its group.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    form: str
+    nbytes: int
+    groups: int = 0
+    out_of_range: int = 0
+    error: float = 0.0
+
+
+def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, container: int) -> Groups:
+    """Bring MLX's affine groups into Core ML's form.
+
+    Offsets are integers of q's type if all groups have one there, else float16.
+
+    Args:
+        q: (out, in) uint8.
+        scale: (out, groups) float32, of any sign.
+        bias: (out, groups) float32.
+        bits: of q.
+        container: 4 or 8, of the type that will hold q.
+    """
+    integers = types.np_uint4_dtype if container == 4 else np.uint8
+    groups = scale.shape[1]
+    blocks = q.reshape(len(q), groups, -1)
+    low, high = blocks.min(-1), blocks.max(-1)
+    constant = (low == high) | (scale == 0)
+    turned = ~constant & (scale < 0)
+    top = np.uint8(2**bits - 1)
+    blocks = np.where(turned[..., None], top - blocks, blocks)
+    bias = np.where(turned, bias + scale * top, bias)
+    size = np.abs(scale)
+    # A constant group is one value v, which its own scale and offset would lose: |v| * (q - z).
+    value = bias + scale * low
+    size = np.where(constant, np.where(value == 0, 1, np.abs(value)), size)
+    blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(integers)
+    offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size))
+    rounded = np.rint(offset)
+    outside = (rounded < 0) | (rounded > 2**container - 1)
+    with np.errstate(over="ignore"):  # which the error below shows
+        kept = size.astype(np.float16)
+        stored = offset.astype(np.float16) if outside.any() else rounded.astype(integers)
+    # What the group's least and largest q become, against what they were.
+    ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = kept.astype(np.float64) * (ends - stored.astype(np.float64))
+        error = np.abs(found - size * (ends - offset)) - _TINY
+    error = np.maximum(error, 0) / size
+    worst = np.nan_to_num(error, nan=np.inf).max(initial=0)
+    return Groups(blocks.reshape(q.shape), kept, stored, container, int(outside.sum()), worst)
+
+
+def unpacked(module: nn.Module) -> np.ndarray:
+    """(out, in) uint8: the integers of an affinely quantized layer or embedding."""
+    ones, zeros = mx.ones_like(module.scales), mx.zeros_like(module.biases)
+    parts = []
+    for row in range(0, len(module.weight), _ROWS):
+        rows = slice(row, row + _ROWS)
+        found = mx.dequantize(
+            module.weight[rows],
+            ones[rows],
+            zeros[rows],
+            group_size=module.group_size,
+            bits=module.bits,
+        )
+        parts.append(np.array(found.astype(mx.uint8)))
+    return np.concatenate(parts)
+
+
+class Store:
+    """All constants of a program by name; functions that share a name share the weight.
+
+    Attributes:
+        report: how each weight was written.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, np.ndarray | Groups] = {}
+        self.report: list[Encoding] = []
+
+    def dense(
+        self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type
+    ) -> np.ndarray:
+        """A constant of this name, made when it is first asked for."""
+        if name not in self._held:
+            value = make()
+            if isinstance(value, mx.array):
+                value = np.array(value.astype(mx.float32))
+            self._keep(name, np.ascontiguousarray(value.astype(dtype)))
+        return self._held[name]
+
+    def matrix(self, name: str, module: nn.Module) -> np.ndarray | Groups:
+        """The weight of a linear layer or an embedding, as it is held: in groups or float16."""
+        if name not in self._held:
+            self._keep(name, _encoded(module))
+        return self._held[name]
+
+    def _keep(self, name: str, value: np.ndarray | Groups) -> None:
+        self._held[name] = value
+        if isinstance(value, Groups):
+            whole = value.offset.dtype == np.uint8
+            nbytes = value.q.size * value.bits // 8 + value.scale.nbytes
+            nbytes += value.offset.size * value.bits // 8 if whole else value.offset.nbytes
+            form = f"int{value.bits}" if whole else f"int{value.bits}, float offsets"
+            facts = value.scale.size, value.out_of_range, float(value.error)
+            self.report.append(Encoding(name, value.q.shape, form, nbytes, *facts))
+        elif value.dtype == np.float16:
+            self.report.append(Encoding(name, value.shape, "fp16", value.nbytes))
+
+
+def _encoded(module: nn.Module) -> np.ndarray | Groups:
+    if "scales" not in module:
+        return np.array(module.weight.astype(mx.float32)).astype(np.float16)
+    scale, bias = (np.array(a.astype(mx.float32)) for a in (module.scales, module.biases))
+    container = 4 if module.bits <= 4 else 8
+    groups = encode(unpacked(module), scale, bias, module.bits, container)
+    if groups.error > _WORST:
+        kind = {"group_size": module.group_size, "bits": module.bits}
+        scales, biases = module.scales.astype(mx.float32), module.biases.astype(mx.float32)
+        dense = mx.dequantize(module.weight, scales, biases, **kind)
+        return np.array(dense).astype(np.float16)
+    return groups
+
+
+class Constants:
+    """The constants of one function, each of which is one operation there.
+
+    Args:
+        store: of the program.
+    """
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._vars: dict[str, Var] = {}
+
+    def dense(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
+        """A float16 constant."""
+        return self._once(name, lambda: self._const(name, make, np.float16))
+
+    def table(self, name: str, make: Callable[[], np.ndarray]) -> Var:
+        """A float32 constant."""
+        return self._once(name, lambda: self._const(name, make, np.float32))
+
+    def integers(self, name: str, make: Callable[[], np.ndarray]) -> Var:
+        """An int32 constant."""
+        return self._once(name, lambda: self._const(name, make, np.int32))
+
+    def matrix(self, name: str, module: nn.Module) -> Var:
+        """(out, in) weight of a linear layer or an embedding."""
+        return self._once(name, lambda: self._matrix(name, module))
+
+    def _const(self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type) -> Var:
+        return mb.const(val=self._store.dense(name, make, dtype), name=operation_name(name))
+
+    def _once(self, name: str, make: Callable[[], Var]) -> Var:
+        if name not in self._vars:
+            var = make()
+            if var.op.op_type == "const":
+                _share(var, name)
+            self._vars[name] = var
+        return self._vars[name]
+
+    def _matrix(self, name: str, module: nn.Module) -> Var:
+        value = self._store.matrix(name, module)
+        if isinstance(value, np.ndarray):
+            return mb.const(val=value, name=operation_name(name))
+        parts = {"data": value.q, "scale": value.scale, "offset": value.offset}
+        var = mb.constexpr_blockwise_shift_scale(**parts, name=operation_name(name))
+        for part in parts:
+            _share(var.op.inputs[part], f"{name}.{part}")
+        return var
+
+
+def operation_name(name: str) -> str:
+    """What a weight is called in a program, where names have no dots."""
+    return name.replace(".", "_")
+
+
+def _share(var: Var, name: str) -> None:
+    """Let a constant be written once for all functions that have it under this name."""
+    if var.val.size >= _IN_FILE:
+        var.op.weight_id = name

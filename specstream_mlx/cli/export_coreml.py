@@ -1,0 +1,106 @@
+"""``specstream-mlx export-coreml``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import BadParameter, Option
+
+from .. import bundled
+from ..config import UserError
+from . import reporting
+from .parsing import at_least
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Integers of at least 1, between commas."""
+    if isinstance(text, tuple):  # a default that is parsed already
+        return text
+    parse = at_least(1)
+    try:
+        return tuple(parse(part) for part in text.split(","))
+    except BadParameter:
+        raise BadParameter(f"found {text[:80]}, expected numbers as in 8,16") from None
+
+
+def export_coreml(
+    output: Annotated[
+        Path, Option(metavar="FILE", help="The package: a name that ends in .mlpackage.")
+    ],
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="DIR|REPO",
+            help="A model in MLX format. Default: the bundled demonstration model.",
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME|DIR",
+            help="An adapter directory, or a bundled adapter's name; may be given several times.",
+        ),
+    ] = None,
+    streams: Annotated[
+        Path | None, Option(metavar="DIR", help="Lossless streams of the base.")
+    ] = None,
+    context: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Tokens of prompt and text.")
+    ] = 2048,
+    nodes: Annotated[
+        tuple, Option(parser=_numbers, metavar="N,N", help="Sizes of trees, a function each.")
+    ] = (8, 16),
+    chunk: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Prompt tokens of a call.")
+    ] = 64,
+    candidates: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Tokens that a stream guesses.")
+    ] = 4,
+    sampling: Annotated[
+        bool, Option("--sampling", help="With functions that return logits, to sample from.")
+    ] = False,
+    report: Annotated[bool, Option("--report", help="Print how each tensor was written.")] = False,
+) -> None:
+    """Export a model, its adapters and their streams as a Core ML package.
+
+    Needs the coreml extra. Nothing of it has run on Apple hardware yet.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx export-coreml --adapter sql --adapter summarize --context 512
+    --output tools.mlpackage[/cyan]
+    """
+    try:
+        from specstream_mlx.convert.to_coreml.export import export
+    except ModuleNotFoundError as error:
+        if error.name != "coremltools":
+            raise
+        raise UserError(
+            "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'"
+        ) from None
+    from specstream_mlx.convert.to_coreml.supported import Sizes
+
+    from ..loading import model_directory
+    from .progress import progress
+
+    directories = [
+        bundled.adapter_path(name)
+        if not Path(name).exists() and name in bundled.adapter_names()
+        else Path(name)
+        for name in adapter or ()
+    ]
+    if streams is not None:
+        directories.append(streams)
+    elif model is None and not directories:
+        directories.append(bundled.streams_path())
+    base = bundled.base_path() if model is None else model_directory(model)
+    sizes = Sizes(context, nodes, chunk, candidates)
+    with progress("Exporting") as show:
+        lines = export(base, output, directories, sizes, sampling=sampling, show=show)
+    if report:
+        for line in lines:
+            print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
+    size = sum(line.nbytes for line in lines) / 1e6
+    reporting.note(f"wrote {output} ({size:.1f} MB of weights)")
+    if others := sum(line.out_of_range for line in lines):
+        groups = sum(line.groups for line in lines)
+        reporting.note(f"{others} of {groups} groups have an offset that is no integer in range")

@@ -1,0 +1,139 @@
+"""``export-coreml`` writes a whole package and its tokenizer, or one sentence and nothing."""
+
+import errno
+import json
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
+
+from command_line import refusal, run
+from specstream_mlx.convert.to_coreml import export as exporting
+from specstream_mlx.convert.to_coreml.evaluate import Package
+from specstream_mlx.convert.to_coreml.package import METADATA
+from tiny_models import CHAT_TEMPLATE, stream_adapter_directory, tiny_llama_directory
+from transformers import AutoTokenizer
+
+SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("coreml") / "base", bits=4)
+
+
+@pytest.fixture(scope="module")
+def adapters(base):
+    """A shared adapter with LoRA, and lossless streams."""
+    shared = base.parent / "key-points"
+    stream_adapter_directory(
+        shared, base, mode="shared", lora_rank=4, prompt_template="Points of: {text}"
+    )
+    streams = base.parent / "streams"
+    stream_adapter_directory(streams, base, mode="lossless", lora_rank=0)
+    return shared, streams
+
+
+def export(base, output, *flags):
+    return run("export-coreml", "--model", base, "--output", output, *SIZES, *flags)
+
+
+def test_package_holds_all_functions_and_says_what_they_are(base, adapters, tmp_path):
+    output = tmp_path / "x.mlpackage"
+    shared, streams = adapters
+    flags = ("--adapter", shared, "--streams", streams, "--sampling", "--report")
+    result = export(base, output, *flags)
+    assert result.exit_code == 0, result.output
+    assert f"wrote {output}" in result.stderr
+    assert "model.embed_tokens\tint4\t320x64\t" in result.stdout
+    package = Package(output)
+    each = ("prefill8", "step4", "step6", "logits4", "logits6", "draft")
+    assert package.functions.keys() == {f"{n}_{f}" for n in ("key_points", "streams") for f in each}
+    said = json.loads(package.metadata[METADATA])
+    assert said["sizes"]["context"] == 64
+    assert said["sizes"]["nodes"] == [4, 6]
+    assert said["adapters"]["key_points"]["prompt_template"] == "Points of: {text}"
+    assert said["adapters"]["streams"]["mode"] == "lossless"
+    assert said["base"]["vocab_size"] == 320
+    assert said["chat_template"] == CHAT_TEMPLATE
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / said["tokenizer"])
+    assert tokenizer.decode(tokenizer.encode("the meeting")) == "the meeting"
+    assert {path.name for path in tmp_path.iterdir()} == {"x.mlpackage", "x.tokenizer"}
+
+
+def test_a_base_alone_has_no_streams(base, tmp_path):
+    assert export(base, tmp_path / "x.mlpackage").exit_code == 0
+    package = Package(tmp_path / "x.mlpackage")
+    assert package.functions.keys() == {"base_prefill8", "base_step4", "base_step6"}
+    inputs = {"inputIds": np.arange(8, dtype=np.int32), "length": np.zeros(1, np.int32)}
+    states = package.states()
+    assert package.call("base_prefill8", inputs, states)["end"] == [8]
+    assert np.abs(states["keyCache"][:, :8]).min() > 0
+    assert not states["keyCache"][:, 8:].any()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--context", 4096), "context is 4096, expected at most the model's 512"),
+        (("--context", 7), "context is 7, expected at least 8, the most rows of a call"),
+        (("--nodes", "4,many"), "found 4,many, expected numbers as in 8,16"),
+        (("--nodes", "4,4"), "nodes is [4, 4], expected different numbers"),
+        (("--adapter", "nowhere"), "nowhere"),
+    ],
+)
+def test_refused_options(base, tmp_path, flags, sentence):
+    assert sentence in refusal(export(base, tmp_path / "x.mlpackage", *flags))
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_outputs(base, tmp_path):
+    assert "expected a name that ends in .mlpackage" in refusal(export(base, tmp_path / "x"))
+    for name in ("x.mlpackage", "x.tokenizer"):
+        (tmp_path / name).mkdir()
+        sentence = refusal(export(base, tmp_path / "x.mlpackage"))
+        assert f"{name} exists already" in sentence
+        (tmp_path / name).rmdir()
+
+
+def test_refused_before_a_weight_is_read(base, adapters, tmp_path, monkeypatch):
+    monkeypatch.delattr(exporting, "read_model")
+    other = tiny_llama_directory(tmp_path / "other", hidden_size=32)
+    output = tmp_path / "x.mlpackage"
+    assert "adapter was made for another base" in refusal(
+        export(other, output, "--adapter", adapters[0])
+    )
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
+    assert "rope_traditional is True, expected False" in refusal(export(other, output))
+    assert not output.exists()
+
+
+def test_what_fails_leaves_nothing(base, tmp_path, monkeypatch):
+    def full(model, path):
+        path.mkdir()
+        (path / "half").write_text("written")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(exporting, "save", full)
+    assert "No space left on device" in refusal(export(base, tmp_path / "x.mlpackage"))
+    assert not list(tmp_path.iterdir())
+
+    def interrupted(model, path):
+        path.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "save", interrupted)
+    assert export(base, tmp_path / "x.mlpackage").exit_code != 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_coremltools(base, tmp_path, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("specstream_mlx.convert.to_coreml"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "coremltools", None)
+    sentence = refusal(export(base, tmp_path / "x.mlpackage"))
+    assert "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'" in sentence

@@ -1,0 +1,256 @@
+"""A saved package computes what the MLX engine computes on the weights that the package holds."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
+
+from coreml_packages import SETTINGS, SIZES, VOCAB_SIZE, Case, Pair, greedy_tokens, tree_of
+from random_models import assert_close, random_prompt, relative_error
+
+from specstream_mlx.engine.verify.rule import VerifyRule
+
+BOUND = 1e-4
+SHARED = {"mode": "shared"}
+ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
+BESIDE = {"stream_mlp": "base+adapter", "stream_adapter_rank": 4}
+CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
+UNTIED = {"tie_word_embeddings": False}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+CASES = {
+    "Llama, int8, lossless": Case(streams=ADAPTER),
+    "Llama, int4, shared, LoRA, linear": Case(
+        bits=4, lora=True, streams={**SHARED, "stream_init": "linear", "stream_init_rank": 3}
+    ),
+    "Llama, fp16, untied, biases, value rotation": Case(
+        bits=None,
+        fields={**UNTIED, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+        streams={**ADAPTER, "stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
+    ),
+    "Llama 3 rope, int6, one stream": Case(
+        bits=6, fields={"rope_scaling": LLAMA3}, streams={**SHARED, "num_streams": 1}
+    ),
+    "Qwen2, int8, every layer": Case("qwen2", streams={**BESIDE, "num_msa_layers": 3}),
+    "Qwen2, yarn, untied, draft vocabulary": Case(
+        "qwen2",
+        fields={**UNTIED, "rope_scaling": YARN},
+        streams={**SHARED, "draft_vocabulary": 60},
+        lora=True,
+    ),
+    "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
+    "Mistral, untied, no streams": Case("mistral", fields=UNTIED, streams=None),
+    "Mistral, conditioned": Case("mistral", fields=UNTIED, streams=CONDITIONED),
+    "Qwen3, conditioned, shortlists": Case(
+        "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
+    ),
+    "Llama, conditioned, one stream": Case(streams={**CONDITIONED, "num_streams": 1}),
+}
+
+
+def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None):
+    """Decode the same trees on both sides, committing what MLX accepts.
+
+    Args:
+        pair: package and engine.
+        steps: how many.
+        seed: of the prompt and the trees.
+        adapter: on MLX's side.
+        ours: the package's side; ``None``: of the same adapter.
+        before: is called with the package's side before each step.
+
+    Returns:
+        The largest relative difference of logits and of log-probabilities, and whether all
+        integers were equal.
+    """
+    rng = np.random.default_rng(seed)
+    prompt = random_prompt(21, seed=seed, vocab_size=VOCAB_SIZE)
+    truth = greedy_tokens(pair.decoder(adapter), prompt, 4 * steps)
+    theirs, ours = pair.decoder(adapter), ours or pair.runner(adapter)
+    theirs.prefill(mx.array(prompt[:-1]))
+    ours.prefill(prompt[:-1])
+    logits, guesses, equal, tokens, longest = 0.0, 0.0, True, [], 0
+    for number in range(steps):
+        count = SIZES.nodes[number % len(SIZES.nodes)]
+        tree = tree_of(rng, [prompt[-1], *tokens][-1], truth[len(tokens) :], count)
+        expected = theirs.step(tree, SETTINGS, VerifyRule())
+        if before is not None:
+            before(ours)
+        found = ours.step(tree, count)
+        n = len(tree)
+        logits = max(logits, relative_error(found["logits"][:n], expected.logits))
+        equal &= found["predictions"][:n].tolist() == expected.predictions.tolist()
+        equal &= found["last"].item() == expected.last.item()
+        if expected.candidates is not None:
+            equal &= (found["candidates"] == np.array(expected.candidates)).all()
+            guesses = max(guesses, relative_error(found["logProbs"], expected.log_probs))
+        if expected.parents is not None:
+            equal &= (found["candidateParents"] == np.array(expected.parents)).all()
+        _, path, kept = expected.accepted(tree)
+        theirs.commit(path, kept)
+        ours.commit(path)
+        tokens += [*(int(t) for t in tree.tokens[path[1:]]), expected.prediction()]
+        longest = max(longest, len(path))
+    assert tokens[: len(truth)] == truth[: len(tokens)]
+    assert longest > 2
+    return logits, guesses, bool(equal)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two shared adapters with LoRA over one base of 8 bits."""
+    case = Case(streams=SHARED, lora=True)
+    path = tmp_path_factory.mktemp("coreml") / "two.mlpackage"
+    return Pair(path, case, (("one", 1), ("other", 5)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_package_computes_what_the_engine_does(name, tmp_path):
+    pair = Pair(tmp_path / "x.mlpackage", CASES[name])
+    logits, guesses, equal = differences(pair)
+    assert equal
+    assert max(logits, guesses) <= BOUND
+
+
+def test_both_adapters_of_a_package(pair):
+    for adapter in ("one", "other"):
+        logits, guesses, equal = differences(pair, adapter=adapter, seed=3)
+        assert equal
+        assert max(logits, guesses) <= BOUND
+
+
+def test_drafting_apart_guesses_the_same(tmp_path):
+    for case in (Case(streams=ADAPTER), Case(streams=CONDITIONED)):
+        ours = Pair(
+            tmp_path / f"{case.streams['stream_mlp']}{len(case.streams)}.mlpackage", case
+        ).runner()
+        prompt = random_prompt(12, vocab_size=VOCAB_SIZE)
+        ours.prefill(prompt[:-1])
+        tree = tree_of(np.random.default_rng(1), prompt[-1], [], SIZES.nodes[1])
+        found = ours.step(tree, SIZES.nodes[1])
+        last = found["last"].item()
+        inputs = {"streamHidden": found["streamHidden"][last]}
+        if "candidateParents" in found:
+            inputs["token"] = found["predictions"][[last]]
+        apart = ours.call("draft", inputs)
+        assert apart.keys() == {"candidates", "logProbs", "candidateParents"} & found.keys()
+        for name, value in apart.items():
+            assert (value == found[name]).all()
+
+
+def test_going_back(pair):
+    theirs, ours = pair.decoder(), pair.runner()
+    prompt = random_prompt(19, vocab_size=VOCAB_SIZE)
+    theirs.prefill(mx.array(prompt))
+    ours.prefill(prompt)
+    rng = np.random.default_rng(2)
+    for back in (0, 2, 7, 0):
+        theirs.uncommit(back)
+        ours.length -= back
+        tree = tree_of(rng, 5, [], SIZES.nodes[1])
+        expected = theirs.step(tree, SETTINGS, VerifyRule())
+        found = ours.step(tree, SIZES.nodes[1])
+        assert_close(found["logits"][: len(tree)], expected.logits, BOUND)
+        path = tree.path(len(tree) - 1)
+        theirs.commit(path, path)
+        ours.commit(path)
+
+
+# Negative controls: what is wrong shows as at least a hundred times the bound ---------------------
+
+
+def test_commit_left_out_shows(pair):
+    def leave_out(ours):
+        ours.order = sorted(ours.order)
+
+    logits, _, _ = differences(pair, before=leave_out)
+    assert logits > 100 * BOUND
+
+
+def test_going_back_by_one_too_many_shows(pair):
+    def go_back(ours):
+        ours.length -= 1
+
+    logits, _, _ = differences(pair, before=go_back, steps=3)
+    assert logits > 100 * BOUND
+
+
+def test_swapped_adapters_show(pair):
+    logits, guesses, _ = differences(pair, ours=pair.runner("other"))
+    assert min(logits, guesses) > 100 * BOUND
+
+
+def test_shifted_streams_show(tmp_path, monkeypatch):
+    from specstream_mlx.convert.to_coreml import functions
+
+    own = functions._Beside.positions
+    monkeypatch.setattr(
+        functions._Beside, "positions", lambda self, main: shifted(own(self, main), self._count)
+    )
+    pair = Pair(tmp_path / "x.mlpackage", Case(streams=ADAPTER))
+    logits, guesses, _ = differences(pair)
+    assert logits <= BOUND  # lossless
+    assert guesses > 100 * BOUND
+
+
+def shifted(positions, nodes):
+    """Positions of nodes and streams, those of the streams one too large."""
+    from coremltools.converters.mil.mil import Builder as mb
+
+    further = np.array([0] * nodes + [1] * (positions.shape[0] - nodes), np.int32)
+    return mb.add(x=positions, y=further)
+
+
+def test_corrupted_weights_show(pair):
+    package = pair.runner().package
+    op = next(
+        op
+        for op in package.functions["one_step5"].operations
+        if op.name == "model_layers_0_self_attn_o_proj"
+    )
+    start = op.inputs["data"].val.tobytes()[:64]
+    (file,) = pair.path.rglob("weight.bin")
+    content = file.read_bytes()
+    place = content.index(start)
+    broken = bytes(255 - byte for byte in content[place : place + 64])
+    try:
+        file.write_bytes(content[:place] + broken + content[place + 64 :])
+        ours = pair.runner()
+    finally:
+        file.write_bytes(content)
+    logits, _, _ = differences(pair, ours=ours)
+    assert logits > 100 * BOUND
+
+
+# Half precision, and the size of the file -----------------------------
+
+
+def test_half_precision_stays_near(pair):
+    logits, guesses, _ = differences(pair, ours=pair.runner(mode="fp16"))
+    assert BOUND < max(logits, guesses) < 0.1
+
+
+def test_weights_are_written_once(pair):
+    (file,) = pair.path.rglob("weight.bin")
+    content, found = file.read_bytes(), 0
+    for function in pair.package.functions.values():
+        for op in function.operations:
+            if op.op_type.startswith("constexpr"):
+                assert content.count(op.inputs["data"].val.tobytes()) == 1
+                found += 1
+    assert found > len(pair.package.functions)
+
+
+def test_another_adapter_adds_its_own_bytes_alone(pair, tmp_path):
+    one = Pair(tmp_path / "one.mlpackage", pair.case)
+    sizes = [next(p.path.rglob("weight.bin")).stat().st_size for p in (pair, one)]
+    own = [line for line in pair.report if line.name.startswith("other.")]
+    padding = 192  # of each constant in the file: what it is, and its place
+    assert sizes[0] - sizes[1] <= sum(line.nbytes + padding for line in own)

@@ -1,0 +1,248 @@
+"""Random models as Core ML packages, with MLX models of the same decoded weights beside them."""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+from mlx_lm.utils import dequantize_model
+from random_models import random_tree
+from specstream_mlx.convert.to_coreml.evaluate import Package
+from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
+from specstream_mlx.convert.to_coreml.supported import Sizes
+from specstream_mlx.convert.to_coreml.weights import operation_name
+from tiny_models import tiny_streams
+
+from specstream_mlx.adapters.lora import put_on
+from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree, root_only
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.models.streams import Streams
+
+VOCAB_SIZE = 97
+SIZES = Sizes(context=96, nodes=(5, 8), chunk=8, candidates=3)
+HIDDEN, LAYERS = 64, 3
+CONFIG = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rope_theta": 10000.0,
+}
+LORA_KEYS = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random model and its streams.
+
+    Attributes:
+        family: ``model_type``.
+        bits: of the quantized weights; ``None``: float16.
+        fields: of ``config.json``, beside ``CONFIG``.
+        streams: fields of ``StreamConfig``; ``None``: no streams.
+        lora: with LoRA.
+        shortlists: as the ``Decoder``'s.
+        seed: of all weights.
+    """
+
+    family: str = "llama"
+    bits: int | None = 8
+    fields: dict = field(default_factory=dict)
+    streams: dict | None = field(default_factory=dict)
+    lora: bool = False
+    shortlists: bool | None = None
+    seed: int = 0
+
+    @property
+    def config(self):
+        return {**CONFIG, "model_type": self.family, **self.fields}
+
+
+def random_model(case):
+    """An mlx-lm model with random weights, quantized, without LoRA."""
+    name = {"mistral": "llama"}.get(case.family, case.family)
+    module = import_module(f"mlx_lm.models.{name}")
+    model = module.Model(module.ModelArgs.from_dict(case.config))
+    rng = np.random.default_rng(case.seed)
+
+    def fill(path, weight):
+        if weight.ndim == 1:
+            low, high = (0.8, 1.2) if "norm" in path else (-0.4, 0.4)
+            return mx.array(rng.uniform(low, high, weight.shape), mx.float32)
+        std = weight.shape[1] ** -0.5
+        # Sharp attention, so that a wrong mask shows; logits of a spread of 2.
+        for part, factor in (("embed", 2), ("lm_head", 2), ("q_proj", 4), ("o_proj", 2)):
+            std *= factor if part in path else 1
+        return mx.array(rng.normal(0, std, weight.shape), mx.float32)
+
+    model.update(tree_map_with_path(fill, model.parameters()))
+    if case.bits is not None:
+        nn.quantize(model, group_size=32, bits=case.bits)
+    return model
+
+
+def with_lora(model, seed):
+    """Random LoRA on a model, which is changed."""
+    put_on(model, LAYERS, {"rank": 4, "scale": 2.0, "keys": LORA_KEYS}, False)
+    rng = np.random.default_rng(seed)
+    found = [(n, p.shape) for n, p in tree_flatten(model.parameters()) if "lora" in n]
+    drawn = [(n, mx.array(rng.normal(0, 0.2, shape), mx.float32)) for n, shape in found]
+    model.load_weights(drawn, strict=False)
+
+
+def random_streams(case, seed=1):
+    """Random streams of a case."""
+    if case.streams is None:
+        return None
+    fields = {"mode": "lossless", "num_streams": 3, "num_msa_layers": 2, **case.streams}
+    config = StreamConfig(hidden_size=HIDDEN, num_hidden_layers=LAYERS, **fields)
+    streams = Streams(config)
+    streams.load_weights(list(tiny_streams(config, seed=case.seed + seed).items()))
+    return streams
+
+
+def as_written(module, weights):
+    """A module in float32 with what a package holds of its weights.
+
+    Args:
+        module: is changed.
+        weights: of the package's function.
+    """
+    module.update(tree_map(_halved, module.parameters()))
+    for name, part in module.named_modules():
+        found = weights.get(operation_name(name.removesuffix(".linear")))
+        if isinstance(part, nn.Linear | nn.Embedding) and found is not None:
+            assert found.shape == part.weight.shape
+            part.weight = mx.array(found)
+
+
+def _halved(p):
+    return p.astype(mx.float16).astype(p.dtype) if p.dtype == mx.float32 else p
+
+
+class Pair:
+    """A saved package and the MLX engine over the weights that it holds.
+
+    Args:
+        path: where the package goes.
+        case: what is exported.
+        adapters: seeds of the streams and of the LoRA, by name.
+    """
+
+    def __init__(self, path, case, adapters=(("one", 1),)):
+        self.case, self.path, self._models = case, path, {}
+        builder = PackageBuilder(SIZES, sampling=True)
+        for name, seed in adapters:
+            model, streams = random_model(case), random_streams(case, seed)
+            if case.lora:
+                with_lora(model, seed)
+            builder.add(name, model, streams, shortlists=case.shortlists)
+            self._models[name] = model, streams
+        self.report = builder.report
+        save(builder.model({}), path)
+        self.package = Package(path)
+        for name, (model, streams) in list(self._models.items()):
+            weights = self.package.weights(f"{name}_logits{SIZES.nodes[0]}")
+            model = dequantize_model(model)
+            as_written(model, weights)
+            if streams is not None:
+                streams.update(tree_map(_halved, streams.parameters()))
+            self._models[name] = model, streams
+
+    def decoder(self, adapter="one"):
+        """The MLX side."""
+        model, streams = self._models[adapter]
+        caches = make_caches(model, self.case.config)
+        return Decoder(model, streams, caches, shortlists=self.case.shortlists)
+
+    def runner(self, adapter="one", mode="exact"):
+        """The package's side."""
+        return Runner(Package(self.path, mode), adapter)
+
+
+SETTINGS = DraftSettings(deferred=False, tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
+
+
+class Runner:
+    """Calls a package's functions one after the other, as an app would."""
+
+    def __init__(self, package, adapter):
+        self.package, self.adapter = package, adapter
+        self.states, self.length, self.start = package.states(), 0, 0
+        self.order = list(range(SIZES.most_nodes))
+
+    def prefill(self, tokens):
+        for first in range(0, len(tokens), SIZES.chunk):
+            chunk = tokens[first : first + SIZES.chunk]
+            rows = np.zeros(SIZES.chunk, np.int32)
+            rows[: len(chunk)] = chunk
+            inputs = {"inputIds": rows, "length": _one(self.length)}
+            self.call(f"prefill{SIZES.chunk}", inputs, self.states)
+            self.length += len(chunk)
+        self.start = self.length
+
+    def call(self, name, inputs, states=None):
+        return self.package.call(f"{self.adapter}_{name}", inputs, states)
+
+    def inputs(self, tree, count):
+        """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""
+        nodes, missing = len(tree), count - len(tree)
+        ancestors = np.eye(count, dtype=np.int32)
+        ancestors[:nodes, :nodes] = tree.ancestors
+        return {
+            "inputIds": np.pad(tree.tokens, (0, missing)),
+            "positions": np.pad(self.length + tree.depths, (0, missing)),
+            "parents": np.pad(tree.parents, (0, missing), constant_values=-1),
+            "ancestors": ancestors,
+            "length": _one(self.length),
+            "start": _one(self.start),
+            "commit": np.array(self.order, np.int32),
+        }
+
+    def step(self, tree, count):
+        """Outputs of a step, with logits and streams of its first half for sampling."""
+        inputs = self.inputs(tree, count)
+        wanted = {name: value for name, value in inputs.items() if name != "parents"}
+        found = self.call(f"logits{count}", wanted, dict(self.states))
+        return found | self.call(f"step{count}", inputs, self.states)
+
+    def commit(self, path):
+        """Accept a path of the last tree."""
+        others = [row for row in range(SIZES.most_nodes) if row not in path]
+        self.order, self.start = [*path, *others], self.length
+        self.length += len(path)
+
+
+def _one(value):
+    return np.array([value], np.int32)
+
+
+def greedy_tokens(decoder, prompt, count):
+    """What an MLX decoder writes with trees of one node."""
+    decoder.prefill(mx.array(prompt[:-1]))
+    tokens = [prompt[-1]]
+    for _ in range(count):
+        result = decoder.step(root_only(tokens[-1]), SETTINGS, VerifyRule())
+        decoder.commit([0], [0])
+        tokens.append(result.prediction())
+    return tokens[1:]
+
+
+def tree_of(rng, root, truth, count):
+    """A random tree of at most ``count`` nodes with a path of the true tokens, cut at random."""
+    truth = truth[: rng.integers(0, 4)]
+    tree = random_tree(rng, root, depth=3, width=2, vocab_size=VOCAB_SIZE, truth=truth)
+    parts = tree.tokens, tree.parents, tree.depths, tree.log_probs
+    return DraftTree(*(part[:count] for part in parts))
