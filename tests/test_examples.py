@@ -54,7 +54,7 @@ SOURCES = sorted(
 NOT_RUN = {
     "python -m pytest": "runs this test among others",
     "bash convert/demo_model/train_base.sh": "trains the bundled model for hours",
-    "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
+    "bash convert/demo_model/train_adapters.sh": "trains adapters for hours",
     "python -m specstream_mlx.convert.demo_model.bundle": "replaces the bundled model",
     "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
     "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",

@@ -148,6 +148,7 @@ class WithExtras(SpeculativeStreamingModel):
         rope: Rope,
         keys: Tensor,
         values: Tensor,
+        main_sees_streams: bool,
         streams: Tensor,
         own_queries: Tensor | None,
         positions: Tensor,
@@ -162,7 +163,9 @@ class WithExtras(SpeculativeStreamingModel):
             # The columns move on; the angles stay.
             rope = tuple(F.pad(one, (0, 0, length, 0)) for one in rope)
             positions = positions + length
-        return super()._stream_rows(index, rope, keys, values, streams, own_queries, positions)
+        return super()._stream_rows(
+            index, rope, keys, values, main_sees_streams, streams, own_queries, positions
+        )
 
 
 def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: int) -> float:
