@@ -1,6 +1,8 @@
 """Guesses of streams that know the token before: one stream after the other, on the device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +19,11 @@ Guess = Callable[[int, mx.array], tuple[mx.array, mx.array]]
 candidates (.., paths, k) and their log-probabilities."""
 
 
-class WholeHead:
-    """Scores all tokens behind each path: the LM head is read once for every stream.
+@dataclass(eq=False)
+class Scorer(ABC):
+    """Scores the tokens of each stream behind paths.
 
-    Args:
+    Attributes:
         model: the base.
         head: of the streams.
         hidden: (sequences, gamma, h) the streams after the last layer.
@@ -28,17 +31,13 @@ class WholeHead:
         vocabulary: (n,) tokens that may be drafted; ``None``: all.
     """
 
-    def __init__(
-        self,
-        model: BorrowedModel,
-        head: ConditionedHead,
-        hidden: mx.array,
-        token: mx.array,
-        vocabulary: mx.array | None = None,
-    ):
-        self._model, self._head, self._hidden = model, head, hidden
-        self._vocabulary, self._made = vocabulary, []
+    model: BorrowedModel
+    head: ConditionedHead
+    hidden: mx.array
+    token: mx.array
+    vocabulary: mx.array | None = None
 
+    @abstractmethod
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
         """Score the tokens of a stream.
 
@@ -50,53 +49,58 @@ class WholeHead:
             (sequences, paths, n) logits, and the tokens that they are of: (n,), or (sequences, n)
             where each sequence has others; ``None``: all.
         """
-        features = self._head(self._hidden[:, stream, None], self._model.embed(before), stream)
-        self._made.append(self._model.stream_head(features))
-        return self._made[-1], self._vocabulary
+
+    @abstractmethod
+    def of_first_paths(self) -> mx.array | None:
+        """(sequences, gamma, n) logits of all streams so far, behind the first of their paths.
+
+        ``None`` where not all tokens are scored.
+        """
+
+    def features(self, stream: int, before: mx.array) -> mx.array:
+        """(sequences, paths, h) what the LM head reads of a stream behind paths."""
+        return self.head(self.hidden[:, stream, None], self.model.embed(before), stream)
+
+
+@dataclass(eq=False)
+class WholeHead(Scorer):
+    """Scores all tokens behind each path: the LM head is read once for every stream."""
+
+    def __post_init__(self) -> None:
+        self._made: list[mx.array] = []
+
+    def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
+        self._made.append(self.model.stream_head(self.features(stream, before)))
+        return self._made[-1], self.vocabulary
 
     def of_first_paths(self) -> mx.array | None:
-        """(sequences, gamma, n) logits of all streams so far, behind the first of their paths."""
         return mx.stack([logits[:, 0] for logits in self._made], axis=1)
 
 
-class Shortlists:
+@dataclass(eq=False)
+class Shortlists(Scorer):
     """Scores a few tokens of each stream behind each path: the LM head is read once for all.
 
     The first stream's token before is known, so it is scored as it is. What the others may guess is
     first asked of them without a token before, and the likeliest are then scored behind each path.
     What is left out counts as impossible.
-
-    Args:
-        model, head, hidden, token, vocabulary: see ``WholeHead``.
     """
 
-    def __init__(
-        self,
-        model: BorrowedModel,
-        head: ConditionedHead,
-        hidden: mx.array,
-        token: mx.array,
-        vocabulary: mx.array | None = None,
-    ):
-        self._model, self._head, self._hidden = model, head, hidden
-        self._vocabulary = vocabulary
-        first = head(hidden[:, :1], model.embed(token[:, None]), 0)
-        features = mx.concatenate([first, head.normalized(hidden[:, 1:])], axis=1)
-        logits = model.stream_head(features)
+    def __post_init__(self) -> None:
+        others = self.head.normalized(self.hidden[:, 1:])
+        features = mx.concatenate([self.features(0, self.token[:, None]), others], axis=1)
+        logits = self.model.stream_head(features)
         self._first = logits[:, :1]
         self._places = best_places(logits, min(SHORTLIST, logits.shape[-1]))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Score some tokens of a stream; see ``WholeHead.logits``."""
         if not stream:
-            return self._first, self._vocabulary
-        features = self._head(self._hidden[:, stream, None], self._model.embed(before), stream)
+            return self._first, self.vocabulary
         places = self._places[:, stream]
-        logits = self._model.stream_head_rows(features, places)
-        return logits, places if self._vocabulary is None else self._vocabulary[places]
+        logits = self.model.stream_head_rows(self.features(stream, before), places)
+        return logits, places if self.vocabulary is None else self.vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:
-        """``None``: not all tokens are scored."""
         return None
 
 
