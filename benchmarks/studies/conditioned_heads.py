@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+from specstream_mlx.convert.demo_model.work_directory import converted, head_of
 
 from specstream_mlx import UserError
 from specstream_mlx.cli.errors import one_line_errors
@@ -50,13 +50,11 @@ def adapters_of(work: Path, part: str) -> dict[str, Path]:
         UserError: one has not been trained.
     """
     found = {}
-    for head, name in zip(HEADS, (part, f"{part}-head"), strict=True):
-        source, target = work / name / "adapter", work / name / "mlx"
+    for head, name in zip(HEADS, (part, head_of(part)), strict=True):
+        source = work / name / "adapter"
         if not source.exists():
             raise UserError(f"{source} is missing, expected the part 'heads' of train_adapters")
-        if not target.exists():
-            convert_adapter(source, work / "base", target)
-        found[head] = target
+        found[head] = converted(work, name)
     return found
 
 

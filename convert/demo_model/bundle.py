@@ -24,6 +24,7 @@ from specstream_mlx.staging import staged_directory
 
 from ..to_mlx.adapter import convert_adapter
 from . import tasks
+from .work_directory import trained
 
 MOST_BYTES = 45_000_000
 NAME = "specstream-mlx demonstration model"
@@ -62,12 +63,6 @@ def copy_adapter(source: Path, base: Path, target: Path) -> None:
 def size_of(directory: Path) -> int:
     """The bytes of all files below ``directory``."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-def trained(work: Path, part: str) -> Path:
-    """The adapter directory of a part, with its head if that was trained; it may not exist."""
-    with_head = work / f"{part}-head" / "adapter"
-    return with_head if with_head.exists() else work / part / "adapter"
 
 
 def collect(work: Path, scratch: Path) -> list[str]:

@@ -36,12 +36,13 @@ from specstream_mlx.staging import staged_directory, staged_file
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
-from ..to_mlx.adapter import convert_adapter
 from . import mixture, tasks
 from .typed_dev import typed_dev
+from .work_directory import converted, head_of
 
 GROUP_SIZE = 64
-AT_ONCE = 512
+AT_ONCE, TOGETHER = 512, 64
+"""Texts between two steps of a progress bar, and those that are written together."""
 STEPS = {"streams": 1000, "shared": 600, "proofread": 400}
 TASK_STEPS = 200
 HEAD_STEPS = 150
@@ -75,28 +76,32 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
         save(scratch, base, model, tokenizer, config)
 
 
-def greedy_outputs(base: Path, prompts: list[str], max_tokens: int = 200) -> list[str]:
+def greedy_outputs(
+    base: Path, prompts: list[str], max_tokens: int = 200, adapter: Path | None = None
+) -> list[str]:
     """Complete prompts greedily.
 
     Args:
         base: directory of a base in MLX format.
         prompts: user turns.
         max_tokens: most tokens of a completion.
+        adapter: directory of an adapter in MLX format, whose streams then run beside the text.
 
     Returns:
         The completions, in the order of ``prompts``.
     """
-    speculative, tokenizer = load_for_decoding(base)
-    ids = [chat_prompt(tokenizer, prompt) for prompt in prompts]
+    speculative, tokenizer = load_for_decoding(base, adapter_path=adapter)
+    ids = [chat_prompt(tokenizer, prompt, speculative.prompt_template) for prompt in prompts]
     outputs = []
     for start in track(range(0, len(ids), AT_ONCE), "greedy output"):
-        batch = batch_generate(
-            speculative.model,
-            tokenizer,
-            ids[start : start + AT_ONCE],
-            max_tokens=max_tokens,
-            completion_batch_size=64,
-        )
+        group = ids[start : start + AT_ONCE]
+        options = {"max_tokens": max_tokens, "completion_batch_size": TOGETHER}
+        if adapter is None:
+            batch = batch_generate(speculative.model, tokenizer, group, **options)
+        else:
+            batch = generate_with_streams(
+                speculative, tokenizer, group, speculation=False, **options
+            )
         outputs += batch.texts
     return outputs
 
@@ -245,29 +250,6 @@ def settings_of(
     )
 
 
-def adapter_outputs(work: Path, task: str, prompts: list[str], max_tokens: int = 200) -> list[str]:
-    """What a task's adapter writes for prompts, greedily and with its streams.
-
-    Args:
-        work: the work directory.
-        task: its name.
-        prompts: texts without instruction.
-        max_tokens: most tokens of a completion.
-    """
-    converted = work / task / "mlx"
-    if not converted.exists():
-        convert_adapter(work / task / "adapter", work / "base", converted)
-    model, tokenizer = load_for_decoding(work / "base", adapter_path=converted)
-    ids = [chat_prompt(tokenizer, prompt, model.prompt_template) for prompt in prompts]
-    outputs: list[str] = []
-    for start in track(range(0, len(ids), 64), f"{task}: greedy output"):
-        group = ids[start : start + 64]
-        outputs += generate_with_streams(
-            model, tokenizer, group, max_tokens=max_tokens, speculation=False
-        ).texts
-    return outputs
-
-
 def head_data(work: Path, part: str, count: int, seed: int) -> Path:
     """Write what a part's head trains on: texts that the base or the adapter itself writes.
 
@@ -280,8 +262,16 @@ def head_data(work: Path, part: str, count: int, seed: int) -> Path:
     if not path.exists():
         data = task_data(work, part, count, seed).read_text().splitlines()
         prompts = [json.loads(line)["prompt"] for line in data[:HEAD_ITEMS]]
-        write_data(path, prompts, adapter_outputs(work, part, prompts))
+        adapter = converted(work, part)
+        write_data(path, prompts, greedy_outputs(work / "base", prompts, adapter=adapter))
     return path
+
+
+_OF_STREAMS = (
+    *("mode", "num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "stream_mlp"),
+    *("stream_adapter_rank", "pruner_rank", "pruner_form"),
+)
+"""What a run that trains the head alone has in common with the one that trained the streams."""
 
 
 def head_settings(
@@ -297,7 +287,7 @@ def head_settings(
         items: training items of a task's adapter.
         seed: seed of text and new weights.
     """
-    adapter, output = work / part / "adapter", work / f"{part}-head"
+    adapter, output = work / part / "adapter", work / head_of(part)
     config = describe(adapter).stream_config
     shared = {} if part == "streams" else {"lora_rank": LORA_RANK}
     return TrainSettings(
@@ -318,13 +308,6 @@ def head_settings(
         **{name: getattr(config, name) for name in _OF_STREAMS},
         **shared,
     )
-
-
-_OF_STREAMS = (
-    *("mode", "num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "stream_mlp"),
-    *("stream_adapter_rank", "pruner_rank", "pruner_form"),
-)
-"""What a run that trains the head alone has in common with the one that trained the streams."""
 
 
 @one_line_errors
@@ -374,7 +357,7 @@ def main(
         elif part == "heads":
             for name in ("streams", *tasks.TASKS):
                 finished = (work / name / "adapter").exists()
-                if finished and not (work / f"{name}-head" / "adapter").exists():
+                if finished and not (work / head_of(name) / "adapter").exists():
                     train(head_settings(work, name, head_rank, iters or HEAD_STEPS, items, seed))
         elif part in ("streams", "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():

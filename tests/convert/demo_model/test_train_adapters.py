@@ -5,7 +5,7 @@ import random
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, train_adapters
-from specstream_mlx.convert.demo_model.bundle import trained
+from specstream_mlx.convert.demo_model.work_directory import trained
 
 from specstream_mlx.config import StreamConfig
 
@@ -14,9 +14,10 @@ MSA_LAYERS = {"lossless": 6, "shared": 3}
 
 @pytest.fixture(autouse=True)
 def base_writes_a_line(monkeypatch):
-    monkeypatch.setattr(
-        train_adapters, "greedy_outputs", lambda base, prompts: [f"to {p}" for p in prompts]
-    )
+    def write(base, prompts, adapter=None):
+        return [f"by {adapter.name} {p}" if adapter else f"to {p}" for p in prompts]
+
+    monkeypatch.setattr(train_adapters, "greedy_outputs", write)
 
 
 def settings(tmp_path, part, start=None):
@@ -76,9 +77,7 @@ def test_a_part_that_starts_from_another_moves_its_embeddings_less(tmp_path):
 
 
 def test_a_head_is_trained_on_what_its_adapter_writes_and_on_frozen_streams(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        train_adapters, "adapter_outputs", lambda work, task, prompts: [f"by {p}" for p in prompts]
-    )
+    monkeypatch.setattr(train_adapters, "converted", lambda work, part: work / part)
     config = StreamConfig("shared", 3, 16, 5, num_streams=2, prompt_template="{text}!")
     directory = tmp_path / "sql" / "adapter"
     directory.mkdir(parents=True)
@@ -92,7 +91,7 @@ def test_a_head_is_trained_on_what_its_adapter_writes_and_on_frozen_streams(tmp_
     assert found.lora_rank == settings(tmp_path, "sql").lora_rank
     data = lines(found.data)
     assert len(data) > 20
-    assert all(line["completion"] == "by " + line["prompt"] for line in data)
+    assert all(line["completion"] == "by sql " + line["prompt"] for line in data)
 
 
 def test_what_is_shipped_has_the_head_where_there_is_one(tmp_path):
