@@ -1,6 +1,6 @@
 """Random Llamas and untrained streams: what a step costs does not depend on what it says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,19 +68,25 @@ def random_llama(
     return model, config
 
 
+def untrained_streams(config: Mapping[str, Any], **fields: Any) -> Streams:
+    """Streams with their first weights.
+
+    Args:
+        config: of the model.
+        fields: of ``StreamConfig``, beside the sizes of the model.
+    """
+    sizes = {name: config[name] for name in ("hidden_size", "num_hidden_layers")}
+    streams = Streams(StreamConfig(**sizes, **fields))
+    mx.eval(streams.parameters())
+    return streams
+
+
 def with_streams(model: Model, config: dict[str, Any]) -> Iterator[tuple[str, SpeculativeModel]]:
     """The model with four untrained streams in the top quarter of its layers, in each mode."""
-    for mode in ("lossless", "shared"):
-        adapters = {"stream_mlp": "base+adapter", "stream_adapter_rank": 8}
-        stream_config = StreamConfig(
-            mode=mode,
-            num_streams=4,
-            num_msa_layers=max(1, config["num_hidden_layers"] // 4),
-            hidden_size=config["hidden_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            pruner_rank=8,
-            **(adapters if mode == "lossless" else {}),
+    layers = max(1, config["num_hidden_layers"] // 4)
+    adapters = {"stream_mlp": "base+adapter", "stream_adapter_rank": 8}
+    for mode, more in (("lossless", adapters), ("shared", {})):
+        streams = untrained_streams(
+            config, mode=mode, num_streams=4, num_msa_layers=layers, pruner_rank=8, **more
         )
-        streams = Streams(stream_config)
-        mx.eval(streams.parameters())
         yield f"untrained, {mode}", SpeculativeModel(model, config, Path("random"), streams=streams)

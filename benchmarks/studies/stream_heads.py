@@ -9,28 +9,21 @@ A conditioned head over all tokens reads the LM head once for each stream; ``sho
 once for all streams, and a draft vocabulary has fewer rows to read. All kinds take turns.
 """
 
-import random
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import mlx.core as mx
-import numpy as np
 import typer
 
 from specstream_mlx import DraftSettings
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 
-from ..drift import without_drift
-from ..random_llama import Size, random_llama
+from ..random_llama import Size, random_llama, untrained_streams
 from ..report import RESULTS, machine_suffix, measured_on, table, write_report
+from ..timed_steps import filled_caches, step_milliseconds
 
 MAIN_ROWS, STREAMS, MSA_LAYERS, CONTEXT, RANK, WIDTH = 5, 4, 2, 128, 128, 4
 NO_STREAMS = "no streams"
@@ -43,15 +36,14 @@ COLUMNS = {
 }
 
 
-def streams_of(size: Size, head: str, draft_vocabulary: int) -> Streams:
+def streams_of(config: Mapping[str, Any], head: str, draft_vocabulary: int) -> Streams:
     """Untrained lossless streams."""
     conditioned = head != "plain"
-    config = StreamConfig(
+    return untrained_streams(
+        config,
         mode="lossless",
         num_streams=STREAMS,
         num_msa_layers=MSA_LAYERS,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
         stream_mlp="adapter",
         stream_adapter_rank=8,
         stream_head="conditioned" if conditioned else "plain",
@@ -59,9 +51,6 @@ def streams_of(size: Size, head: str, draft_vocabulary: int) -> Streams:
         draft_vocabulary=draft_vocabulary,
         pruner_rank=0,
     )
-    streams = Streams(config)
-    mx.eval(streams.parameters())
-    return streams
 
 
 @one_line_errors
@@ -79,31 +68,16 @@ def main(
     """Time a step with each kind of stream head."""
     size = Size.parse(llama)
     model, config = random_llama(size.layers, size.hidden, vocabulary)
-    caches = make_caches(model, config)
-    for cache in caches:
-        rows = mx.random.normal((2, 1, config["num_key_value_heads"], CONTEXT, 64))
-        cache.update_and_fetch(*rows.astype(model.model.norm.weight.dtype))
-        mx.eval(cache.state)
+    caches = filled_caches(model, config, CONTEXT)
     kinds: dict[tuple[str, int], tuple[Decoder, DraftSettings]] = {}
     drafts = DraftSettings(tree_width=WIDTH)
     for head in ("plain", "conditioned, all tokens", "conditioned, shortlists"):
         for tokens in (vocabulary, draft_vocabulary):
-            streams = streams_of(size, head, tokens if tokens < vocabulary else 0)
+            streams = streams_of(config, head, tokens if tokens < vocabulary else 0)
             decoder = Decoder(model, streams, caches, shortlists=head.endswith("shortlists"))
             kinds[head, tokens] = decoder, drafts
     kinds[NO_STREAMS, 0] = kinds["plain", vocabulary][0], DraftSettings(num_streams=0)
-    places = np.arange(MAIN_ROWS, dtype=np.int32)
-    tree = DraftTree(places, places - 1, places)
-    timings: list[tuple[tuple[str, int], float]] = []
-    order = random.Random(0)
-    for number in range(runs + 1):
-        for kind in order.sample(list(kinds), len(kinds)):
-            decoder, settings = kinds[kind]
-            began = time.perf_counter()
-            mx.eval(decoder.step(tree, settings, VerifyRule()).arrays())
-            if number:
-                timings.append((kind, 1e3 * (time.perf_counter() - began)))
-    found = without_drift(timings)
+    found = step_milliseconds(kinds, MAIN_ROWS, runs)
     bare = found[NO_STREAMS, 0]
     rows = [
         {"head": head, "tokens": tokens, "ms": ms, "more": ms - bare}

@@ -16,15 +16,12 @@ kind, so it is decoded once with each, the streams guessing behind every token, 
 first guesses are replayed on it. Contexts beyond the model's own have no quality.
 """
 
-import random
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
-import mlx.core as mx
 import numpy as np
 import typer
 from mlx.utils import tree_flatten
@@ -33,20 +30,17 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
-from specstream_mlx.config import FORMAT_VERSION, StreamConfig
-from specstream_mlx.drafting.tree import DraftTree
-from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.config import FORMAT_VERSION
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.prompts import chat_prompt
 
-from ..drift import without_drift
-from ..random_llama import random_llama
+from ..random_llama import random_llama, untrained_streams
 from ..report import RESULTS, machine_suffix, measured_on, table, write_report
 from ..step_cost import check_both
 from ..texts import INSTRUCTIONS, TextSet, task_items
+from ..timed_steps import filled_caches, step_milliseconds
 from .drafting_rule import Recording, record
 
 LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 8, 512, 4096, 2
@@ -70,45 +64,33 @@ def with_keys(model: SpeculativeModel, keys: int) -> SpeculativeModel:
 def random_model(msa_layers: int) -> SpeculativeModel:
     """A random Llama with untrained lossless streams in its upper layers."""
     model, config = random_llama(LAYERS, HIDDEN, VOCABULARY, KV_HEADS)
-    stream_config = StreamConfig(
-        mode="lossless", num_streams=STREAMS, num_msa_layers=msa_layers, hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS, pruner_rank=0, stream_mlp="base+adapter", stream_adapter_rank=8,
-    )  # fmt: skip
-    streams = Streams(stream_config)
-    mx.eval(streams.parameters())
+    streams = untrained_streams(
+        config,
+        mode="lossless",
+        num_streams=STREAMS,
+        num_msa_layers=msa_layers,
+        pruner_rank=0,
+        stream_mlp="base+adapter",
+        stream_adapter_rank=8,
+    )
     return SpeculativeModel(model, config, Path("in memory"), streams=streams)
 
 
-def step_milliseconds(
-    model: SpeculativeModel, context: int, keys: int, runs: int
-) -> dict[str, float]:
+def milliseconds(model: SpeculativeModel, context: int, keys: int, runs: int) -> dict[str, float]:
     """Of a step with deferred streams behind ``context`` random rows, with all keys and with few.
 
     Args:
         model: with lossless streams.
         context: committed rows.
         keys: selected keys.
-        runs: timed steps of each kind, behind one that is not.
+        runs: timed steps of each kind.
     """
-    caches = make_caches(model.model, model.config)
-    heads, size = model.config["num_key_value_heads"], model.model.layers[0].self_attn.rope.dims
-    for cache in caches:
-        rows = mx.random.normal((2, 1, heads, context, size))
-        cache.update_and_fetch(*rows.astype(model.model.model.norm.weight.dtype))
-        mx.eval(cache.state)
-    models = {"all": with_keys(model, 0), "few": with_keys(model, keys)}
-    decoders = {kind: Decoder(one.model, one.streams, caches) for kind, one in models.items()}
-    places = np.arange(MAIN_ROWS, dtype=np.int32)
-    tree, settings = DraftTree(places, places - 1, places), DraftSettings(tree_width=1)
-    timings: list[tuple[str, float]] = []
-    order = random.Random(0)
-    for number in range(runs + 1):
-        for kind in order.sample(list(decoders), len(decoders)):
-            began = time.perf_counter()
-            mx.eval(decoders[kind].step(tree, settings, VerifyRule()).arrays())
-            if number:
-                timings.append((kind, 1e3 * (time.perf_counter() - began)))
-    return without_drift(timings)
+    caches = filled_caches(model.model, model.config, context)
+    kinds = {}
+    for kind, count in (("all", 0), ("few", keys)):
+        decoder = Decoder(model.model, with_keys(model, count).streams, caches)
+        kinds[kind] = decoder, DraftSettings(tree_width=1)
+    return step_milliseconds(kinds, MAIN_ROWS, runs)
 
 
 # Quality --------------------------------------------------------------------------------------
@@ -292,7 +274,7 @@ def main(
     for layers in MSA_LAYERS if timing else ():
         model = random_model(layers)
         for row in track(rows, f"steps, {layers} MSA layers"):
-            row["times"][str(layers)] = step_milliseconds(model, row["context"], keys, runs)
+            row["times"][str(layers)] = milliseconds(model, row["context"], keys, runs)
     facts = device.describe()
     facts |= {"keys": keys, "items": items, "max_tokens": max_tokens}
     facts |= {"streams": streams_path.name, "texts": texts}

@@ -142,16 +142,8 @@ class WithExtras(SpeculativeStreamingModel):
             self._next_seed = self.next(normed)[:, :, None]
         return super().trunk(tokens, positions, valid, **options)
 
-    def _stream_rows(
-        self,
-        index: int,
-        rope: Rope,
-        keys: Tensor,
-        values: Tensor,
-        main_sees_streams: bool,
-        streams: Tensor,
-        own_queries: Tensor | None,
-        positions: Tensor,
+    def stream_rows(
+        self, index: int, rope: Rope, keys: Tensor, values: Tensor, *rest: Any
     ) -> tuple[Tensor, Tensor | None]:
         if self.prefix:
             own = [self.prefix[f"{index} {part}"] for part in ("keys", "values")]
@@ -162,10 +154,9 @@ class WithExtras(SpeculativeStreamingModel):
             )
             # The columns move on; the angles stay.
             rope = tuple(F.pad(one, (0, 0, length, 0)) for one in rope)
-            positions = positions + length
-        return super()._stream_rows(
-            index, rope, keys, values, main_sees_streams, streams, own_queries, positions
-        )
+            *rest, positions = rest
+            rest = *rest, positions + length
+        return super().stream_rows(index, rope, keys, values, *rest)
 
 
 def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: int) -> float:

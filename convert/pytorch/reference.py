@@ -365,7 +365,7 @@ class SpeculativeStreamingModel(nn.Module):
             with torch.set_grad_enabled(training):
                 streams, own = join_segments(
                     map_segments(
-                        partial(self._stream_rows, index, ropes[index], keys, values, shared),
+                        partial(self.stream_rows, index, ropes[index], keys, values, shared),
                         (streams, own, positions),
                         segments,
                     )
@@ -394,7 +394,7 @@ class SpeculativeStreamingModel(nn.Module):
                 stream_layers.clear()
         return Trunk(seed, main if need_main else None, streams, main_layers, stream_layers)
 
-    def _stream_rows(
+    def stream_rows(
         self,
         index: int,
         rope: Rope,
