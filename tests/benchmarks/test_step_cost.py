@@ -41,7 +41,7 @@ def test_a_short_run(tmp_path, monkeypatch):
     ]
     for row in result["rows"]:
         assert row["step"] > 0
-        assert row["overhead"] == pytest.approx(1 - 1 / row["ratio"], abs=2e-3)
+        assert row["overhead"] == pytest.approx(1 - 1 / row["ratio"], rel=1e-2, abs=2e-3)
     assert result["plain_decoding"]["rate_ratio"] > 0
     assert "Plain decoding" in path.with_suffix(".md").read_text()
 
