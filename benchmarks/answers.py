@@ -28,7 +28,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -40,13 +39,15 @@ from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.prompts import chat_prompt
 
 from .invented import invented
-from .report import RESULTS, commit, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, STREAMS_ALONE, Base, Mounted, Run, interleaved, measure_costs
 from .speedup import check_texts
 from .task_text import log_likelihood
 from .texts import (
     MODES,
     TYPED,
+    Modes,
+    Tasks,
     Text,
     Texts,
     adapter_of,
@@ -278,11 +279,11 @@ def main(
     items: Annotated[int, typer.Option(help="Texts of a task at most.", min=1)] = 100,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 12,
     rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 5,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
-    modes: Annotated[str, typer.Option(help="lossless, shared, or both.")] = "",
+    only: Tasks = "",
+    modes: Modes = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 160,
     show: Annotated[bool, typer.Option("--show", help="Print the answers, too.")] = False,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Score the bundled model's answers to typed texts, and its drafts."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")

@@ -24,7 +24,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 
 OURS, MLX_LM = "specstream-mlx generate", "mlx_lm generate"
 _MODULES = {OURS: ["specstream_mlx", "generate"], MLX_LM: ["mlx_lm", "generate"]}
@@ -73,7 +73,7 @@ def main(
         "Proofread this message.\nHi Ana, can you sned me the reports on monday"
     ),
     runs: Annotated[int, typer.Option(help="Runs of each, after one that does not count.")] = 8,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Compare the time to the first text of a first generate with mlx_lm's."""
     path = model or bundled.base_path()

@@ -30,7 +30,7 @@ from specstream_mlx.models.streams import Streams
 
 from .own_process import measured_by
 from .random_llama import random_llama
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN
 
 LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
@@ -125,7 +125,7 @@ def main(
     contexts: Annotated[str, typer.Option(help="Prompt lengths.")] = "1024,2048,4096,8192",
     tokens: Annotated[int, typer.Option(help="Steps to decode.")] = 64,
     chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
     timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
     one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:

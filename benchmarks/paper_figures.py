@@ -36,7 +36,7 @@ from specstream_mlx.engine.verify.by_name import VerifyName
 
 from .figure_plot import check_matplotlib, draw
 from .figure_points import Point, PointFile
-from .report import RESULTS, machine_suffix
+from .report import RESULTS, Output, machine_suffix
 from .runner import CHAIN, MLX_LM, Base, Mounted, Way, interleaved
 from .texts import MODES, adapter_of, chosen_tasks, generator, held_out_texts, score
 
@@ -282,8 +282,7 @@ def main(
     quality_items: Annotated[int, typer.Option(help="The same for msa-layers.", min=1)] = 40,
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 96,
     max_nodes: Annotated[int, typer.Option(help="Nodes that pruning keeps.", min=2)] = 8,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS
-    / "figures",
+    output: Output = RESULTS / "figures",
 ) -> None:
     """Measure and draw figures in the shape of the papers'."""
     written = figures(

@@ -5,11 +5,16 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from specstream_mlx.staging import staged_file
 
 RESULTS = Path("benchmarks/results")
+
+Output = Annotated[Path, typer.Option(help="Directory of the result files.")]
+"""``--output``."""
 
 
 def machine_suffix(facts: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from specstream_mlx.loop import Request, decode
 
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, ONE_TOKEN, PRUNED, TREE, Mounted, interleaved
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import INSTRUCTIONS, held_out_texts
@@ -187,7 +187,7 @@ def main(
     ] = 4096,
     items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
     size = random and Size.parse(random)

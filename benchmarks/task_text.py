@@ -36,9 +36,9 @@ from specstream_mlx.hardware import device
 from specstream_mlx.prompts import chat_prompt
 
 from .drafting_baselines import Drafter, n_gram, prompt_lookup, target_calls
-from .report import RESULTS, measured_on, table, write_report
+from .report import RESULTS, Output, measured_on, table, write_report
 from .runner import Mounted
-from .texts import chosen_tasks, generator, held_out_texts
+from .texts import Tasks, chosen_tasks, generator, held_out_texts
 
 if TYPE_CHECKING:
     from specstream_mlx.convert.demo_model.tasks import Item
@@ -303,7 +303,7 @@ def main(
         int, typer.Option(help="Held-out items looked for in the training text.", min=1)
     ] = 2_000,
     training_items: Annotated[int, typer.Option(help="Training items per task.", min=1)] = 20_000,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
+    only: Tasks = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 160,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Another model than the bundled base.")
@@ -315,7 +315,7 @@ def main(
         Path | None,
         typer.Option(metavar="FILE", help="JSON file of benchmarks.speedup; the newest."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Report on the generated task text: overlap, perplexity, and drafting without a network."""
     counts = {

@@ -17,7 +17,6 @@ same item.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,9 +30,9 @@ from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
 
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, adapter_of, chosen_tasks, generator, held_out_texts
+from .texts import MODES, Tasks, adapter_of, chosen_tasks, generator, held_out_texts
 
 
 class StreamsAlone(KeyedRule):
@@ -135,10 +134,10 @@ def main(
     temp: Annotated[
         list[float] | None, typer.Option(help="A temperature above 0; may be given several times.")
     ] = None,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")] = "",
+    only: Tasks = "",
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 96,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the bundled model.
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import SpeculativeModel, UserError, bundled
@@ -25,6 +26,12 @@ INSTRUCTIONS: dict[str, str] = json.loads((TYPED / "instructions.json").read_tex
 """What the base is told to do, by task; an adapter knows its task."""
 
 TextSet = Literal["test", "dev", "held-out"]
+
+Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
+"""``--tasks``, see ``chosen_tasks``."""
+
+Modes = Annotated[str, typer.Option(help="lossless, shared; default: both.")]
+"""``--modes``, to be read by ``names_in``."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.prompts import chat_prompt
 
-from .report import RESULTS, machine_suffix, measured_on, table, write_report
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import (
     MLX_LM,
     ONE_TOKEN,
@@ -45,7 +45,17 @@ from .runner import (
     measure_costs,
 )
 from .speedup import check_texts, randomize
-from .texts import INSTRUCTIONS, MODES, TYPED, adapter_of, chosen_tasks, names_in, task_items
+from .texts import (
+    INSTRUCTIONS,
+    MODES,
+    TYPED,
+    Modes,
+    Tasks,
+    adapter_of,
+    chosen_tasks,
+    names_in,
+    task_items,
+)
 
 PROSE = "prose"
 """The kind of text that belongs to no task."""
@@ -205,8 +215,8 @@ def main(
     items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 8,
     prose: Annotated[int, typer.Option(help="Beginnings of prose.", min=0)] = 20,
     rounds: Annotated[int, typer.Option(help="Runs of each text.", min=1)] = 5,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
-    modes: Annotated[str, typer.Option(help="lossless, shared, or both.")] = "",
+    only: Tasks = "",
+    modes: Modes = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 64,
     bits: Annotated[
         int | None, typer.Option(help="Quantize the base anew, packed, for both.", min=2, max=8)
@@ -215,7 +225,7 @@ def main(
         bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
     ] = False,
     label: Annotated[str, typer.Option("--name", help="Part of the result files' name.")] = "",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Compare drafting with plain decoding on texts that people typed."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")

@@ -21,8 +21,8 @@ from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
-from ..report import RESULTS, table, write_text
-from ..texts import adapter_of, chosen_tasks, held_out_texts
+from ..report import RESULTS, Output, table, write_text
+from ..texts import Tasks, adapter_of, chosen_tasks, held_out_texts
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -73,8 +73,8 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) 
 @one_line_errors
 def main(
     items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated task names.")] = "",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    only: Tasks = "",
+    output: Output = RESULTS,
 ) -> None:
     """Measure acceptance by depth and rank on the bundled model."""
     chosen = chosen_tasks(only)

@@ -13,15 +13,12 @@ out: shared mode needs it, and so would the application without drafts.
 - EAGLE (arXiv 2401.15077): a map of 2h to h and one decoder layer; head and embedding are shared.
 """
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import StreamConfig
 
-from ..report import RESULTS, table, write_report
+from ..report import RESULTS, Output, table, write_report
 from .metal_cost import Shape
 from .simulation import HEAD_RANK, MODELS, MSA_LAYERS
 
@@ -75,7 +72,7 @@ COLUMNS = {
 
 @one_line_errors
 def main(
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Count the parameters that drafting adds to Llamas of 1, 3 and 8 B."""
     rows = []

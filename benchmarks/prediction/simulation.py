@@ -26,7 +26,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.drafting.tree import DraftTree
 
-from ..report import RESULTS, table, write_text
+from ..report import RESULTS, Output, table, write_text
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
@@ -372,7 +372,7 @@ def main(
     msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = MSA_LAYERS,
     head: Annotated[Head, typer.Option("--stream-head", help="Of the streams.")] = "plain",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)

@@ -24,7 +24,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
 from ..answers import DEPTHS, drafted
-from ..report import RESULTS, commit, machine_suffix, measured_on, table, write_report
+from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from ..runner import (
     CHAIN,
     MLX_LM,
@@ -37,7 +37,7 @@ from ..runner import (
     measure_costs,
 )
 from ..speedup import check_texts
-from ..texts import MODES, Texts, TextSet, chosen_tasks, names_in
+from ..texts import MODES, Modes, Tasks, Texts, TextSet, chosen_tasks, names_in
 from ..typed_text import geometric_mean
 
 HEADS = "plain", "conditioned"
@@ -151,10 +151,10 @@ def main(
     items: Annotated[int, typer.Option(help="Texts of a task at most.", min=1)] = 24,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 8,
     rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 3,
-    only: Annotated[str, typer.Option("--tasks", help="Comma-separated; all.")] = "",
-    modes: Annotated[str, typer.Option(help="lossless, shared, or both.")] = "",
+    only: Tasks = "",
+    modes: Modes = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Compare streams without and with a head that knows the token before."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 
-from ..report import RESULTS, measured_on, table, write_report
+from ..report import RESULTS, Output, measured_on, table, write_report
 from ..runner import Base, measure_costs
 from ..texts import MODES, adapter_of
 from ..typed_text import FAR, PROSE, geometric_mean, prompts_of
@@ -220,7 +219,7 @@ def least_of(
 def main(
     items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 12,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 64,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""
     from specstream_mlx import bundled

@@ -21,7 +21,7 @@ from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 
 from ..own_process import measured_by, peak_bytes
-from ..report import RESULTS, table, write_report
+from ..report import RESULTS, Output, table, write_report
 
 MODULE = "benchmarks.studies.segment_memory"
 
@@ -77,7 +77,7 @@ def main(
     completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 4,
     segments: Annotated[str, typer.Option(help="Numbers of segments.")] = "1,2,4,8,16",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
     one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure a training step's memory by number of segments."""

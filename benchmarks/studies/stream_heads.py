@@ -10,7 +10,6 @@ once for all streams, and a draft vocabulary has fewer rows to read. All kinds t
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 
 from ..random_llama import Size, random_llama, untrained_streams
-from ..report import RESULTS, machine_suffix, measured_on, table, write_report
+from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from ..timed_steps import filled_caches, step_milliseconds
 
 MAIN_ROWS, STREAMS, MSA_LAYERS, CONTEXT, RANK, WIDTH = 5, 4, 2, 128, 128, 4
@@ -63,7 +62,7 @@ def main(
         int, typer.Option(help="Tokens of the smaller draft vocabulary.", min=256)
     ] = 32_768,
     runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Time a step with each kind of stream head."""
     size = Size.parse(llama)

@@ -37,7 +37,7 @@ from specstream_mlx.models.streams import Streams
 from specstream_mlx.prompts import chat_prompt
 
 from ..random_llama import random_llama, untrained_streams
-from ..report import RESULTS, machine_suffix, measured_on, table, write_report
+from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from ..step_cost import check_both
 from ..texts import INSTRUCTIONS, TextSet, task_items
 from ..timed_steps import filled_caches, step_milliseconds
@@ -249,7 +249,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 48,
     runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
     timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Measure what top-p key selection saves and costs."""
     if model_path is not None:

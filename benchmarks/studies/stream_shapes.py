@@ -52,7 +52,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig, UserError
 
-from ..report import RESULTS, table, write_report
+from ..report import RESULTS, Output, table, write_report
 
 _TYPED = 24
 """Typed texts of a task that the shapes are scored on."""
@@ -291,7 +291,7 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
     only: Annotated[str, typer.Option("--shapes", help="By semicolons; all.")] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each shape.", min=1)] = 1,
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Train and compare shapes of lossless streams (resumable)."""
     names = [name.strip() for name in only.split(";") if name.strip()] or list(SHAPES)

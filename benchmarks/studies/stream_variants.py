@@ -26,7 +26,7 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
-from ..report import RESULTS, table, write_report
+from ..report import RESULTS, Output, table, write_report
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "adapter": {"stream_mlp": "adapter"},
@@ -80,7 +80,7 @@ def main(
     items: Annotated[int, typer.Option(help="Training prompts.")] = 1500,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
     only: Annotated[str, typer.Option("--variants", help="By semicolons; all.")] = "",
-    output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
+    output: Output = RESULTS,
 ) -> None:
     """Train and compare the variants of lossless streams."""
     data, valid = task_data(work, task, "train", items), task_data(work, task, "test", 100)
