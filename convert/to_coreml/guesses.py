@@ -5,16 +5,14 @@ the k likeliest paths of the depth before, as ``guessing.guess`` does with ``LIK
 """
 
 from collections.abc import Callable
-from copy import copy
 
-import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.engine.guessing import SHORTLIST
 from specstream_mlx.engine.step import WHOLE_HEAD
+from specstream_mlx.models.head_rows import rows_of
 from specstream_mlx.models.streams import Streams
 
 from .layers import Network, base_of, part, rms_norm
@@ -41,7 +39,7 @@ class StreamHead:
         if streams.vocabulary is not None:
             ids = streams.vocabulary
             self._name = f"{network.adapter}.streams.head_rows"
-            self._module = _rows_of(self._module, ids)
+            self._module = rows_of(self._module, ids)
             name = f"{network.adapter}.streams.vocabulary"
             self.ids = network.constants.integers(name, lambda: np.array(ids))
 
@@ -175,12 +173,3 @@ def _filled(
         mb.concat(values=[log_probs, empty.astype(np.float32)], axis=0),
         np.full(paths, -1, np.int32),
     )
-
-
-def _rows_of(module: nn.Module, ids: mx.array) -> nn.Module:
-    """A linear layer or an embedding with some of its rows."""
-    rows = copy(module)
-    for name in ("weight", "scales", "biases", "bias"):
-        if name in rows:
-            rows[name] = rows[name][ids]
-    return rows

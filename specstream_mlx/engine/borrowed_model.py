@@ -20,6 +20,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from ..config import UserError
 from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
+from ..models.head_rows import rows_of
 from ..models.streams import Streams
 from .key_selection import AskingRows
 from .profile import NO_PROFILE, Profile
@@ -267,10 +268,7 @@ def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn
         for part in owner:
             module[part] = copy(module[part])
             module = module[part]
-    module[name] = head = copy(module[name])
-    for part in ("weight", "scales", "biases", "bias"):
-        if part in head:
-            head[part] = head[part][ids]
+    module[name] = rows_of(module[name], ids)
     return root
 
 

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.tuner.lora import LoRALinear
 from random_models import PROMPT, VOCAB_SIZE, speculative_model
 from trees import full_tree
 
@@ -178,11 +179,18 @@ def test_several_sequences_have_shortlists_of_their_own(monkeypatch):
                 assert found is expected is None or mx.allclose(found[one], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
-def test_a_draft_vocabulary_is_some_rows_of_the_head(tied):
+@pytest.mark.parametrize(
+    ("tied", "tuned"),
+    [("grouped heads, tied", False), ("one kv head, untied", False), ("one kv head, untied", True)],
+)
+def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     fields = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
     every = speculative_model(tied, seed=2, **fields)
     some = speculative_model(tied, seed=2, draft_vocabulary=40, **fields)
+    if tuned:
+        head = LoRALinear.from_base(every.model.lm_head, r=4, scale=2.0)
+        head.lora_b = mx.random.normal(head.lora_b.shape, key=mx.random.key(3))
+        every.model.lm_head = some.model.lm_head = head
     ids = some.streams.vocabulary
     for name in ("embeddings", "adapters"):
         some.streams.streams[name] = every.streams.streams[name]

@@ -1,0 +1,26 @@
+"""An LM head with the rows of some tokens only."""
+
+from copy import copy
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_BY_ROW = ("weight", "scales", "biases", "bias", "m")  # the last is DoRA's
+
+
+def rows_of(head: nn.Module, ids: mx.array) -> nn.Module:
+    """A head that scores some tokens; what is not cut is shared.
+
+    Args:
+        head: a linear layer or an embedding, quantized or not, with mlx_lm's LoRA or without.
+        ids: (n,) the tokens.
+    """
+    cut = copy(head)
+    for name in _BY_ROW:
+        if name in cut:
+            cut[name] = cut[name][ids]
+    if "linear" in cut:
+        cut["linear"], cut["lora_b"] = rows_of(cut["linear"], ids), cut["lora_b"][:, ids]
+    if "embedding" in cut:
+        cut["embedding"], cut["lora_a"] = rows_of(cut["embedding"], ids), cut["lora_a"][ids]
+    return cut
