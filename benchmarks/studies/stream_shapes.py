@@ -63,8 +63,8 @@ class Shape:
     """A shape of the streams.
 
     Attributes:
-        num_msa_layers, num_streams, stream_init, head_rank: see ``StreamConfig``; a rank of 0 is a
-            plain head.
+        num_msa_layers, num_streams, stream_init, stream_mlp, head_rank: see ``StreamConfig``; a
+            rank of 0 is a plain head.
         next_rank: rank of the map of the next token's embedding; 0: none.
         prefix: keys and values that only streams see.
     """
@@ -72,6 +72,7 @@ class Shape:
     num_msa_layers: int = 3
     num_streams: int = 4
     stream_init: str = "linear"
+    stream_mlp: str = "base+adapter"
     head_rank: int = 128
     next_rank: int = 0
     prefix: int = 0
@@ -86,8 +87,9 @@ class Shape:
             num_hidden_layers=base.config.num_hidden_layers,
             stream_init=self.stream_init,
             stream_init_rank=8 if self.stream_init == "linear" else 0,
-            stream_mlp="base+adapter",
-            stream_adapter_rank=8,
+            value_rotation_epsilon=0.5 if self.stream_init == "value_rotation" else 0.0,
+            stream_mlp=self.stream_mlp,
+            stream_adapter_rank=0 if self.stream_mlp == "base" else 8,
             stream_head="conditioned" if self.head_rank else "plain",
             stream_head_rank=self.head_rank,
             base_fingerprint=base_fingerprint(directory),
@@ -101,6 +103,8 @@ SHAPES: dict[str, Shape] = {
     **{f"N_s {layers}": Shape(num_msa_layers=layers) for layers in (2, 4, 6)},
     **{f"gamma {streams}": Shape(num_streams=streams) for streams in (6, 8)},
     "identity": Shape(stream_init="identity"),
+    "value rotation": Shape(stream_init="value_rotation"),
+    **{f"MLP {kind}": Shape(stream_mlp=kind) for kind in ("adapter", "base")},
     **{f"rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
     "next token": Shape(next_rank=64),
     "plain, next token": Shape(head_rank=0, next_rank=64),

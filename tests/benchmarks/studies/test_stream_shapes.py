@@ -1,5 +1,8 @@
 """The shapes that the study trains beside those of the package do what they say."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,7 +10,7 @@ torch = pytest.importorskip("torch")
 from specstream_mlx.convert.pytorch.attention import Scoring, stream_positions  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from benchmarks.studies.stream_shapes import Shape, WithExtras  # noqa: E402
+from benchmarks.studies.stream_shapes import SHAPES, Shape, WithExtras  # noqa: E402
 from specstream_mlx.config import StreamConfig  # noqa: E402
 
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2, 8]])
@@ -70,3 +73,11 @@ def test_a_hidden_prefix_changes_nothing(monkeypatch):
 
     monkeypatch.setattr(Scoring, "hides", without_prefix)
     assert torch.allclose(trunk_of(model).streams, expected, atol=1e-5)
+
+
+def test_every_shape_is_one_that_streams_can_have(tmp_path):
+    sizes = LlamaConfig(hidden_size=16, num_hidden_layers=12, num_attention_heads=4)
+    (tmp_path / "config.json").write_text(json.dumps(sizes.to_dict()))
+    for name, shape in SHAPES.items():
+        config = shape.config(SimpleNamespace(config=sizes), tmp_path)
+        assert StreamConfig.from_dict(config.to_dict()) == config, name
