@@ -1,27 +1,26 @@
-"""A saved package in Core AI's terms, and Apple's runtime for it, which runs on Linux too.
+"""A saved package in Core AI's terms: its MIL program, translated operation by operation.
 
-The MIL program of the package is translated operation by operation, so what Apple's compiler and
-runtime compute is what the package says, and they are a second executor beside ``evaluate``.
 Weights stay packed and the caches stay states. Of what a translation needs, ``coreai.authoring``
 has all but packed 4-bit constants and mutable arguments; these come from its internal modules, so
 coreai-core is pinned to a version.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import coreai.authoring as ca
 import numpy as np
 from coreai._compiler.dialects.coreai import ConstantOp
-from coreai._compiler.ir import ArrayAttr, Attribute, DenseResourceElementsAttr, DictAttr, StringAttr
+from coreai._compiler.ir import (
+    ArrayAttr,
+    Attribute,
+    DenseResourceElementsAttr,
+    DictAttr,
+    StringAttr,
+)
 from coreai.authoring.constant import constant
 from coreai.authoring.graph_builder import GraphOp
-from coreai.runtime import NDArray
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from .evaluate import Mode, Package
@@ -44,68 +43,6 @@ def translated(package: Package, mode: Mode = "fp16") -> ca.AIProgram:
         for name, function in package.functions.items():
             _Translation(name, function, mode, shared).write()
     return ca.AIProgram(module)
-
-
-class AppleRuntime:
-    """An asset on Apple's runtime, called as ``evaluate.Package`` is. A context manager.
-
-    Args:
-        asset: an ``.aimodel``.
-    """
-
-    def __init__(self, asset: Path):
-        self._asset = ca.AIModelAsset.load(asset)
-        self._loop, self._stack = asyncio.new_event_loop(), AsyncExitStack()
-        self._functions: dict[str, Any] = {}
-
-    def __enter__(self) -> "AppleRuntime":
-        entered = self._stack.enter_async_context(self._asset.executable())
-        self._model = self._loop.run_until_complete(entered)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._functions.clear()
-        del self._model
-        self._loop.run_until_complete(self._stack.aclose())
-        self._loop.close()
-
-    def states(self) -> dict[str, NDArray]:
-        """Empty caches; functions that are called change them."""
-        for name in self._model.function_names:
-            found = self._function(name).desc
-            if found.state_names:
-                described = {s: found.state_descriptor(s) for s in found.state_names}
-                return {s: NDArray(np.zeros(d.shape, d.dtype)) for s, d in described.items()}
-        return {}
-
-    def call(
-        self, name: str, inputs: Mapping[str, Any], states: dict[str, NDArray] | None = None
-    ) -> dict[str, np.ndarray]:
-        """Run a function.
-
-        Args:
-            name: of the function.
-            inputs: arrays by name, in the shapes that it declares.
-            states: from ``states``; changed in place.
-
-        Returns:
-            Its outputs by name.
-        """
-        function = self._function(name)
-        arrays = {key: NDArray(np.ascontiguousarray(array)) for key, array in inputs.items()}
-        own = {key: (states or {})[key] for key in function.desc.state_names}
-        found = self._loop.run_until_complete(function(inputs=arrays, state=own))
-        return {key: array.numpy().copy() for key, array in found.items()}
-
-    def _function(self, name: str) -> Any:
-        if name not in self._functions:
-            self._functions[name] = self._model.load_function(name)
-        return self._functions[name]
 
 
 class _Translation:
@@ -163,13 +100,12 @@ class _Translation:
     def _packed(self, op: Operation) -> ca.Value:
         data, scale, offset = (op.inputs[name].val for name in ("data", "scale", "offset"))
         dtype = self._dtype(op.outputs[0].dtype)
-        zero = np.zeros(scale.shape, dtype)
-        before, behind = self._integers(offset), zero
+        before, behind = offset, np.zeros(scale.shape, dtype)
         if offset.dtype == np.float16:  # which Core AI takes behind the scale only
-            before = self._integers(np.zeros_like(data[:, : scale.shape[1]]))
+            before = np.zeros_like(data[:, : scale.shape[1]])
             behind = -(scale.astype(np.float32) * offset).astype(dtype)
-        found = self._constant(scale.astype(dtype)), before, self._constant(behind)
-        return ca.blockwise_shift_scale(self._integers(data), *found)
+        scale, behind = self._constant(scale.astype(dtype)), self._constant(behind)
+        return ca.blockwise_shift_scale(self._integers(data), scale, self._integers(before), behind)
 
     def _integers(self, array: np.ndarray) -> ca.Value:
         """A constant of 4 or 8 bits; two of 4 bits share a byte, the first one its lower half."""
@@ -271,7 +207,7 @@ def _flipped(x: ca.Value) -> ca.Value:
 
 
 def _gather(x: ca.Value, indices: ca.Value, axis: Any, **_: Any) -> ca.Value:
-    shape, (count,) = list(x.type.shape), indices.type.shape
+    shape, count = list(x.type.shape), int(np.prod(indices.type.shape))
     axis = int(axis) % len(shape)
     if axis == 0:
         return ca.gather_nd(x, ca.reshape(indices, np.array([count, 1], np.int32)))

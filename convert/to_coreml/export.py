@@ -1,7 +1,11 @@
 """From directories to a saved package: checked before a weight is read, and there whole or not."""
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from mlx.utils import tree_flatten
 
@@ -18,14 +22,20 @@ from .package import PackageBuilder, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
 
+TOKENIZER = "tokenizer"
+"""The directory of the tokenizer in a Core AI bundle."""
+
 BASE = "base"
 """The name before the functions of a base without an adapter."""
 
-Progress = Callable[[float, float, str], None]
+Format = Literal["coreml", "coreai"]
+
+Progress = Callable[[float, float | None, str], None]
+"""Is told how much is done, of how much, ``None`` where nobody knows, and what goes on."""
 
 
 def tokenizer_directory(output: Path) -> Path:
-    """Where a package's tokenizer goes: beside it."""
+    """Where a Core ML package's tokenizer goes: beside it."""
     return output.with_suffix(".tokenizer")
 
 
@@ -36,17 +46,19 @@ def export(
     sizes: Sizes,
     *,
     sampling: bool = False,
+    form: Format = "coreml",
     show: Progress = lambda done, total, description: None,
 ) -> list[Encoding]:
-    """Write a Core ML package, and its tokenizer beside it.
+    """Write a Core ML package and its tokenizer beside it, or a Core AI bundle.
 
     Args:
         model: directory of the base.
-        output: the package, whose name ends in ``.mlpackage``.
+        output: the package, whose name ends in ``.mlpackage``, or the bundle, a directory.
         adapters: directories; functions are called after their names. None: the bare base's, with
             ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
+        form: which of the two.
         show: is told how far it is.
 
     Returns:
@@ -57,12 +69,14 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
-    _check(model, output, adapters, sizes)
+    beside = tokenizer_directory(output)
+    _check_output([output, beside] if form == "coreml" else [output], form)
+    _check(model, adapters, sizes)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
     tokenizer = read_tokenizer(model, full_config)
-    builder = PackageBuilder(sizes, sampling)
-    total = builder.functions * max(1, len(adapters)) + 1
+    builder = PackageBuilder(sizes, sampling, release=True)
+    total = builder.functions * max(1, len(adapters))
     done = 0
 
     def function_done(name: str) -> None:
@@ -90,21 +104,42 @@ def export(
             "vocab_size": config["vocab_size"],
             "end_tokens": sorted(tokenizer.eos_token_ids),
         },
-        "tokenizer": tokenizer_directory(output).name,
+        "tokenizer": beside.name if form == "coreml" else TOKENIZER,
         "chat_template": tokenizer.chat_template,
     }
-    with (
-        staged_directory(tokenizer_directory(output), replace=False) as beside,
-        staged_directory(output, replace=False) as place,
-    ):
-        package = place / output.name
-        save(builder.model(facts), package)
-        for part in list(package.iterdir()):
-            part.rename(place / part.name)
-        package.rmdir()
-        tokenizer.save_pretrained(beside)
-    show(total, total, "Writing the package")
+    del base  # of which the builder holds what it needs
+    with ExitStack() as stack:
+        if form == "coreml":
+            aside = stack.enter_context(staged_directory(beside, replace=False))
+        place = stack.enter_context(staged_directory(output, replace=False))
+        stack.enter_context(_temporary_files_in(place))
+        show(0, None, "Converting the program")
+        model = builder.model(facts)
+        show(0, None, "Writing the package")
+        if form == "coreml":
+            package = place / output.name
+            save(model, package)
+            for part in list(package.iterdir()):
+                part.rename(place / part.name)
+            package.rmdir()
+            tokenizer.save_pretrained(aside)
+        else:
+            from .bundle import write_bundle
+
+            write_bundle(model, place, output.name)
+            tokenizer.save_pretrained(place / TOKENIZER)
     return builder.report
+
+
+@contextmanager
+def _temporary_files_in(directory: Path) -> Iterator[None]:
+    """Let coremltools write there what it copies later: a killed export leaves it nowhere else."""
+    before = tempfile.tempdir
+    try:
+        with TemporaryDirectory(dir=directory) as tempfile.tempdir:
+            yield
+    finally:
+        tempfile.tempdir = before
 
 
 def function_name(adapter: Path) -> str:
@@ -112,13 +147,20 @@ def function_name(adapter: Path) -> str:
     return adapter.resolve().name.replace("-", "_")
 
 
-def _check(model: Path, output: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
-    """All that can be checked without reading a weight."""
-    if output.suffix != ".mlpackage":
+def _check_output(paths: Sequence[Path], form: Format) -> None:
+    """Check the name of what is written, and that nothing is at any of the paths."""
+    output = paths[0]
+    if form == "coreml" and output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
-    for path in (output, tokenizer_directory(output)):
+    if form == "coreai" and output.suffix in (".mlpackage", ".aimodel", ".aimodelc"):
+        raise UserError(f"the output is {output}, expected the name of a directory for a bundle")
+    for path in paths:
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")
+
+
+def _check(model: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
+    """All that can be checked of what is read without reading a weight."""
     config = read_config(model)
     try:
         check_base(config, sizes)

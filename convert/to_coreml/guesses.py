@@ -5,10 +5,7 @@ the k likeliest paths of the depth before, as ``guessing.guess`` does with ``LIK
 """
 
 from collections.abc import Callable
-from copy import copy
 
-import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
@@ -35,25 +32,37 @@ class StreamHead:
     """
 
     def __init__(self, network: Network, streams: Streams):
-        self._network, self._streams = network, streams
+        self._network = network
         self._name, self._module = network.head
+        self._ids = streams.vocabulary
         self.ids: Var | None = None
-        if streams.vocabulary is not None:
-            ids = streams.vocabulary
-            self._name = f"{network.adapter}.streams.head_rows"
-            self._module = _rows_of(self._module, ids)
+        if self._ids is not None:
             name = f"{network.adapter}.streams.vocabulary"
-            self.ids = network.constants.integers(name, lambda: np.array(ids))
+            self.ids = network.constants.integers(name, lambda: np.array(self._ids))
 
     def logits(self, hidden: Var) -> Var:
         """(rows, n) of rows (rows, h) after the last layer."""
-        return self._network.linear(self._name, self._module, self._network.final_norm(hidden))
+        network, module = self._network, self._module
+        hidden = network.final_norm(hidden)
+        if self._ids is None:
+            return network.linear(self._name, module, hidden)
+        bias = None
+        if "bias" in module:
+            bias = network.own("streams.head_rows.bias", lambda: module.bias[self._ids])
+        return network.product(hidden, self._weight(), bias)
 
     def logits_of(self, hidden: Var, places: Var) -> Var:
         """(rows, m) of a few tokens, by their places (m,) among the n."""
-        weight = self._network.constants.matrix(self._name, base_of(self._module))
-        rows = mb.gather(x=weight, indices=places, axis=0)
+        rows = mb.gather(x=self._weight(), indices=places, axis=0)
         return mb.matmul(x=self._network.final_norm(hidden), y=rows, transpose_y=True)
+
+    def _weight(self) -> Var:
+        """(n, h)."""
+        constants, module = self._network.constants, base_of(self._module)
+        if self._ids is None:
+            return constants.matrix(self._name, module)
+        name = f"{self._network.adapter}.streams.head_rows"
+        return constants.rows(name, self._name, module, np.array(self._ids))
 
     def named(self, places: Var) -> Var:
         """The tokens at places among the n."""
@@ -175,12 +184,3 @@ def _filled(
         mb.concat(values=[log_probs, empty.astype(np.float32)], axis=0),
         np.full(paths, -1, np.int32),
     )
-
-
-def _rows_of(module: nn.Module, ids: mx.array) -> nn.Module:
-    """A linear layer or an embedding with some of its rows."""
-    rows = copy(module)
-    for name in ("weight", "scales", "biases", "bias"):
-        if name in rows:
-            rows[name] = rows[name][ids]
-    return rows

@@ -31,11 +31,12 @@ class PackageBuilder:
     Args:
         sizes: of the package.
         sampling: with functions for sampling.
+        release: see ``Store``.
     """
 
-    def __init__(self, sizes: Sizes, sampling: bool = False):
+    def __init__(self, sizes: Sizes, sampling: bool = False, *, release: bool = False):
         self._sizes, self._sampling = sizes, sampling
-        self._store, self._program = Store(), Program()
+        self._store, self._program = Store(release), Program()
         self._adapters: dict[str, dict[str, Any]] = {}
 
     def add(
@@ -78,19 +79,7 @@ class PackageBuilder:
         Args:
             facts: further metadata: of the base, its tokenizer, ..
         """
-        program = self._program
-        program.default_function_name = next(iter(program.functions))
-        program.export_as_multifunction = True
-        with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
-            model = ct.convert(
-                program,
-                source="milinternal",
-                convert_to="mlprogram",
-                minimum_deployment_target=ct.target.iOS18,
-                compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
-                pass_pipeline=ct.PassPipeline.EMPTY,
-                skip_model_load=True,
-            )
+        model = converted(self._program)
         said = {
             "version": FORMAT_VERSION,
             "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
@@ -100,6 +89,22 @@ class PackageBuilder:
         }
         model.user_defined_metadata[METADATA] = json.dumps(said)
         return model
+
+
+def converted(program: Program) -> MLModel:
+    """A program of functions as a Core ML model in memory, its weights in a temporary file."""
+    program.default_function_name = next(iter(program.functions))
+    program.export_as_multifunction = True
+    with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
+        return ct.convert(
+            program,
+            source="milinternal",
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
 
 
 def _described(streams: Streams) -> dict[str, Any]:

@@ -6,7 +6,7 @@ little is lost; where scale is negative, q counts from the other end instead.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,8 +17,8 @@ from coremltools.converters.mil.mil import Var, types
 _IN_FILE = 10
 """Elements from which on coremltools writes a constant into the file of weights."""
 
-_ROWS = 4096
-"""Rows that are unpacked at a time, since MLX unpacks into floats."""
+_ROWS = 1024
+"""Rows that are encoded at a time, since MLX unpacks into floats."""
 
 _TINY = 6e-8
 """Half precision's smallest number; what is less is no error of an encoding."""
@@ -71,7 +71,14 @@ class Encoding:
     error: float = 0.0
 
 
-def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, container: int) -> Groups:
+def encode(
+    q: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    bits: int,
+    container: int,
+    floats: bool = False,
+) -> Groups:
     """Bring MLX's affine groups into Core ML's form.
 
     Offsets are integers of q's type if all groups have one there, else float16.
@@ -82,8 +89,9 @@ def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, contai
         bias: (out, groups) float32.
         bits: of q.
         container: 4 or 8, of the type that will hold q.
+        floats: float16 offsets in any case, since other rows of the matrix need them.
     """
-    integers = types.np_uint4_dtype if container == 4 else np.uint8
+    integers = _integers(container)
     groups = scale.shape[1]
     blocks = q.reshape(len(q), groups, -1)
     low, high = blocks.min(-1), blocks.max(-1)
@@ -102,7 +110,8 @@ def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, contai
     outside = (rounded < 0) | (rounded > 2**container - 1)
     with np.errstate(over="ignore"):  # which the error below shows
         kept = size.astype(np.float16)
-        stored = offset.astype(np.float16) if outside.any() else rounded.astype(integers)
+        floats = floats or outside.any()
+        stored = offset.astype(np.float16) if floats else rounded.astype(integers)
     # What the group's least and largest q become, against what they were.
     ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -113,31 +122,30 @@ def encode(q: np.ndarray, scale: np.ndarray, bias: np.ndarray, bits: int, contai
     return Groups(blocks.reshape(q.shape), kept, stored, container, int(outside.sum()), worst)
 
 
-def unpacked(module: nn.Module) -> np.ndarray:
-    """(out, in) uint8: the integers of an affinely quantized layer or embedding."""
-    ones, zeros = mx.ones_like(module.scales), mx.zeros_like(module.biases)
-    parts = []
-    for row in range(0, len(module.weight), _ROWS):
-        rows = slice(row, row + _ROWS)
-        found = mx.dequantize(
-            module.weight[rows],
-            ones[rows],
-            zeros[rows],
-            group_size=module.group_size,
-            bits=module.bits,
-        )
-        parts.append(np.array(found.astype(mx.uint8)))
-    return np.concatenate(parts)
+def unpacked(module: nn.Module, rows: slice = slice(None)) -> np.ndarray:
+    """(out, in) uint8: the integers of some rows of an affinely quantized layer or embedding."""
+    scales, biases = module.scales[rows], module.biases[rows]
+    kind = {"group_size": module.group_size, "bits": module.bits}
+    found = mx.dequantize(module.weight[rows], mx.ones_like(scales), mx.zeros_like(biases), **kind)
+    return np.array(found.astype(mx.uint8))
+
+
+def _integers(container: int) -> np.dtype:
+    return types.np_uint4_dtype if container == 4 else np.dtype(np.uint8)
 
 
 class Store:
     """All constants of a program by name; functions that share a name share the weight.
 
+    Args:
+        release: takes the weight out of a layer once it is held here, which spares memory.
+
     Attributes:
         report: how each weight was written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, release: bool = False) -> None:
+        self._release = release
         self._held: dict[str, np.ndarray | Groups] = {}
         self.report: list[Encoding] = []
 
@@ -156,6 +164,26 @@ class Store:
         """The weight of a linear layer or an embedding, as it is held: in groups or float16."""
         if name not in self._held:
             self._keep(name, _encoded(module))
+            if self._release:  # its shape stays; nothing is computed with it any more
+                module.weight = mx.zeros(module.weight.shape, module.weight.dtype)
+        return self._held[name]
+
+    def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> np.ndarray | Groups:
+        """Some rows of a matrix, as it is written, under a name of their own.
+
+        Args:
+            name: of the rows.
+            of: the matrix's name.
+            module: its layer.
+            ids: of the rows.
+        """
+        if name not in self._held:
+            whole = self.matrix(of, module)
+            if isinstance(whole, Groups):
+                parts = {p: getattr(whole, p)[ids] for p in ("q", "scale", "offset")}
+                self._keep(name, replace(whole, **parts))
+            else:
+                self._keep(name, whole[ids])
         return self._held[name]
 
     def _keep(self, name: str, value: np.ndarray | Groups) -> None:
@@ -174,15 +202,37 @@ class Store:
 def _encoded(module: nn.Module) -> np.ndarray | Groups:
     if "scales" not in module:
         return np.array(module.weight.astype(mx.float32)).astype(np.float16)
-    scale, bias = (np.array(a.astype(mx.float32)) for a in (module.scales, module.biases))
-    container = 4 if module.bits <= 4 else 8
-    groups = encode(unpacked(module), scale, bias, module.bits, container)
+    groups = _grouped(module)
     if groups.error > _WORST:
         kind = {"group_size": module.group_size, "bits": module.bits}
         scales, biases = module.scales.astype(mx.float32), module.biases.astype(mx.float32)
         dense = mx.dequantize(module.weight, scales, biases, **kind)
         return np.array(dense).astype(np.float16)
     return groups
+
+
+def _grouped(module: nn.Module, floats: bool = False) -> Groups:
+    """A quantized layer's groups, made a few rows at a time: they take a byte for each weight."""
+    container = 4 if module.bits <= 4 else 8
+    scale, bias = (np.array(a.astype(mx.float32)) for a in (module.scales, module.biases))
+    width = module.weight.shape[1] * 32 // module.bits
+    q = np.empty((len(scale), width), _integers(container))
+    parts = []
+    for row in range(0, len(q), _ROWS):
+        rows = slice(row, row + _ROWS)
+        integers = unpacked(module, rows)
+        part = encode(integers, scale[rows], bias[rows], module.bits, container, floats)
+        q[rows] = part.q
+        parts.append(replace(part, q=q[rows]))
+    if len({part.offset.dtype for part in parts}) > 1:
+        return _grouped(module, floats=True)
+    return Groups(
+        q,
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "offset")),
+        container,
+        sum(part.out_of_range for part in parts),
+        max(part.error for part in parts),
+    )
 
 
 class Constants:
@@ -210,7 +260,11 @@ class Constants:
 
     def matrix(self, name: str, module: nn.Module) -> Var:
         """(out, in) weight of a linear layer or an embedding."""
-        return self._once(name, lambda: self._matrix(name, module))
+        return self._once(name, lambda: self._matrix(name, self._store.matrix(name, module)))
+
+    def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> Var:
+        """(rows, in) some rows of such a weight."""
+        return self._once(name, lambda: self._matrix(name, self._store.rows(name, of, module, ids)))
 
     def _const(self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type) -> Var:
         return mb.const(val=self._store.dense(name, make, dtype), name=operation_name(name))
@@ -223,8 +277,7 @@ class Constants:
             self._vars[name] = var
         return self._vars[name]
 
-    def _matrix(self, name: str, module: nn.Module) -> Var:
-        value = self._store.matrix(name, module)
+    def _matrix(self, name: str, value: np.ndarray | Groups) -> Var:
         if isinstance(value, np.ndarray):
             return mb.const(val=value, name=operation_name(name))
         parts = {"data": value.q, "scale": value.scale, "offset": value.offset}
