@@ -22,8 +22,8 @@ from .package import PackageBuilder, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
 
-TOKENIZER = "tokenizer"
-"""The directory of the tokenizer in a Core AI bundle."""
+TOKENIZER, ADAPTERS = "tokenizer", "adapters"
+"""The directories of the tokenizer and of supplied adapters in a Core AI bundle."""
 
 BASE = "base"
 """The name before the functions of a base without an adapter."""
@@ -39,6 +39,11 @@ def tokenizer_directory(output: Path) -> Path:
     return output.with_suffix(".tokenizer")
 
 
+def adapters_directory(output: Path) -> Path:
+    """Where the arrays of adapters go that are supplied to a Core ML package: beside it."""
+    return output.with_suffix(".adapters")
+
+
 def export(
     model: Path,
     output: Path,
@@ -46,6 +51,7 @@ def export(
     sizes: Sizes,
     *,
     sampling: bool = False,
+    supplied: bool = False,
     form: Format = "coreml",
     show: Progress = lambda done, total, description: None,
 ) -> list[Encoding]:
@@ -58,6 +64,8 @@ def export(
             ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
+        supplied: one set of functions to which the host supplies an adapter's arrays; these are
+            written too, float16, one behind the other, a file for each adapter.
         form: which of the two.
         show: is told how far it is.
 
@@ -69,14 +77,16 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
-    beside = tokenizer_directory(output)
-    _check_output([output, beside] if form == "coreml" else [output], form)
-    _check(model, adapters, sizes)
+    beside = [tokenizer_directory(output)] if form == "coreml" else []
+    if form == "coreml" and supplied:
+        beside.append(adapters_directory(output))
+    _check_output([output, *beside], form)
+    _check(model, adapters, sizes, supplied)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
     tokenizer = read_tokenizer(model, full_config)
-    builder = PackageBuilder(sizes, sampling, release=True)
-    total = builder.functions * max(1, len(adapters))
+    builder = PackageBuilder(sizes, sampling, release=True, supplied=supplied)
+    total = builder.functions * (1 if supplied else max(1, len(adapters)))
     done = 0
 
     def function_done(name: str) -> None:
@@ -104,13 +114,12 @@ def export(
             "vocab_size": config["vocab_size"],
             "end_tokens": sorted(tokenizer.eos_token_ids),
         },
-        "tokenizer": beside.name if form == "coreml" else TOKENIZER,
+        "tokenizer": beside[0].name if form == "coreml" else TOKENIZER,
         "chat_template": tokenizer.chat_template,
     }
     del base  # of which the builder holds what it needs
     with ExitStack() as stack:
-        if form == "coreml":
-            aside = stack.enter_context(staged_directory(beside, replace=False))
+        places = [stack.enter_context(staged_directory(p, replace=False)) for p in beside]
         place = stack.enter_context(staged_directory(output, replace=False))
         stack.enter_context(_temporary_files_in(place))
         show(0, None, "Converting the program")
@@ -122,12 +131,15 @@ def export(
             for part in list(package.iterdir()):
                 part.rename(place / part.name)
             package.rmdir()
-            tokenizer.save_pretrained(aside)
         else:
             from .bundle import write_bundle
 
             write_bundle(model, place, output.name)
-            tokenizer.save_pretrained(place / TOKENIZER)
+            places = [place / TOKENIZER, place / ADAPTERS]
+        tokenizer.save_pretrained(places[0])
+        for name, array in builder.arrays.items():
+            places[1].mkdir(exist_ok=True)
+            array.astype("<f2").tofile(places[1] / f"{name}.bin")
     return builder.report
 
 
@@ -159,8 +171,10 @@ def _check_output(paths: Sequence[Path], form: Format) -> None:
             raise UserError(f"{path} exists already, expected a name that nothing is at")
 
 
-def _check(model: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
+def _check(model: Path, adapters: Sequence[Path], sizes: Sizes, supplied: bool) -> None:
     """All that can be checked of what is read without reading a weight."""
+    if supplied and not adapters:
+        raise UserError("no adapter is given, expected one at least whose kind is to be supplied")
     config = read_config(model)
     try:
         check_base(config, sizes)
@@ -169,4 +183,4 @@ def _check(model: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
     for path in adapters:
         found = describe(path)
         found.check_base(config)
-        check_adapter(str(path), found.stream_config, found.config, sizes)
+        check_adapter(str(path), found.stream_config, found.config, sizes, supplied)

@@ -164,8 +164,9 @@ class Store:
         """The weight of a linear layer or an embedding, as it is held: in groups or float16."""
         if name not in self._held:
             self._keep(name, _encoded(module))
-            if self._release:  # its shape stays; nothing is computed with it any more
-                module.weight = mx.zeros(module.weight.shape, module.weight.dtype)
+            if self._release:  # its shape stays, without memory behind it
+                nothing = mx.array(0, module.weight.dtype)
+                module.weight = mx.broadcast_to(nothing, module.weight.shape)
         return self._held[name]
 
     def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> np.ndarray | Groups:
@@ -185,6 +186,12 @@ class Store:
             else:
                 self._keep(name, whole[ids])
         return self._held[name]
+
+    def taken(self, before: str) -> dict[str, np.ndarray | Groups]:
+        """The constants whose names begin so, by the rest of these; they are held no more."""
+        names = [name for name in self._held if name.startswith(before)]
+        self.report = [line for line in self.report if not line.name.startswith(before)]
+        return {name.removeprefix(before): self._held.pop(name) for name in names}
 
     def _keep(self, name: str, value: np.ndarray | Groups) -> None:
         self._held[name] = value

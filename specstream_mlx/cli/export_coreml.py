@@ -63,6 +63,14 @@ def export_coreml(
     sampling: Annotated[
         bool, Option("--sampling", help="With functions that return logits, to sample from.")
     ] = False,
+    lora_io: Annotated[
+        bool,
+        Option(
+            "--lora-io",
+            help="One set of functions that take an adapter as an array, instead of a set each; "
+            "the arrays are written too.",
+        ),
+    ] = False,
     format: Annotated[
         Literal["coreml", "coreai"],
         Option(help="A package for iOS 18, or a bundle for iOS 27 (needs the coreai extra)."),
@@ -106,7 +114,16 @@ def export_coreml(
     base = bundled.base_path() if model is None else model_directory(model)
     sizes = Sizes(context, nodes, chunk, candidates)
     with progress("Exporting") as show:
-        lines = export(base, output, directories, sizes, sampling=sampling, form=format, show=show)
+        lines = export(
+            base,
+            output,
+            directories,
+            sizes,
+            sampling=sampling,
+            supplied=lora_io,
+            form=format,
+            show=show,
+        )
     if report:
         for line in lines:
             print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")

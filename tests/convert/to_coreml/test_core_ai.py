@@ -132,6 +132,12 @@ def test_bundle_is_packed_half_precision_with_states(tmp_path):
     assert metadata["language"]["max_context_length"] == 96
     said = json.loads(metadata["user_data"][METADATA])
     assert said["adapters"] == json.loads(package.metadata[METADATA])["adapters"]
+    content = (asset_of(bundle) / "main.mlirb").read_bytes()
+    for function in package.functions.values():
+        for op in function.operations:
+            if op.op_type.startswith("constexpr"):
+                flat = op.inputs["data"].val.astype(np.uint8).reshape(-1)
+                assert content.count((flat[::2] | flat[1::2] << 4).tobytes()) == 1
     with AppleRuntime(asset_of(bundle)) as runtime:
         assert runtime.states()["keyCache"].dtype == np.float16
         sides = compared(Runner(package, "one"), Runner(runtime, "one"), sampling=False)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -67,7 +68,8 @@ def test_core_ai_is_not_installed(base, tmp_path, monkeypatch):
 
 
 def test_names_of_core_ai_bundles(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("specstream_mlx.cli.export_coreml.find_spec", lambda name: name)
+    command = import_module("specstream_mlx.cli.export_coreml")
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
     monkeypatch.delattr(exporting, "read_model")
     for name in ("x.mlpackage", "x.aimodel"):
         sentence = refusal(export(base, tmp_path / name, "--format", "coreai"))
