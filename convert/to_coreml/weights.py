@@ -233,9 +233,11 @@ def _grouped(module: nn.Module, floats: bool = False) -> Groups:
         parts.append(replace(part, q=q[rows]))
     if len({part.offset.dtype for part in parts}) > 1:
         return _grouped(module, floats=True)
+    offset = np.concatenate([part.offset for part in parts])
     return Groups(
         q,
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "offset")),
+        np.concatenate([part.scale for part in parts]),
+        offset.astype(parts[0].offset.dtype),  # which may be 4 bits wide for coremltools alone
         container,
         sum(part.out_of_range for part in parts),
         max(part.error for part in parts),

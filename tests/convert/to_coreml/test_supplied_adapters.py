@@ -22,9 +22,10 @@ from coreml_packages import (
 from random_models import random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import METADATA, SUPPLIED, PackageBuilder, save
+from specstream_mlx.convert.to_coreml.supported import check_adapter
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx.config import UserError
+from specstream_mlx.config import StreamConfig, UserError
 
 BOUND = 1e-5
 ADAPTERS = (("one", 1), ("other", 5))
@@ -118,6 +119,13 @@ def test_adapters_of_two_kinds_are_refused():
         UserError, match="adapter other has other LoRA matrices or streams than one"
     ):
         builder.add("other", model, random_streams(case))
+
+
+def test_rows_of_the_head_cannot_be_supplied():
+    streams = StreamConfig("shared", 1, 8, 2, draft_vocabulary=30)
+    check_adapter("a", streams, {}, SIZES)
+    with pytest.raises(UserError, match="a: draft_vocabulary is 30, expected 0 where adapters"):
+        check_adapter("a", streams, {}, SIZES, supplied=True)
 
 
 def test_arrays_are_written_beside_the_package(tmp_path):

@@ -35,7 +35,8 @@ def off_in_steps(package, module):
         (("zero", "zero"), "int{}"),
     ],
 )
-def test_purpose_made_groups_are_written_and_read(bits, kinds, form, tmp_path):
+def test_purpose_made_groups_are_written_and_read(bits, kinds, form, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_ROWS", 2)  # so that the encoded rows are put together
     module = quantized(purpose_made(*kinds), bits)
     line = write_package(module, tmp_path / "x.mlpackage")
     assert line.form == form.format(bits)
