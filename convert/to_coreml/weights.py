@@ -167,6 +167,7 @@ class Store:
             if self._release:  # its shape stays, without memory behind it
                 nothing = mx.array(0, module.weight.dtype)
                 module.weight = mx.broadcast_to(nothing, module.weight.shape)
+                mx.clear_cache()
         return self._held[name]
 
     def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> np.ndarray | Groups:
