@@ -74,5 +74,5 @@ def test_eight_adapters_add_their_own_bytes(tmp_path):
                 own += sum(p.size * 2 for p in held)
                 arrays += len(held)
         sizes.append(weight_bytes(builder, tmp_path / f"{count}.mlpackage"))
-    assert 0.9 * own < sizes[1] - sizes[0] <= own + arrays * PER_ARRAY
+    assert 0.5 * own < sizes[1] - sizes[0] <= own + arrays * PER_ARRAY
     assert arrays * PER_ARRAY < 0.05 * own
