@@ -32,7 +32,8 @@ class Groups:
     """A quantized matrix as Core ML holds it: ``scale * (q - offset)``.
 
     Attributes:
-        q: (out, in) uint8, marked as uint4 for coremltools where ``bits`` is 4.
+        held: q, (out, in) uint8; where ``bits`` is 4, (out, in / 2), two of q in a byte, the first
+            one in the lower half.
         scale: (out, groups) float16.
         offset: (out, groups), of q's type or float16.
         bits: 4 or 8, of the type that holds q.
@@ -40,12 +41,57 @@ class Groups:
         error: the most by which a weight is off, in steps of its group.
     """
 
-    q: np.ndarray
+    held: np.ndarray
     scale: np.ndarray
     offset: np.ndarray
     bits: int
     out_of_range: int
     error: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        rows, width = self.held.shape
+        return rows, width * 8 // self.bits
+
+    @property
+    def q(self) -> np.ndarray:
+        """(out, in) uint8."""
+        return self.held if self.bits == 8 else _apart(self.held)
+
+    def constant(self) -> np.ndarray:
+        """q for coremltools."""
+        if self.bits == 8:
+            return self.held
+        array = np.broadcast_to(np.zeros((), types.np_uint4_dtype), self.shape).view(_Paired)
+        array.pairs = self.held
+        return array
+
+
+class _Paired(np.ndarray):
+    """Integers of 4 bits that take half a byte each until coremltools writes them.
+
+    It asks for a byte each, and reads them in one place alone: when it writes an array into the
+    file of weights it flattens it.
+    """
+
+    pairs: np.ndarray
+
+    def flatten(self, order: str = "C") -> np.ndarray:
+        return _apart(self.pairs).reshape(-1)
+
+
+def _paired(q: np.ndarray) -> np.ndarray:
+    """(out, in / 2) uint8 of integers (out, in) below 16."""
+    q = q.astype(np.uint8)
+    return q[:, ::2] | q[:, 1::2] << 4
+
+
+def _apart(pairs: np.ndarray) -> np.ndarray:
+    """(out, in) uint8: the inverse of ``_paired``."""
+    q = np.empty((len(pairs), 2 * pairs.shape[1]), np.uint8)
+    q[:, ::2], q[:, 1::2] = pairs & 15, pairs >> 4
+    return q
 
 
 @dataclass(frozen=True)
@@ -91,7 +137,7 @@ def encode(
         container: 4 or 8, of the type that will hold q.
         floats: float16 offsets in any case, since other rows of the matrix need them.
     """
-    integers = _integers(container)
+    integers = types.np_uint4_dtype if container == 4 else np.uint8
     groups = scale.shape[1]
     blocks = q.reshape(len(q), groups, -1)
     low, high = blocks.min(-1), blocks.max(-1)
@@ -104,7 +150,7 @@ def encode(
     # A constant group is one value v, which its own scale and offset would lose: |v| * (q - z).
     value = bias + scale * low
     size = np.where(constant, np.where(value == 0, 1, np.abs(value)), size)
-    blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(integers)
+    blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(np.uint8)
     offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size))
     rounded = np.rint(offset)
     outside = (rounded < 0) | (rounded > 2**container - 1)
@@ -119,7 +165,9 @@ def encode(
         error = np.abs(found - size * (ends - offset)) - _TINY
     error = np.maximum(error, 0) / size
     worst = np.nan_to_num(error, nan=np.inf).max(initial=0)
-    return Groups(blocks.reshape(q.shape), kept, stored, container, int(outside.sum()), worst)
+    held = blocks.reshape(q.shape)
+    held = _paired(held) if container == 4 else held
+    return Groups(held, kept, stored, container, int(outside.sum()), worst)
 
 
 def unpacked(module: nn.Module, rows: slice = slice(None)) -> np.ndarray:
@@ -128,10 +176,6 @@ def unpacked(module: nn.Module, rows: slice = slice(None)) -> np.ndarray:
     kind = {"group_size": module.group_size, "bits": module.bits}
     found = mx.dequantize(module.weight[rows], mx.ones_like(scales), mx.zeros_like(biases), **kind)
     return np.array(found.astype(mx.uint8))
-
-
-def _integers(container: int) -> np.dtype:
-    return types.np_uint4_dtype if container == 4 else np.dtype(np.uint8)
 
 
 class Store:
@@ -182,7 +226,7 @@ class Store:
         if name not in self._held:
             whole = self.matrix(of, module)
             if isinstance(whole, Groups):
-                parts = {p: getattr(whole, p)[ids] for p in ("q", "scale", "offset")}
+                parts = {p: getattr(whole, p)[ids] for p in ("held", "scale", "offset")}
                 self._keep(name, replace(whole, **parts))
             else:
                 self._keep(name, whole[ids])
@@ -198,11 +242,11 @@ class Store:
         self._held[name] = value
         if isinstance(value, Groups):
             whole = value.offset.dtype == np.uint8
-            nbytes = value.q.size * value.bits // 8 + value.scale.nbytes
+            nbytes = value.held.nbytes + value.scale.nbytes
             nbytes += value.offset.size * value.bits // 8 if whole else value.offset.nbytes
             form = f"int{value.bits}" if whole else f"int{value.bits}, float offsets"
             facts = value.scale.size, value.out_of_range, float(value.error)
-            self.report.append(Encoding(name, value.q.shape, form, nbytes, *facts))
+            self.report.append(Encoding(name, value.shape, form, nbytes, *facts))
         elif value.dtype == np.float16:
             self.report.append(Encoding(name, value.shape, "fp16", value.nbytes))
 
@@ -220,23 +264,23 @@ def _encoded(module: nn.Module) -> np.ndarray | Groups:
 
 
 def _grouped(module: nn.Module, floats: bool = False) -> Groups:
-    """A quantized layer's groups, made a few rows at a time: they take a byte for each weight."""
+    """A quantized layer's groups, encoded a few rows at a time."""
     container = 4 if module.bits <= 4 else 8
     scale, bias = (np.array(a.astype(mx.float32)) for a in (module.scales, module.biases))
-    width = module.weight.shape[1] * 32 // module.bits
-    q = np.empty((len(scale), width), _integers(container))
+    width = scale.shape[1] * module.group_size
+    held = np.empty((len(scale), width * container // 8), np.uint8)
     parts = []
-    for row in range(0, len(q), _ROWS):
+    for row in range(0, len(held), _ROWS):
         rows = slice(row, row + _ROWS)
         integers = unpacked(module, rows)
         part = encode(integers, scale[rows], bias[rows], module.bits, container, floats)
-        q[rows] = part.q
-        parts.append(replace(part, q=q[rows]))
+        held[rows] = part.held
+        parts.append(replace(part, held=held[rows]))
     if len({part.offset.dtype for part in parts}) > 1:
         return _grouped(module, floats=True)
     offset = np.concatenate([part.offset for part in parts])
     return Groups(
-        q,
+        held,
         np.concatenate([part.scale for part in parts]),
         offset.astype(parts[0].offset.dtype),  # which may be 4 bits wide for coremltools alone
         container,
@@ -290,7 +334,7 @@ class Constants:
     def _matrix(self, name: str, value: np.ndarray | Groups) -> Var:
         if isinstance(value, np.ndarray):
             return mb.const(val=value, name=operation_name(name))
-        parts = {"data": value.q, "scale": value.scale, "offset": value.offset}
+        parts = {"data": value.constant(), "scale": value.scale, "offset": value.offset}
         var = mb.constexpr_blockwise_shift_scale(**parts, name=operation_name(name))
         for part in parts:
             _share(var.op.inputs[part], f"{name}.{part}")
