@@ -27,7 +27,9 @@ from ..own_process import measured_by, peak_bytes, run_module
 
 MODULE = "benchmarks.studies.convert_memory"
 GIB = 1 << 30
-_SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
+SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
+    "20M": (256, 8, 4, 704),
+    "100M": (768, 12, 12, 2048),
     "200M": (1024, 14, 16, 2816),
     "1.1B": (2048, 22, 32, 5632),
 }
@@ -35,7 +37,7 @@ _SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
 
 def config(size: str) -> dict[str, Any]:
     """A Llama ``config.json``."""
-    hidden, layers, heads, mlp = _SHAPES[size]
+    hidden, layers, heads, mlp = SHAPES[size]
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -84,7 +86,9 @@ def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> 
 
 
 def main(
-    size: Annotated[Literal["200M", "1.1B"], typer.Option(help="Parameters.")] = "1.1B",
+    size: Annotated[
+        Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")
+    ] = "1.1B",
     bits: Annotated[Literal["4", "8"] | None, typer.Option(help="Quantize to so many.")] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the made weights.")

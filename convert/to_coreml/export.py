@@ -1,7 +1,11 @@
 """From directories to a saved package: checked before a weight is read, and there whole or not."""
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from mlx.utils import tree_flatten
 
@@ -18,15 +22,26 @@ from .package import PackageBuilder, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
 
+TOKENIZER, ADAPTERS = "tokenizer", "adapters"
+"""The directories of the tokenizer and of supplied adapters in a Core AI bundle."""
+
 BASE = "base"
 """The name before the functions of a base without an adapter."""
 
-Progress = Callable[[float, float, str], None]
+Format = Literal["coreml", "coreai"]
+
+Progress = Callable[[float, float | None, str], None]
+"""Is told how much is done, of how much, ``None`` where nobody knows, and what goes on."""
 
 
 def tokenizer_directory(output: Path) -> Path:
-    """Where a package's tokenizer goes: beside it."""
+    """Where a Core ML package's tokenizer goes: beside it."""
     return output.with_suffix(".tokenizer")
+
+
+def adapters_directory(output: Path) -> Path:
+    """Where the arrays of adapters go that are supplied to a Core ML package: beside it."""
+    return output.with_suffix(".adapters")
 
 
 def export(
@@ -36,17 +51,22 @@ def export(
     sizes: Sizes,
     *,
     sampling: bool = False,
+    supplied: bool = False,
+    form: Format = "coreml",
     show: Progress = lambda done, total, description: None,
 ) -> list[Encoding]:
-    """Write a Core ML package, and its tokenizer beside it.
+    """Write a Core ML package and its tokenizer beside it, or a Core AI bundle.
 
     Args:
         model: directory of the base.
-        output: the package, whose name ends in ``.mlpackage``.
+        output: the package, whose name ends in ``.mlpackage``, or the bundle, a directory.
         adapters: directories; functions are called after their names. None: the bare base's, with
             ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
+        supplied: one set of functions to which the host supplies an adapter's arrays; these are
+            written too, float16, one behind the other, a file for each adapter.
+        form: which of the two.
         show: is told how far it is.
 
     Returns:
@@ -57,12 +77,16 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
-    _check(model, output, adapters, sizes)
+    beside = [tokenizer_directory(output)] if form == "coreml" else []
+    if form == "coreml" and supplied:
+        beside.append(adapters_directory(output))
+    _check_output([output, *beside], form)
+    _check(model, adapters, sizes, supplied)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
     tokenizer = read_tokenizer(model, full_config)
-    builder = PackageBuilder(sizes, sampling)
-    total = builder.functions * max(1, len(adapters)) + 1
+    builder = PackageBuilder(sizes, sampling, release=True, supplied=supplied)
+    total = builder.functions * (1 if supplied else max(1, len(adapters)))
     done = 0
 
     def function_done(name: str) -> None:
@@ -90,21 +114,44 @@ def export(
             "vocab_size": config["vocab_size"],
             "end_tokens": sorted(tokenizer.eos_token_ids),
         },
-        "tokenizer": tokenizer_directory(output).name,
+        "tokenizer": beside[0].name if form == "coreml" else TOKENIZER,
         "chat_template": tokenizer.chat_template,
     }
-    with (
-        staged_directory(tokenizer_directory(output), replace=False) as beside,
-        staged_directory(output, replace=False) as place,
-    ):
-        package = place / output.name
-        save(builder.model(facts), package)
-        for part in list(package.iterdir()):
-            part.rename(place / part.name)
-        package.rmdir()
-        tokenizer.save_pretrained(beside)
-    show(total, total, "Writing the package")
+    del base  # of which the builder holds what it needs
+    with ExitStack() as stack:
+        places = [stack.enter_context(staged_directory(p, replace=False)) for p in beside]
+        place = stack.enter_context(staged_directory(output, replace=False))
+        stack.enter_context(_temporary_files_in(place))
+        show(0, None, "Converting the program")
+        model = builder.model(facts)
+        show(0, None, "Writing the package")
+        if form == "coreml":
+            package = place / output.name
+            save(model, package)
+            for part in list(package.iterdir()):
+                part.rename(place / part.name)
+            package.rmdir()
+        else:
+            from .bundle import write_bundle
+
+            write_bundle(model, place, output.name)
+            places = [place / TOKENIZER, place / ADAPTERS]
+        tokenizer.save_pretrained(places[0])
+        for name, array in builder.arrays.items():
+            places[1].mkdir(exist_ok=True)
+            array.astype("<f2").tofile(places[1] / f"{name}.bin")
     return builder.report
+
+
+@contextmanager
+def _temporary_files_in(directory: Path) -> Iterator[None]:
+    """Let coremltools write there what it copies later: a killed export leaves it nowhere else."""
+    before = tempfile.tempdir
+    try:
+        with TemporaryDirectory(dir=directory) as tempfile.tempdir:
+            yield
+    finally:
+        tempfile.tempdir = before
 
 
 def function_name(adapter: Path) -> str:
@@ -112,13 +159,22 @@ def function_name(adapter: Path) -> str:
     return adapter.resolve().name.replace("-", "_")
 
 
-def _check(model: Path, output: Path, adapters: Sequence[Path], sizes: Sizes) -> None:
-    """All that can be checked without reading a weight."""
-    if output.suffix != ".mlpackage":
+def _check_output(paths: Sequence[Path], form: Format) -> None:
+    """Check the name of what is written, and that nothing is at any of the paths."""
+    output = paths[0]
+    if form == "coreml" and output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
-    for path in (output, tokenizer_directory(output)):
+    if form == "coreai" and output.suffix in (".mlpackage", ".aimodel", ".aimodelc"):
+        raise UserError(f"the output is {output}, expected the name of a directory for a bundle")
+    for path in paths:
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")
+
+
+def _check(model: Path, adapters: Sequence[Path], sizes: Sizes, supplied: bool) -> None:
+    """All that can be checked of what is read without reading a weight."""
+    if supplied and not adapters:
+        raise UserError("no adapter is given, expected one at least whose kind is to be supplied")
     config = read_config(model)
     try:
         check_base(config, sizes)
@@ -127,4 +183,4 @@ def _check(model: Path, output: Path, adapters: Sequence[Path], sizes: Sizes) ->
     for path in adapters:
         found = describe(path)
         found.check_base(config)
-        check_adapter(str(path), found.stream_config, found.config, sizes)
+        check_adapter(str(path), found.stream_config, found.config, sizes, supplied)

@@ -24,8 +24,12 @@ Without streams there is none of them.
 draws the tokens, accepts, and hands the accepted node's streams to ``draft``: ``streamHidden``
 (gamma, h), and ``token`` (1), the target's own, where streams know the token before -> the guesses
 of ``step<n>``.
+
+Where adapters are supplied, all functions take ``adapter`` (elements,) float16 too: the LoRA
+matrices, B scaled, and the streams' arrays, one behind the other, as ``own_arrays`` has them.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,16 +37,19 @@ import coremltools as ct
 import mlx.nn as nn
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, Var, types
+from coremltools.converters.mil.mil import Function, Placeholder, Var, types
 
 from specstream_mlx.models.streams import Streams
 
 from .guesses import conditioned_guesses, plain_guesses
-from .layers import HIDDEN, Network, Rows, part, rope_tables, turned
+from .layers import HIDDEN, Network, Rows, Supplied, part, rope_tables, turned
 from .supported import Sizes
 from .weights import Constants, Store
 
 STATES = ("keyCache", "valueCache")
+
+ADAPTER = "adapter"
+"""The input of functions to which adapters are supplied."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Emission:
         sizes: of the package.
         store: constants of the program.
         shortlists: as the ``Decoder``'s, where streams know the token before.
+        supplied: shapes of the adapter's own arrays by name, if the host supplies them.
     """
 
     model: nn.Module
@@ -64,6 +72,7 @@ class Emission:
     sizes: Sizes
     store: Store
     shortlists: bool | None = None
+    supplied: Mapping[str, tuple[int, ...]] | None = None
 
     def functions(self, sampling: bool = False) -> dict[str, Callable[[], Function]]:
         """What makes each of the adapter's functions, by name.
@@ -85,12 +94,22 @@ class Emission:
         return Network(self.model, Constants(self.store), self.adapter)
 
 
+def own_arrays(emission: Emission) -> dict[str, np.ndarray]:
+    """An adapter's own float16 arrays by name, in the order in which a step asks for them.
+
+    They are taken out of the store, with what it reports of them.
+    """
+    step(emission, emission.sizes.nodes[0])
+    return emission.store.taken(f"{emission.adapter}.")
+
+
 def prefill(emission: Emission) -> Function:
     """``prefill<chunk>``."""
     sizes, network = emission.sizes, emission.network()
     count = sizes.chunk
-    with _function({"inputIds": (count,), "length": (1,)}, network, sizes) as function:
+    with _function({"inputIds": (count,), "length": (1,)}, network, emission) as function:
         inputs = function.inputs
+        network.supplied = _supplied(function, emission)
         length, caches = inputs["length"], _read(function)
         positions = mb.add(x=length, y=np.arange(count, dtype=np.int32))
         causal = network.constants.dense(f"causal{count}", lambda: _hidden(np.tri(count))[None])
@@ -118,8 +137,9 @@ def step(emission: Emission, count: int, sampling: bool = False) -> Function:
     }
     if sampling:
         del shapes["parents"]
-    with _function(shapes, network, sizes) as function:
+    with _function(shapes, network, emission) as function:
         inputs = function.inputs
+        network.supplied = _supplied(function, emission)
         tokens, length = inputs["inputIds"], inputs["length"]
         caches = _committed(function, sizes)
         behind = _behind(network, length, sizes)
@@ -166,7 +186,9 @@ def draft(emission: Emission) -> Function:
     inputs = {"streamHidden": mb.placeholder(shape=shape, dtype=types.fp32)}
     if emission.streams.head is not None:
         inputs["token"] = mb.placeholder(shape=(1,), dtype=types.int32)
+    inputs |= _adapter_input(emission)
     with Function(inputs, opset_version=ct.target.iOS18) as function:
+        network.supplied = _supplied(function, emission)
         hidden = mb.cast(x=function.inputs["streamHidden"], dtype="fp16")
         token = function.inputs.get("token")
         _outputs(function, _guesses(emission, network, hidden, token))
@@ -252,7 +274,9 @@ class _Beside:
         text, beside = mb.split(x=values, split_sizes=(main, rows), axis=1)
         first, second = mb.split(x=beside, split_sizes=(half, half), axis=-1)
         cos, sin = (
-            self._network.own(f"streams.turn.{name}{main}", lambda f=f: f(angles))
+            self._network.constants.dense(
+                f"turn{epsilon}x{self._gamma}.{name}{main}", lambda f=f: f(angles)
+            )
             for name, f in (("cos", np.cos), ("sin", np.sin))
         )
         return mb.concat(values=[text, turned(first, second, cos, sin)], axis=1)
@@ -317,13 +341,30 @@ def _last_accepted(tokens: Var, parents: Var, ancestors: Var, predictions: Var, 
 # Inputs, caches and outputs ---------------------------------------------------------------------
 
 
-def _function(shapes: Mapping[str, tuple[int, ...]], network: Network, sizes: Sizes) -> Function:
-    """A function of int32 inputs that has the caches as states."""
+def _function(
+    shapes: Mapping[str, tuple[int, ...]], network: Network, emission: Emission
+) -> Function:
+    """A function of int32 inputs, and the adapter's arrays, that has the caches as states."""
     inputs = {name: mb.placeholder(shape=s, dtype=types.int32) for name, s in shapes.items()}
-    shape = len(network.layers) * network.kv_heads, sizes.rows, network.head_dim
+    inputs |= _adapter_input(emission)
+    shape = len(network.layers) * network.kv_heads, emission.sizes.rows, network.head_dim
     for name in STATES:
         inputs[name] = mb.state_tensor_placeholder(shape=shape, dtype=types.fp16)
     return Function(inputs, opset_version=ct.target.iOS18)
+
+
+def _adapter_input(emission: Emission) -> dict[str, Placeholder]:
+    """The input for the arrays of a supplied adapter."""
+    if emission.supplied is None:
+        return {}
+    elements = sum(math.prod(shape) for shape in emission.supplied.values())
+    return {ADAPTER: mb.placeholder(shape=(elements,), dtype=types.fp16)}
+
+
+def _supplied(function: Function, emission: Emission) -> Supplied | None:
+    if emission.supplied is None:
+        return None
+    return Supplied(function.inputs[ADAPTER], emission.supplied)
 
 
 def _read(function: Function) -> tuple[Var, Var]:

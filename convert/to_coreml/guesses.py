@@ -12,7 +12,6 @@ from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.engine.guessing import SHORTLIST
 from specstream_mlx.engine.step import WHOLE_HEAD
-from specstream_mlx.models.head_rows import rows_of
 from specstream_mlx.models.streams import Streams
 
 from .layers import Network, base_of, part, rms_norm
@@ -33,25 +32,37 @@ class StreamHead:
     """
 
     def __init__(self, network: Network, streams: Streams):
-        self._network, self._streams = network, streams
+        self._network = network
         self._name, self._module = network.head
+        self._ids = streams.vocabulary
         self.ids: Var | None = None
-        if streams.vocabulary is not None:
-            ids = streams.vocabulary
-            self._name = f"{network.adapter}.streams.head_rows"
-            self._module = rows_of(self._module, ids)
+        if self._ids is not None:
             name = f"{network.adapter}.streams.vocabulary"
-            self.ids = network.constants.integers(name, lambda: np.array(ids))
+            self.ids = network.constants.integers(name, lambda: np.array(self._ids))
 
     def logits(self, hidden: Var) -> Var:
         """(rows, n) of rows (rows, h) after the last layer."""
-        return self._network.linear(self._name, self._module, self._network.final_norm(hidden))
+        network, module = self._network, self._module
+        hidden = network.final_norm(hidden)
+        if self._ids is None:
+            return network.linear(self._name, module, hidden)
+        bias = None
+        if "bias" in module:
+            bias = network.own("streams.head_rows.bias", lambda: module.bias[self._ids])
+        return network.product(hidden, self._weight(), bias)
 
     def logits_of(self, hidden: Var, places: Var) -> Var:
         """(rows, m) of a few tokens, by their places (m,) among the n."""
-        weight = self._network.constants.matrix(self._name, base_of(self._module))
-        rows = mb.gather(x=weight, indices=places, axis=0)
+        rows = mb.gather(x=self._weight(), indices=places, axis=0)
         return mb.matmul(x=self._network.final_norm(hidden), y=rows, transpose_y=True)
+
+    def _weight(self) -> Var:
+        """(n, h)."""
+        constants, module = self._network.constants, base_of(self._module)
+        if self._ids is None:
+            return constants.matrix(self._name, module)
+        name = f"{self._network.adapter}.streams.head_rows"
+        return constants.rows(name, self._name, module, np.array(self._ids))
 
     def named(self, places: Var) -> Var:
         """The tokens at places among the n."""

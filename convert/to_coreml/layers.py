@@ -4,7 +4,7 @@ Rows are (rows, h) float16 throughout. Keys and values of new rows stand beside 
 both are scored, side by side in one softmax, so nothing is written before the end of a function.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,30 @@ class Rows:
     main: int
 
 
+class Supplied:
+    """An adapter's own arrays where the host hands them over, one behind the other.
+
+    Args:
+        flat: the function's input (elements,).
+        shapes: of the arrays by name, in their order.
+    """
+
+    def __init__(self, flat: Var, shapes: Mapping[str, tuple[int, ...]]):
+        self._flat, self._shapes, self._vars = flat, shapes, {}
+        ends = np.cumsum([np.prod(shape) for shape in shapes.values()]).tolist()
+        self._spans = dict(zip(shapes, zip([0, *ends], ends, strict=False), strict=True))
+
+    def array(self, name: str) -> Var:
+        """One of the arrays."""
+        if name not in self._vars:
+            piece = part(self._flat, 0, *self._spans[name])
+            self._vars[name] = mb.reshape(x=piece, shape=self._shapes[name])
+        return self._vars[name]
+
+    def __contains__(self, var: Var) -> bool:
+        return any(var is one for one in self._vars.values())
+
+
 class Network:
     """A model's parts in MIL, within one function.
 
@@ -50,10 +74,14 @@ class Network:
         model: an mlx-lm model of one of ``supported.FAMILIES``, with the adapter's LoRA mounted.
         constants: of the function.
         adapter: name before the adapter's own constants.
+
+    Attributes:
+        supplied: the adapter's own arrays, if they are no constants.
     """
 
     def __init__(self, model: nn.Module, constants: Constants, adapter: str):
         self.constants, self.adapter = constants, adapter
+        self.supplied: Supplied | None = None
         self._model, self._owner = model, model.model
         self.layers = model.layers
         attention = self.layers[0].self_attn
@@ -102,13 +130,18 @@ class Network:
 
         Without a bias coremltools writes zeros of its own, for each product of each function.
         """
+        if self.supplied is not None and weight in self.supplied:  # ``linear`` wants constants
+            y = mb.matmul(x=x, y=weight, transpose_y=True)
+            return y if bias is None else mb.add(x=y, y=bias)
         if bias is None:
             count = weight.shape[0]
             bias = self.constants.dense(f"zeros{count}", lambda: np.zeros(count))
         return mb.linear(x=x, weight=weight, bias=bias)
 
     def own(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
-        """A float16 constant of the adapter."""
+        """A float16 array of the adapter: a constant, or supplied."""
+        if self.supplied is not None:
+            return self.supplied.array(name)
         return self.constants.dense(f"{self.adapter}.{name}", make)
 
     def low_rank(self, name: str, module: LowRank, x: Var) -> Var:

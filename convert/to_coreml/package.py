@@ -4,18 +4,20 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import coremltools as ct
 import mlx.nn as nn
+import numpy as np
 from coremltools.converters.mil.mil import Program
 from coremltools.models import MLModel
 
+from specstream_mlx.config import UserError
 from specstream_mlx.models.streams import Streams
 
-from .functions import Emission
+from .functions import Emission, own_arrays
 from .supported import Sizes
 from .weights import Encoding, Store
 
@@ -24,6 +26,9 @@ METADATA = "specstream"
 
 FORMAT_VERSION = 1
 
+SUPPLIED = "supplied"
+"""The name before functions to which adapters are supplied."""
+
 
 class PackageBuilder:
     """Collects the functions of one adapter after the other over the same base.
@@ -31,11 +36,26 @@ class PackageBuilder:
     Args:
         sizes: of the package.
         sampling: with functions for sampling.
+        release: see ``Store``.
+        supplied: one set of functions, called after ``SUPPLIED``, for adapters that the host
+            supplies as arrays.
+
+    Attributes:
+        arrays: what is to be supplied of each adapter, (elements,) float16.
     """
 
-    def __init__(self, sizes: Sizes, sampling: bool = False):
+    def __init__(
+        self,
+        sizes: Sizes,
+        sampling: bool = False,
+        *,
+        release: bool = False,
+        supplied: bool = False,
+    ):
         self._sizes, self._sampling = sizes, sampling
-        self._store, self._program = Store(), Program()
+        self._shapes: dict[str, tuple[int, ...]] | None = {} if supplied else None
+        self.arrays: dict[str, np.ndarray] = {}
+        self._store, self._program = Store(release), Program()
         self._adapters: dict[str, dict[str, Any]] = {}
 
     def add(
@@ -57,10 +77,28 @@ class PackageBuilder:
             done: is told the name of every function that is complete.
         """
         emission = Emission(model, streams, name, self._sizes, self._store, shortlists)
+        self._adapters[name] = {} if streams is None else _described(streams)
+        if self._shapes is not None:
+            arrays = own_arrays(emission)
+            shapes = {array: value.shape for array, value in arrays.items()}
+            self.arrays[name] = np.concatenate([value.reshape(-1) for value in arrays.values()])
+            if self._shapes:
+                self._check_alike(name, shapes)
+                return
+            self._shapes = shapes
+            emission = replace(emission, adapter=SUPPLIED, supplied=shapes)
         for function, make in emission.functions(self._sampling).items():
             self._program.add_function(function, make())
             done(function)
-        self._adapters[name] = {} if streams is None else _described(streams)
+
+    def _check_alike(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        first, *_ = self._adapters
+        fields = [{**self._adapters[one], "prompt_template": None} for one in (first, name)]
+        if shapes != self._shapes or fields[0] != fields[1]:
+            raise UserError(
+                f"adapter {name} has other LoRA matrices or streams than {first}, expected "
+                "adapters of one kind to supply to the same functions"
+            )
 
     @property
     def functions(self) -> int:
@@ -78,19 +116,7 @@ class PackageBuilder:
         Args:
             facts: further metadata: of the base, its tokenizer, ..
         """
-        program = self._program
-        program.default_function_name = next(iter(program.functions))
-        program.export_as_multifunction = True
-        with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
-            model = ct.convert(
-                program,
-                source="milinternal",
-                convert_to="mlprogram",
-                minimum_deployment_target=ct.target.iOS18,
-                compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
-                pass_pipeline=ct.PassPipeline.EMPTY,
-                skip_model_load=True,
-            )
+        model = converted(self._program)
         said = {
             "version": FORMAT_VERSION,
             "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
@@ -98,8 +124,26 @@ class PackageBuilder:
             "adapters": self._adapters,
             **facts,
         }
+        if self._shapes is not None:
+            said["supplied"] = {"functions": SUPPLIED, "arrays": list(self._shapes.items())}
         model.user_defined_metadata[METADATA] = json.dumps(said)
         return model
+
+
+def converted(program: Program) -> MLModel:
+    """A program of functions as a Core ML model in memory, its weights in a temporary file."""
+    program.default_function_name = next(iter(program.functions))
+    program.export_as_multifunction = True
+    with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
+        return ct.convert(
+            program,
+            source="milinternal",
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
 
 
 def _described(streams: Streams) -> dict[str, Any]:

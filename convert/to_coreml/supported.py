@@ -101,7 +101,11 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
 
 
 def check_adapter(
-    name: str, streams: StreamConfig | None, fields: Mapping[str, Any], sizes: Sizes
+    name: str,
+    streams: StreamConfig | None,
+    fields: Mapping[str, Any],
+    sizes: Sizes,
+    supplied: bool = False,
 ) -> None:
     """Check that an adapter can be exported.
 
@@ -110,6 +114,7 @@ def check_adapter(
         streams: its streams, or ``None``.
         fields: its ``adapter_config.json``.
         sizes: of the package.
+        supplied: its arrays are to be supplied by the host.
 
     Raises:
         UserError: it cannot; one sentence says what stands against it.
@@ -126,6 +131,11 @@ def check_adapter(
     if streams is not None and streams.stream_keys:
         raise UserError(
             f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"
+        )
+    if streams is not None and streams.draft_vocabulary and supplied:
+        raise UserError(
+            f"{name}: draft_vocabulary is {streams.draft_vocabulary}, expected 0 where adapters "
+            "are supplied: its rows of the head are constants"
         )
     if streams is not None and 0 < streams.draft_vocabulary < sizes.candidates:
         raise UserError(

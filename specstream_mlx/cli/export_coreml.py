@@ -1,7 +1,8 @@
 """``specstream-mlx export-coreml``."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import BadParameter, Option
 
@@ -24,7 +25,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def export_coreml(
     output: Annotated[
-        Path, Option(metavar="FILE", help="The package: a name that ends in .mlpackage.")
+        Path,
+        Option(
+            metavar="FILE",
+            help="The package: a name that ends in .mlpackage; with --format coreai a directory.",
+        ),
     ],
     model: Annotated[
         str | None,
@@ -58,6 +63,18 @@ def export_coreml(
     sampling: Annotated[
         bool, Option("--sampling", help="With functions that return logits, to sample from.")
     ] = False,
+    lora_io: Annotated[
+        bool,
+        Option(
+            "--lora-io",
+            help="One set of functions that take an adapter as an array, instead of a set each; "
+            "the arrays are written too.",
+        ),
+    ] = False,
+    format: Annotated[
+        Literal["coreml", "coreai"],
+        Option(help="A package for iOS 18, or a bundle for iOS 27 (needs the coreai extra)."),
+    ] = "coreml",
     report: Annotated[bool, Option("--report", help="Print how each tensor was written.")] = False,
 ) -> None:
     """Export a model, its adapters and their streams as a Core ML package.
@@ -77,6 +94,8 @@ def export_coreml(
         raise UserError(
             "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'"
         ) from None
+    if format == "coreai" and find_spec("coreai") is None:
+        raise UserError("--format coreai needs coreai-core: pip install 'specstream-mlx[coreai]'")
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
     from ..loading import model_directory
@@ -95,7 +114,16 @@ def export_coreml(
     base = bundled.base_path() if model is None else model_directory(model)
     sizes = Sizes(context, nodes, chunk, candidates)
     with progress("Exporting") as show:
-        lines = export(base, output, directories, sizes, sampling=sampling, show=show)
+        lines = export(
+            base,
+            output,
+            directories,
+            sizes,
+            sampling=sampling,
+            supplied=lora_io,
+            form=format,
+            show=show,
+        )
     if report:
         for line in lines:
             print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")

@@ -3,6 +3,7 @@
 Blocks may stand within blocks: their bars are then shown together, the outermost first.
 """
 
+import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ Item = TypeVar("Item")
 class Show(Protocol):
     """Told how much is done and how much there is; the first call says where the work begins."""
 
-    def __call__(self, done: float, total: float, description: str | None = None) -> None:
-        """``description`` replaces what is said of the work."""
+    def __call__(self, done: float, total: float | None, description: str | None = None) -> None:
+        """``description`` replaces what is said of the work; without a total the bar only moves."""
 
 
 SECONDS = 2.0
@@ -51,9 +52,16 @@ def progress(description: str) -> Iterator[Show]:
     with _bars() as bars:
         task = bars.add_task(description, total=None, ends=None)
         begun: tuple[float, float] | None = None
+        said = description
 
-        def show(done: float, total: float, description: str | None = None) -> None:
-            nonlocal begun
+        def show(done: float, total: float | None, description: str | None = None) -> None:
+            nonlocal begun, said, task
+            said = description or said
+            if total is None:  # which a bar that had one does not take
+                begun = None
+                bars.remove_task(task)
+                task = bars.add_task(said, total=None, ends=None)
+                return
             now = time.monotonic()
             begun = begun or (now, done)
             (start, first), ends = begun, None
@@ -92,7 +100,7 @@ def _bars() -> Iterator[Progress]:
     if (outer := _running.get()) is not None:
         yield outer
         return
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this one, though others replace it while they are noisy
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

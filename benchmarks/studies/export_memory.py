@@ -1,0 +1,80 @@
+"""Peak memory of a Core ML export: less than three times the packed weights is asked for at 1B.
+
+    python -m benchmarks.studies.export_memory --size 1.1B
+    python -m benchmarks.studies.export_memory --size 100M
+
+A random Llama is converted to 4 bits in a temporary directory and exported, without an adapter, by
+a process of its own. Its peak resident memory, Python, MLX and coremltools included, is what
+counts; what the imports alone take is printed beside it. It exits with 1 where the peak is above
+the bound.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import mlx.core as mx
+import typer
+from specstream_mlx.convert.to_mlx.base import convert_base
+
+from specstream_mlx.cli.progress import progress
+
+from ..own_process import measured_by, peak_bytes, run_module
+from .convert_memory import make_model
+
+MODULE = "benchmarks.studies.export_memory"
+BOUND = 3.0
+FILE_BYTES = 1_000_000_000
+
+
+def export_measured(base: Path, output: Path, context: int) -> dict[str, float]:
+    """Export in this process: peak memory before and after, and seconds."""
+    from specstream_mlx.convert.to_coreml.export import export
+    from specstream_mlx.convert.to_coreml.supported import Sizes
+
+    before, began = peak_bytes(), time.perf_counter()
+    with progress("Exporting") as show:
+        export(base, output, [], Sizes(context), show=show)
+    return {"before": before, "peak": peak_bytes(), "seconds": time.perf_counter() - began}
+
+
+def main(
+    size: Annotated[
+        Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")
+    ] = "1.1B",
+    context: Annotated[int, typer.Option(help="Tokens of prompt and text.")] = 2048,
+    base: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    output: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure the peak memory of an export in 4 bits."""
+    if output is not None:
+        print(json.dumps(export_measured(base, output, context)))
+        return
+    if base is not None:
+        source = base.with_name("source")
+        source.mkdir()
+        make_model(source, size, mx.float16, FILE_BYTES)
+        convert_base(source, base, 4)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        base, package = Path(scratch) / "mlx", Path(scratch) / "x.mlpackage"
+        run_module(MODULE, "--size", size, "--base", base)
+        places = ("--base", base, "--output", package)
+        result = measured_by(MODULE, "--context", context, *places)
+        (weights,) = (file.stat().st_size for file in package.rglob("weight.bin"))
+        held = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    ratio = result["peak"] / weights
+    print(
+        f"{size} in 4 bits: {weights / 1e6:.0f} MB of weights, {held / 1e6:.0f} MB in MLX's files"
+    )
+    print(f"exported in {result['seconds']:.0f} s")
+    print(f"peak {result['peak'] / 1e6:.0f} MB, {result['before'] / 1e6:.0f} MB of it the imports")
+    print(f"{ratio:.2f} times the weights: {'kept' if ratio < BOUND else 'EXCEEDED'}")
+    if ratio >= BOUND:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
