@@ -27,12 +27,14 @@ class Package:
         mode: see above.
 
     Attributes:
+        title: what computes, and how.
         metadata: what the package says of itself.
         functions: MIL functions by name.
     """
 
     def __init__(self, path: str | Path, mode: Mode = "exact"):
         model = MLModel(str(path), skip_model_load=True)
+        self.title = f"numpy, {'float32' if mode == 'exact' else 'half precision'}"
         self.metadata = dict(model.user_defined_metadata)
         spec, self._mode = model.get_spec(), mode
         program = load(spec, spec.specificationVersion, model.weights_dir)

@@ -6,8 +6,8 @@ from typing import Annotated
 from typer import BadParameter, Option
 
 from .. import bundled
-from ..config import UserError
 from . import reporting
+from .packages import require_coremltools
 from .parsing import at_least
 
 
@@ -69,14 +69,8 @@ def export_coreml(
     [cyan]  specstream-mlx export-coreml --adapter sql --adapter summarize --context 512
     --output tools.mlpackage[/cyan]
     """
-    try:
-        from specstream_mlx.convert.to_coreml.export import export
-    except ModuleNotFoundError as error:
-        if error.name != "coremltools":
-            raise
-        raise UserError(
-            "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'"
-        ) from None
+    require_coremltools("export-coreml")
+    from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
     from ..loading import model_directory
