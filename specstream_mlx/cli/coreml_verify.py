@@ -87,8 +87,7 @@ def coreml_verify(
 
     [cyan]  specstream-mlx coreml-verify tools.mlpackage --record calls.json[/cyan]
 
-    [cyan]  specstream-mlx coreml-verify tools.mlpackage --vectors calls.json
-    --compute-units cpuAndGPU[/cyan]
+    [cyan]  specstream-mlx coreml-verify tools.mlpackage --vectors calls.json[/cyan]
     """
     recording = {
         "--record": record,
