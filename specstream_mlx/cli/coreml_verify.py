@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from ..config import UserError
 from . import reporting
@@ -23,6 +23,15 @@ _PROMPTS = (
     "Hello, can we move the meeting from Monday to Friday?",
     "Ana wrote to Tom that the report is late. Tom asked her to send it by noon. She did. ",
 )
+
+
+_COMPUTE_UNITS = ("cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all")
+
+
+def _compute_unit(text: str) -> str:
+    if text not in _COMPUTE_UNITS:
+        raise BadParameter(f"found {text[:80]}, expected one of {', '.join(_COMPUTE_UNITS)}")
+    return text
 
 
 def coreml_verify(
@@ -64,10 +73,12 @@ def coreml_verify(
         ),
     ] = None,
     compute_units: Annotated[
-        list[Literal["cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all"]] | None,
+        list[str] | None,
         Option(
-            help="On a Mac: who may compute; may be given several times. Default: cpuOnly and "
-            "cpuAndGPU."
+            parser=_compute_unit,
+            metavar="UNITS",
+            help="On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be "
+            "given several times. Default: cpuOnly and cpuAndGPU.",
         ),
     ] = None,
     as_json: Annotated[

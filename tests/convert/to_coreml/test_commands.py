@@ -182,6 +182,7 @@ def test_without_a_recording_one_is_made(exported):
         (("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),
         (("--vectors", "x", "-p", "y"), "--vectors and --prompt were both given"),
         (("--record", "y", "--compute-units", "all"), "--record and --compute-units"),
+        (("--compute-units", "gpu"), "found gpu, expected one of cpuOnly, cpuAndGPU"),
         (("--vectors", "nowhere"), "nowhere is missing"),
         (("--adapter", "sql"), "the adapter is 'sql', expected one of the package's"),
     ],
