@@ -82,6 +82,8 @@ class Contents:
     @classmethod
     def _of(cls, path: Path, said: Mapping[str, Any]) -> "Contents":
         sizes, base = said["sizes"], said["base"]
+        if not said["adapters"]:
+            raise ValueError("there are no adapters")
         fields = ("num_streams", "mode", "stream_head", "prompt_template")
         return cls(
             path=path,

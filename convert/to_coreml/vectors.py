@@ -50,6 +50,9 @@ up to 0.02 with the bundled model; a commit left out, a row too far back or swap
 LEAST_EQUAL = 0.9
 """Integers that must be equal there: rounding turns near-ties around, which are few."""
 
+_REFUSALS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What executors raise for inputs that a function does not take."""
+
 Show = Callable[[int, int, str], None]
 
 
@@ -296,7 +299,7 @@ def replay(
             began = time.perf_counter()
             try:
                 outputs = executor.call(name, inputs, states if "length" in inputs else None)
-            except (KeyError, AssertionError, RuntimeError) as error:
+            except _REFUSALS as error:
                 raise UserError(
                     f"{executor.title} refuses a recorded call of {name}: {error}"
                 ) from None

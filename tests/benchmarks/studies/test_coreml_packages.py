@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from benchmarks.studies.coreml_packages import Kept, random_subject, rows_of
 from specstream_mlx.convert.to_coreml.vectors import EXACT, FAR
 
+from benchmarks.studies.coreml_packages import Kept, random_subject, rows_of
 from specstream_mlx import UserError
 
 pytestmark = pytest.mark.slow
