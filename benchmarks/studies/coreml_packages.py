@@ -379,7 +379,7 @@ def _commit_left_out(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, 
 def _one_row_too_far_back(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if "commit" in inputs:
         inputs["length"] = inputs["length"] - 1
-        inputs["positions"] = inputs["positions"] - 1
+        inputs["positions"] = np.maximum(inputs["positions"] - 1, 0)  # 0: nodes that fill up
     return name, inputs
 
 

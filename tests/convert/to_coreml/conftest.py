@@ -73,7 +73,7 @@ def base(common):
     """A tiny Llama of 4 bits with its tokenizer."""
     with common("to_coreml") as directory:
         base = directory / "base"
-        return base if base.exists() else tiny_llama_directory(base, bits=4)
+        return base if base.exists() else tiny_llama_directory(base, bits=4, num_hidden_layers=2)
 
 
 @pytest.fixture(scope="session")
@@ -82,11 +82,10 @@ def adapters(common, base):
     shared, streams = base.parent / "key-points", base.parent / "streams"
     with common("adapters"):
         if not streams.exists():
-            template = "Points of: {text}"
-            stream_adapter_directory(
-                shared, base, mode="shared", lora_rank=4, prompt_template=template
-            )
-            stream_adapter_directory(streams, base, mode="lossless", lora_rank=0)
+            sizes, template = {"num_streams": 2, "num_msa_layers": 1}, "Points of: {text}"
+            fields = {"lora_rank": 4, "prompt_template": template}
+            stream_adapter_directory(shared, base, mode="shared", **sizes, **fields)
+            stream_adapter_directory(streams, base, mode="lossless", **sizes)
     return shared, streams
 
 
