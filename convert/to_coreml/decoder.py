@@ -125,6 +125,10 @@ class PackageDecoder:
             raise UserError(
                 f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}"
             )
+        if request.prompt_cache is not None or request.quantization.bits is not None:
+            raise UserError(
+                "a prompt cache or kv_bits was given, expected neither: a package keeps its own rows"
+            )
         if request.rule.name == "rejection":
             raise UserError(
                 "verify is 'rejection', expected another rule: its drafts are drawn, a package "

@@ -23,8 +23,9 @@ from random_models import random_prompt
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
-from specstream_mlx import DraftSettings, UserError, keyed_sampler
+from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 
 GREEDY = {}
@@ -223,6 +224,8 @@ def test_refused_requests(lossless):
         ({"prompt": [VOCAB_SIZE]}, "holds token 97, the model's are 0 to 96"),
         ({"sampler": keyed_sampler(1), "verify": "rejection"}, "verify is 'rejection', expected"),
         ({"sampler": keyed_sampler(1, top_k=99)}, "top_k is 99"),
+        ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
+        ({"quantization": KVQuantization(8)}, "a prompt cache or kv_bits was given"),
         ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is 3, expected None"),
         ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
     ):
