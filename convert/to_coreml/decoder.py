@@ -127,7 +127,7 @@ class PackageDecoder:
             )
         if request.prompt_cache is not None or request.quantization.bits is not None:
             raise UserError(
-                "a prompt cache or kv_bits was given, expected neither: a package keeps its own rows"
+                "a prompt cache or kv_bits was given, expected neither: a package has its own rows"
             )
         if request.rule.name == "rejection":
             raise UserError(
