@@ -88,6 +88,9 @@ RANDOM_CONFIG = {
     "rope_theta": 10000.0,
 }
 DRAWN = "temperature 1"
+CONTROL_TOKENS = 24
+"""Enough for a path that does not lie at the front of its tree, without which a commit that is left
+out changes nothing."""
 
 COLUMNS = {
     "package": "{package}",
@@ -387,10 +390,10 @@ def _swapped(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name.replace("sql_", "summarize_", 1), inputs
 
 
-def controls(subject: Subject, work: Path, max_tokens: int) -> list[dict[str, Any]]:
+def controls(subject: Subject, work: Path) -> list[dict[str, Any]]:
     """By how much a package with one thing wrong is off, for each such thing."""
     prompts = subject.prompts("sql")[:2]
-    asked = [Asked("sql", prompt, max_tokens, temperature=1.0) for prompt in prompts]
+    asked = [Asked("sql", prompt, CONTROL_TOKENS, temperature=1.0) for prompt in prompts]
     recorded = vectors.record(subject.contents, subject.package, asked)
     changes = {
         "commit left out": _commit_left_out,
@@ -546,7 +549,7 @@ def main(
         if subject.name == "bundled, int8":
             one = kept.get(
                 "controls",
-                lambda subject=subject: {"rows": controls(subject, work, min(max_tokens, 24))},
+                lambda subject=subject: {"rows": controls(subject, work)},
             )
             broken = one["rows"]
     facts = device.describe() | {"commit": commit(), "max_tokens": max_tokens}
