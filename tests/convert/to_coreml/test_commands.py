@@ -129,7 +129,7 @@ def test_refused_metadata(exported, tmp_path):
 @pytest.fixture(scope="module")
 def calls(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("vectors") / "calls.json"
-    flags = ("--record", path, "--adapter", "streams", "-m", 3)
+    flags = ("--record", path, "--adapter", "streams", "-m", 2)
     result = run("coreml-verify", exported, *flags)
     assert result.exit_code == 0, result.output
     assert f"wrote {path}" in result.stderr

@@ -67,11 +67,12 @@ def check_texts(pair, adapter="one", lengths=LENGTHS):
     """Several prompts, greedy and drawn."""
     for seed, length in enumerate(lengths):
         for how in (GREEDY, KEYED):
-            request = Request(prompt_of(length, seed), max_tokens=18, **how)
+            request = Request(prompt_of(length, seed), max_tokens=14, **how)
             found, expected = both(pair, request, seed=seed, adapter=adapter)
             assert_same_steps(found, expected)
             assert max(len(step.tokens) for step in found) > 2
-            assert max(len(step.tree) for step in found) > SIZES.nodes[0]
+            if pair.case.streams is not None:  # else the trees are chains
+                assert max(len(step.tree) for step in found) > SIZES.nodes[0]
 
 
 @pytest.mark.slow
@@ -85,12 +86,12 @@ def test_texts_and_trees_of_lossless_streams(lossless):
 
 
 def test_texts_and_trees_of_shared_adapters(shared):
-    check_texts(shared)
+    check_texts(shared, lengths=(1, 27))
     check_texts(shared, "other", lengths=(9,))
 
 
 def test_texts_and_trees_of_conditioned_heads(conditioned):
-    check_texts(conditioned, lengths=(1, 9))
+    check_texts(conditioned, lengths=(9,))
 
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
