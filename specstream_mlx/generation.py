@@ -181,7 +181,7 @@ def stream_generate(
         progress=prompt_progress_callback,
         profile=profile,
     )
-    responses = _respond(model, tokenizer, request, decode(model, request), stop)
+    responses = _wired(model, respond(tokenizer, request, decode(model, request), stop))
     return responses if caches is None else _handed_over(responses, model, request, caches)
 
 
@@ -217,59 +217,75 @@ def _room(
     return longest if most is None else min(most, longest)
 
 
-def _respond(
-    model: SpeculativeModel,
+def _wired(
+    model: SpeculativeModel, responses: Iterator[GenerationResponse]
+) -> Iterator[GenerationResponse]:
+    """Yield responses while the model's weights are wired."""
+    with device.wired_limit(model.model, [device.generation_stream]):
+        yield from responses
+
+
+def respond(
     tokenizer: TokenizerWrapper,
     request: Request,
     steps: Iterator[Step],
-    stop: tuple[str, ...],
+    stop: tuple[str, ...] = (),
 ) -> Iterator[GenerationResponse]:
+    """Turn the steps of a generation into text, up to where it ends.
+
+    Args:
+        tokenizer: the model's.
+        request: what is generated; ``max_tokens`` is the text's length at most.
+        steps: from ``decode``.
+        stop: strings that end the text; none is empty.
+    """
     prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
     detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
     held = ""  # text that may be the beginning of a stop string
-    with device.wired_limit(model.model, [device.generation_stream]):
-        start = time.perf_counter()
-        for step in steps:
-            if response.generation_tokens == 0:
-                now = time.perf_counter()
-                reused = 0 if prompt_cache is None else prompt_cache.reused
-                response.prompt_tps = (prompt_tokens - reused) / (now - start)
-                start = now
-            response.target_calls += 1
-            response.drafted_tokens += step.tested_nodes - 1
-            with mx.stream(device.generation_stream):
-                log_probs = step.log_probs()
+    start = time.perf_counter()
+    for step in steps:
+        if response.generation_tokens == 0:
+            now = time.perf_counter()
+            reused = 0 if prompt_cache is None else prompt_cache.reused
+            response.prompt_tps = (prompt_tokens - reused) / (now - start)
+            start = now
+        response.target_calls += 1
+        response.drafted_tokens += step.tested_nodes - 1
+        with mx.stream(device.generation_stream):
+            log_probs = step.log_probs()
+        if log_probs is not None:
             mx.async_eval(log_probs)  # else a kept response would keep all rows' logits
-            for index, token in enumerate(step.tokens):
-                response.generation_tokens += 1
-                response.token = token
+        for index, token in enumerate(step.tokens):
+            response.generation_tokens += 1
+            response.token = token
+            if log_probs is not None:
                 response.logprobs = log_probs[index]
-                response.from_draft = index < len(step.tokens) - 1
-                response.accepted_tokens += response.from_draft
-                ended = token in tokenizer.eos_token_ids
-                if not ended:
-                    detokenizer.add_token(token)
-                if not ended and response.generation_tokens == request.max_tokens:
-                    response.finish_reason = "length"
-                if ended:
-                    response.finish_reason = "stop"
-                if response.finish_reason:
-                    detokenizer.finalize()
-                text, held, stopped = _cut(held + detokenizer.last_segment, stop)
-                if stopped:
-                    response.finish_reason = "stop"
-                elif response.finish_reason:
-                    text, held = text + held, ""
-                elapsed = time.perf_counter() - start
-                response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
-                response.accepted_length = response.generation_tokens / response.target_calls
-                response.peak_memory = mx.get_peak_memory() / 1e9
-                if response.finish_reason:
-                    request.profile.border("host", log_probs)
-                yield replace(response, text=text)
-                if response.finish_reason:
-                    return
+            response.from_draft = index < len(step.tokens) - 1
+            response.accepted_tokens += response.from_draft
+            ended = token in tokenizer.eos_token_ids
+            if not ended:
+                detokenizer.add_token(token)
+            if not ended and response.generation_tokens == request.max_tokens:
+                response.finish_reason = "length"
+            if ended:
+                response.finish_reason = "stop"
+            if response.finish_reason:
+                detokenizer.finalize()
+            text, held, stopped = _cut(held + detokenizer.last_segment, stop)
+            if stopped:
+                response.finish_reason = "stop"
+            elif response.finish_reason:
+                text, held = text + held, ""
+            elapsed = time.perf_counter() - start
+            response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
+            response.accepted_length = response.generation_tokens / response.target_calls
+            response.peak_memory = mx.get_peak_memory() / 1e9
+            if response.finish_reason:
+                request.profile.border("host", log_probs)
+            yield replace(response, text=text)
+            if response.finish_reason:
+                return
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:

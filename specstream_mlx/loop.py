@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
@@ -27,6 +27,27 @@ from .prompts import check_prompt
 
 Progress = Callable[[int, int], Any]
 """Told how many of a prompt's tokens have been read, and how many there are."""
+
+
+class TreeDecoder(Protocol):
+    """What the loop asks of a decoder of trees: ``Decoder``, or one of a model elsewhere.
+
+    Attributes:
+        caches: KV caches that may be quantized, one per layer; empty: they are not ours.
+        profile: told where the parts of a step end.
+    """
+
+    caches: list[Any]
+    profile: Profile
+
+    def prefill(self, tokens: mx.array) -> None:
+        """Commit prompt tokens (n,) without streams."""
+
+    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
+        """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``."""
+
+    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+        """Keep the accepted rows of the last step; see ``Decoder.commit``."""
 
 
 @dataclass
@@ -55,9 +76,14 @@ class Step:
         """What was drafted."""
         return self.plan.tree
 
-    def log_probs(self) -> mx.array:
-        """(tokens, vocab) log-probabilities of the target before each token."""
+    def log_probs(self) -> mx.array | None:
+        """(tokens, vocab) log-probabilities of the target before each token.
+
+        ``None``: the decoder returned no logits.
+        """
         logits = self.result.logits
+        if logits is None:
+            return None
         return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
 
 
@@ -170,7 +196,7 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     unread = prompt[prompt_cache.reused : -1]
     progress, reused = request.progress or _nobody, prompt_cache.reused
     progress(reused, len(prompt))
-    for read in _prefill(decoder, unread, request.prefill_step_size, request.quantization):
+    for read in prefill(decoder, unread, request.prefill_step_size, request.quantization):
         progress(reused + read, len(prompt))
     prompt_cache.extend(generation, unread)
     profile.border("prefill")
@@ -179,7 +205,7 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     adapter, streams = model.adapter, model.streams
     drafting = _drafting(model, request)
     try:
-        for number, step in enumerate(_Loop(decoder, request, drafting).steps()):
+        for number, step in enumerate(steps(decoder, request, drafting)):
             if not number:
                 progress(len(prompt), len(prompt))
             if reusable:
@@ -231,7 +257,7 @@ def fill(
     progress, reused = progress or _nobody, prompt_cache.reused
     progress(reused, len(prompt))
     for start, part in ((reused, prompt[reused:-1]), (len(prompt) - 1, prompt[-1:])):
-        for read in _prefill(decoder, part, prefill_step_size, quantization):
+        for read in prefill(decoder, part, prefill_step_size, quantization):
             progress(start + read, len(prompt))
         prompt_cache.extend(generation, part)
 
@@ -240,8 +266,11 @@ def _nobody(read: int, total: int) -> None:
     """A ``Progress`` that nobody asked for."""
 
 
-def _prefill(
-    decoder: Decoder, tokens: Sequence[int], step_size: int, quantization: KVQuantization
+def prefill(
+    decoder: TreeDecoder,
+    tokens: Sequence[int],
+    step_size: int,
+    quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> Iterator[int]:
     """Read tokens without streams, and yield after each pass how many have been read."""
     for start in range(0, len(tokens), step_size):
@@ -254,16 +283,21 @@ def _prefill(
         yield start + len(part)
 
 
-class _Loop:
-    """One generation after its prompt: runs of plain steps and runs of tree steps, taking turns.
+def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) -> Iterator[Step]:
+    """The steps of one generation after its prompt.
 
     Args:
-        decoder: its caches hold the prompt but for the last token.
+        decoder: it has read the prompt but for the last token.
         request: see ``decode``.
-        drafting: plans the steps.
+        drafting: plans the steps; plans that are pipelined need a ``Decoder``.
     """
+    return _Loop(decoder, request, drafting).steps()
 
-    def __init__(self, decoder: Decoder, request: Request, drafting: Drafting):
+
+class _Loop:
+    """Runs of plain steps and runs of tree steps, taking turns; see ``steps``."""
+
+    def __init__(self, decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting):
         self._decoder, self._quantization = decoder, request.quantization
         self._rule = request.rule(request.sampler, request.logits_processors, request.prompt)
         self._drafting = drafting
@@ -378,7 +412,8 @@ class _Loop:
         self._drafting.accept(step.plan, step.tokens, seconds)
         if not self._ended:
             plan = self._drafting.plan(self._root, step.result.guesses())
-            tree = self._quantization.fitting(plan.tree, self._decoder.caches[0])
+            caches = self._decoder.caches
+            tree = self._quantization.fitting(plan.tree, caches[0]) if caches else plan.tree
             self._plan = plan if tree is plan.tree else replace(plan, tree=tree)
         self._count += 1
         if self._count % 64 == 0:

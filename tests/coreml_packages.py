@@ -1,27 +1,32 @@
 """Random models as Core ML packages, with MLX models of the same decoded weights beside them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_map, tree_map_with_path
-from mlx_lm.utils import dequantize_model
+from mlx.utils import tree_flatten, tree_map_with_path
 from random_models import random_tree
+from specstream_mlx.convert.to_coreml.contents import Contents
+from specstream_mlx.convert.to_coreml.decoded import decoded_model, decoded_streams
+from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import Sizes
-from specstream_mlx.convert.to_coreml.weights import operation_name
 from tiny_models import tiny_streams
 
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.config import StreamConfig
+from specstream_mlx.drafting.best_first import best_first
+from specstream_mlx.drafting.drafter import FixedDrafting, NoDrafter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.tree import DraftTree, root_only
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.loop import prefill, steps
 from specstream_mlx.models.streams import Streams
 
 VOCAB_SIZE = 97
@@ -70,6 +75,53 @@ class Case:
         return {**CONFIG, "model_type": self.family, **self.fields}
 
 
+SHARED = {"mode": "shared"}
+ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
+BESIDE = {"stream_mlp": "base+adapter", "stream_adapter_rank": 4}
+CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
+UNTIED = {"tie_word_embeddings": False}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+CASES = {
+    "Llama, int8, lossless": Case(streams=ADAPTER),
+    "Llama, int4, shared, LoRA, linear": Case(
+        bits=4, lora=True, streams={**SHARED, "stream_init": "linear", "stream_init_rank": 3}
+    ),
+    "Llama, fp16, untied, biases, value rotation": Case(
+        bits=None,
+        fields={**UNTIED, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+        streams={**ADAPTER, "stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
+    ),
+    "Llama 3 rope, int6, one stream": Case(
+        bits=6, fields={"rope_scaling": LLAMA3}, streams={**SHARED, "num_streams": 1}
+    ),
+    "Qwen2, int8, every layer": Case("qwen2", streams={**BESIDE, "num_msa_layers": 3}),
+    "Qwen2, yarn, untied, draft vocabulary": Case(
+        "qwen2",
+        fields={**UNTIED, "rope_scaling": YARN},
+        streams={**SHARED, "draft_vocabulary": 60},
+        lora=True,
+    ),
+    "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
+    "Mistral, int4, untied, no streams": Case("mistral", bits=4, fields=UNTIED, streams=None),
+    "Mistral, conditioned": Case("mistral", fields=UNTIED, streams=CONDITIONED),
+    "Qwen3, conditioned, shortlists": Case(
+        "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
+    ),
+    "Llama, conditioned, one stream": Case(streams={**CONDITIONED, "num_streams": 1}),
+}
+LOSSLESS, CONDITIONED_HEADS = "Llama, int8, lossless", "Qwen3, conditioned, shortlists"
+BARE = "Mistral, int4, untied, no streams"
+TWO_ADAPTERS = Case(streams=SHARED, lora=True), (("one", 1), ("other", 5))
+"""Two shared adapters with LoRA over one base of 8 bits."""
+
+
 def random_model(case):
     """An mlx-lm model with random weights, quantized, without LoRA."""
     name = {"mistral": "llama"}.get(case.family, case.family)
@@ -113,53 +165,43 @@ def random_streams(case, seed=1):
     return streams
 
 
-def as_written(module, weights):
-    """A module in float32 with what a package holds of its weights.
-
-    Args:
-        module: is changed.
-        weights: of the package's function.
-    """
-    module.update(tree_map(_halved, module.parameters()))
-    for name, part in module.named_modules():
-        found = weights.get(operation_name(name.removesuffix(".linear")))
-        if isinstance(part, nn.Linear | nn.Embedding) and found is not None:
-            assert found.shape == part.weight.shape
-            part.weight = mx.array(found)
-
-
-def _halved(p):
-    return p.astype(mx.float16).astype(p.dtype) if p.dtype == mx.float32 else p
+FACTS = {
+    "base": {"vocab_size": VOCAB_SIZE, "end_tokens": [], "fingerprint": "of no file"},
+    "tokenizer": "none.tokenizer",
+}
 
 
 class Pair:
     """A saved package and the MLX engine over the weights that it holds.
 
     Args:
-        path: where the package goes.
+        path: where the package goes, or is, if it was written before.
         case: what is exported.
         adapters: seeds of the streams and of the LoRA, by name.
     """
 
     def __init__(self, path, case, adapters=(("one", 1),)):
         self.case, self.path, self._models = case, path, {}
-        builder = PackageBuilder(SIZES, sampling=True)
         for name, seed in adapters:
             model, streams = random_model(case), random_streams(case, seed)
             if case.lora:
                 with_lora(model, seed)
-            builder.add(name, model, streams, shortlists=case.shortlists)
             self._models[name] = model, streams
-        self.report = builder.report
-        save(builder.model({}), path)
+        if not path.exists():
+            self.report = self._write()
         self.package = Package(path)
         for name, (model, streams) in list(self._models.items()):
             weights = self.package.weights(f"{name}_logits{SIZES.nodes[0]}")
-            model = dequantize_model(model)
-            as_written(model, weights)
-            if streams is not None:
-                streams.update(tree_map(_halved, streams.parameters()))
-            self._models[name] = model, streams
+            model = decoded_model(model, weights)
+            self._models[name] = model, streams and decoded_streams(streams)
+
+    def _write(self):
+        """Export the models; returns how each weight was written."""
+        builder = PackageBuilder(SIZES, sampling=True)
+        for name, (model, streams) in self._models.items():
+            builder.add(name, model, streams, shortlists=self.case.shortlists)
+        save(builder.model(FACTS), self.path)
+        return builder.report
 
     def decoder(self, adapter="one"):
         """The MLX side."""
@@ -169,7 +211,12 @@ class Pair:
 
     def runner(self, adapter="one", mode="exact"):
         """The package's side."""
-        return Runner(Package(self.path, mode), adapter)
+        return Runner(self.package if mode == "exact" else Package(self.path, mode), adapter)
+
+    def package_decoder(self, adapter="one", executor=None):
+        """The package's side, behind the loop's interface."""
+        contents = Contents.read(self.path)
+        return PackageDecoder(contents, executor or self.package, adapter)
 
 
 SETTINGS = DraftSettings(deferred=False, tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
@@ -223,6 +270,68 @@ class Runner:
         others = [row for row in range(SIZES.most_nodes) if row not in path]
         self.order, self.start = [*path, *others], self.length
         self.length += len(path)
+
+
+class Told:
+    """Drafts what the streams guess, and in between the true continuation, as far as it is told.
+
+    Args:
+        truth: the tokens behind the prompt.
+        seed: of how far that is known in each step.
+        size: nodes below the root at most.
+    """
+
+    def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
+        self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size
+
+    def accept(self, tokens):
+        self._left = self._left[len(tokens) :]
+
+    def grow(self, root, guesses):
+        told = tuple(self._left[: self._rng.integers(0, 5)])
+
+        def children(path):
+            found = guesses.behind(path)[: SIZES.candidates]
+            if path != told[: len(path)] or len(path) == len(told):
+                return found
+            token = told[len(path)]
+            return [(token, -0.5), *((other, score) for other, score in found if other != token)]
+
+        return best_first(root, children, self._size)
+
+
+class WithoutNoise(KeyedRule):
+    """``keyed`` with the guesses of a package, which knows nothing of the noise."""
+
+    strengths = (0.0,)
+
+
+def by_engine(decoder, request, drafter=None):
+    """The engine's steps; without a drafter, one token each."""
+    drafting = FixedDrafting(drafter or NoDrafter(), SETTINGS, pipelined=False)
+    for _ in prefill(decoder, request.prompt[:-1], SIZES.chunk):
+        pass
+    return list(steps(decoder, request, drafting))
+
+
+def by_package(decoder, request, drafter):
+    """The steps of a ``PackageDecoder``."""
+    drafting = FixedDrafting(drafter, SETTINGS, pipelined=False)
+    request = decoder.fitted(replace(request, drafting=drafting))
+    return list(decoder.decode(request))
+
+
+def plain_text(decoder, request):
+    """The tokens that a request ends up with, one a step."""
+    return [token for step in by_engine(decoder, request) for token in step.tokens]
+
+
+def assert_same_steps(found, expected):
+    """Same tokens, and the same trees in every call."""
+    assert [step.tokens for step in found] == [step.tokens for step in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("tokens", "parents", "depths"):
+            assert getattr(ours.tree, name).tolist() == getattr(theirs.tree, name).tolist()
 
 
 def _one(value):

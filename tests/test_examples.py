@@ -75,6 +75,7 @@ SLOW = {
     "specstream_mlx/cli/benchmark.py: speedup",
     "specstream_mlx/cli/benchmark.py: quantization",
     "specstream_mlx/cli/convert.py: convert",
+    "specstream_mlx/cli/export_coreml.py: export_coreml",  # as in the README page
     "benchmarks/README.md: Prediction for Apple chips",
 }
 
@@ -259,6 +260,17 @@ def mlx_model(directory: Path) -> None:
     tiny_llama_directory(directory, intermediate_size=128)  # whole groups of 64
 
 
+def core_ml_package(path: Path) -> None:
+    reason = "coremltools is not installed: the extra [coreml]"
+    pytest.importorskip("coremltools", reason=reason)
+    from specstream_mlx.convert.to_coreml.export import export
+    from specstream_mlx.convert.to_coreml.supported import Sizes
+
+    base = tiny_llama_directory(path.parent / "exported-model", bits=4)
+    sql = stream_adapter_directory(path.parent / "exported-adapters/sql", base, mode="shared")
+    export(base, path, [sql], Sizes(context=256, nodes=(4,), chunk=16, candidates=2))
+
+
 def text(content: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(content)
 
@@ -282,6 +294,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
     "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
     "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
+    "tools.mlpackage": core_ml_package,
     "sql": lambda path: peft_directory(hf_beside(path), path),
     "summarize": lambda path: peft_directory(hf_beside(path), path),
     "benchmarks/results": lambda path: shutil.copytree(ROOT / "benchmarks/results", path),
@@ -312,7 +325,7 @@ def stand_ins(block: Block) -> list[str]:
         if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
             needed.add("benchmarks/results")
         for before, word in zip(["", *words], words, strict=False):
-            if before in ("--mlx-path", "--output", "--prompt-cache-file"):
+            if before in ("--mlx-path", "--output", "--prompt-cache-file", "--record"):
                 written.add(word)
             elif before in ("--adapter", "--tool", "--tasks") or word not in MAKERS:
                 continue

@@ -6,13 +6,14 @@ the program, as a device may. Either way it asserts what Core ML leaves undefine
 gathers and slices out of range, a state that is read twice, indices narrower than int32.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from coremltools.converters.mil.frontend.milproto.load import load
-from coremltools.converters.mil.mil import Operation, types
+from coremltools import proto
+from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
+from coremltools.converters.mil.mil import Function, Operation, types
 from coremltools.models import MLModel
 
 Mode = Literal["exact", "fp16"]
@@ -27,23 +28,25 @@ class Package:
         mode: see above.
 
     Attributes:
+        title: what computes, and how.
         metadata: what the package says of itself.
-        functions: MIL functions by name.
+        functions: MIL functions by name, each read when it is first asked for.
     """
 
     def __init__(self, path: str | Path, mode: Mode = "exact"):
         model = MLModel(str(path), skip_model_load=True)
+        self.title = f"numpy, {'float32' if mode == 'exact' else 'half precision'}"
         self.metadata = dict(model.user_defined_metadata)
         spec, self._mode = model.get_spec(), mode
-        program = load(spec, spec.specificationVersion, model.weights_dir)
-        self.functions = dict(program.functions)
+        self.functions: Mapping[str, Function] = _Functions(spec, model.weights_dir)
+        states = next(f.state for f in spec.description.functions if len(f.state))
+        self._shapes = {s.name: tuple(s.type.stateType.arrayType.shape) for s in states}
         self._constants: dict[Operation, Any] = {}
 
     def states(self) -> dict[str, np.ndarray]:
         """Empty caches, float32 in ``exact`` mode; functions that are called change them."""
         dtype = np.float32 if self._mode == "exact" else np.float16
-        function = next(f for f in self.functions.values() if _states_of(f))
-        return {name: np.zeros(var.shape, dtype) for name, var in _states_of(function).items()}
+        return {name: np.zeros(shape, dtype) for name, shape in self._shapes.items()}
 
     def call(
         self, name: str, inputs: Mapping[str, Any], states: dict[str, np.ndarray] | None = None
@@ -117,6 +120,31 @@ class Package:
             return value
         half = self._mode == "fp16" and dtype == types.fp16
         return np.asarray(value).astype(np.float16 if half else np.float32)
+
+
+class _Functions(Mapping[str, Function]):
+    """The functions of a model's program; reading one takes a second where a model is large."""
+
+    def __init__(self, spec: Any, weights: str):
+        self._spec, self._weights = spec, weights
+        self._read: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self._read:
+            program, alone = self._spec.mlProgram, proto.MIL_pb2.Program()
+            if name not in program.functions:
+                raise KeyError(name)
+            alone.version = program.version
+            alone.functions[name].CopyFrom(program.functions[name])
+            found = load_mil_proto(alone, self._spec.specificationVersion, self._weights)
+            self._read[name] = found.functions[name]
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spec.mlProgram.functions)
+
+    def __len__(self) -> int:
+        return len(self._spec.mlProgram.functions)
 
 
 def _states_of(function: Any) -> dict[str, Any]:

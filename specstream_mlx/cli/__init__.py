@@ -15,6 +15,7 @@ from . import benchmark
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .convert import convert
+from .coreml_verify import coreml_verify
 from .doctor import doctor
 from .errors import reported
 from .export_coreml import export_coreml
@@ -47,6 +48,7 @@ app.command(no_args_is_help=False)(generate)
 app.command()(cache_prompt)
 app.command()(convert)
 app.command("export-coreml")(export_coreml)
+app.command("coreml-verify")(coreml_verify)
 app.command()(inspect)
 app.command()(autotune)
 app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)

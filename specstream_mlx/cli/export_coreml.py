@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from typer import BadParameter, Option
 
 from .. import bundled
-from ..config import UserError
 from . import reporting
+from .packages import require_coremltools
 from .parsing import at_least
 
 
@@ -86,16 +86,10 @@ def export_coreml(
     [cyan]  specstream-mlx export-coreml --adapter sql --adapter summarize --context 512
     --output tools.mlpackage[/cyan]
     """
-    try:
-        from specstream_mlx.convert.to_coreml.export import export
-    except ModuleNotFoundError as error:
-        if error.name != "coremltools":
-            raise
-        raise UserError(
-            "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'"
-        ) from None
+    require_coremltools("export-coreml")
     if format == "coreai" and find_spec("coreai") is None:
         raise UserError("--format coreai needs coreai-core: pip install 'specstream-mlx[coreai]'")
+    from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
     from ..loading import model_directory

@@ -26,11 +26,17 @@ from .options import (
     SamplingOptions,
     Source,
 )
+from .packages import package_run, refuse_beside_coreml
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
     from .comparison import Comparison
+    from .packages import PackageRun
     from .run import Run
+
+
+Names = tuple[str, str | None]
+"""What the user calls the model and the adapter."""
 
 
 @grouped(panels=True)
@@ -59,6 +65,15 @@ def generate(
         ),
     ] = None,
     output: OutputOptions,
+    coreml: Annotated[
+        Path | None,
+        Option(
+            metavar="PACKAGE",
+            help="Run a package of export-coreml, with --adapter for one of its adapters: by Core "
+            "ML on a Mac, elsewhere by numpy, which is slow.",
+            rich_help_panel=ModelOptions.PANEL,
+        ),
+    ] = None,
 ) -> None:
     """Generate text.
 
@@ -83,7 +98,24 @@ def generate(
 
     [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1
     -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"[/cyan]
+
+    Run an exported package:
+
+    [cyan]  specstream-mlx generate --coreml tools.mlpackage --adapter sql
+    -p "table t(name, city): for t with city Paris, what are the name?"[/cyan]
     """
+    if coreml is not None:
+        refuse_beside_coreml(model, prompt, drafts, kv_cache, output)
+        for flag, given in (("--mode", mode), ("--prompt-cache-file", prompt_cache_file)):
+            if given is not None:
+                raise UserError(f"--coreml and {flag} were both given, expected at most one")
+        package = package_run(coreml, model.adapter, prompt, length, sampling, drafts)
+        if not (package.on_device or output.quiet):
+            reporting.note(
+                "Core ML runs on a Mac alone: here numpy executes the package, which is slow"
+            )
+        _answer(package, (str(coreml), package.adapter), output)
+        return
     if prompt_cache_file is not None and output.compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
     cached = CachedPrompt(prompt_cache_file)
@@ -127,11 +159,11 @@ def generate(
     run.check()
     if not output.quiet:
         _note_missing_streams(run, source)
-    _answer(run, source, output)
+    _answer(run, (source.model_name, source.adapter_name), output)
 
 
-def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
-    """Generate, and print what ``output`` asks for; ``source`` names model and adapter."""
+def _answer(run: "Run | PackageRun", names: Names, output: OutputOptions) -> None:
+    """Generate, and print what ``output`` asks for."""
     written, comparison = _Written(), None
     try:
         _write(run, output, written)
@@ -141,14 +173,14 @@ def _answer(run: "Run", source: Source, output: OutputOptions) -> None:
             comparison = compare(run, written.tokens)
     except KeyboardInterrupt:
         if written.last is not None:
-            _report(run, source, output, written, None)
+            _report(run, names, output, written, None)
         raise
-    _report(run, source, output, written, comparison)
+    _report(run, names, output, written, comparison)
 
 
 def _report(
-    run: "Run",
-    source: Source,
+    run: "Run | PackageRun",
+    names: Names,
     output: OutputOptions,
     written: "_Written",
     comparison: "Comparison | None",
@@ -156,10 +188,10 @@ def _report(
     """Print what a run came to, which may have been interrupted."""
     last = written.last
     if output.as_json:
-        _print(json.dumps(_values(source, run, written, comparison)) + "\n")
+        _print(json.dumps(_values(names, run, written, comparison)) + "\n")
         return
     if last.finish_reason == "length":
-        reporting.cut(last.generation_tokens, run.common["max_tokens"])
+        reporting.cut(last.generation_tokens, run.max_tokens)
     if not output.quiet:
         reporting.statistics(
             last,
@@ -197,7 +229,7 @@ class _Written:
     last: "GenerationResponse | None" = None
 
 
-def _write(run: "Run", output: OutputOptions, written: _Written) -> None:
+def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) -> None:
     """Run a generation to its end and print its text as it comes, unless JSON is printed later.
 
     Args:
@@ -221,7 +253,7 @@ def _write(run: "Run", output: OutputOptions, written: _Written) -> None:
                 written.text += response.text
                 written.last = response
                 if output.as_json:
-                    show(response.generation_tokens, run.common["max_tokens"])
+                    show(response.generation_tokens, run.max_tokens)
                 else:
                     text = response.text
                     _print(marks.mark(text, response.from_draft) if marks else text)
@@ -236,7 +268,10 @@ def _print(text: str) -> None:
 
 
 def _values(
-    source: Source, run: "Run", written: _Written, comparison: "Comparison | None"
+    names: Names,
+    run: "Run | PackageRun",
+    written: _Written,
+    comparison: "Comparison | None",
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     last = written.last
@@ -249,9 +284,9 @@ def _values(
         "accepted_length": last.accepted_length,
         "generation_tps": last.generation_tps,
         "peak_memory": last.peak_memory,
-        "model": source.model_name,
-        "adapter": source.adapter_name,
-        "mode": run.model.mode,
+        "model": names[0],
+        "adapter": names[1],
+        "mode": run.mode,
         "tree": run.drafts,
         "verify": run.verify,
         "seed": run.seed,

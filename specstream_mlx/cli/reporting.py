@@ -60,7 +60,7 @@ def cut(tokens: int, max_tokens: int) -> None:
     if tokens == max_tokens:
         note(f"The text was cut off at --max-tokens {max_tokens}")
     else:
-        note(f"The text was cut off after {tokens} tokens, where the model's positions end")
+        note(f"The text was cut off after {tokens} tokens, where the context ends")
 
 
 def profile(parts: dict[str, dict[str, float]]) -> None:

@@ -9,6 +9,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..config import Mode
 from ..drafting.drafter import describe
 from ..drafting.settings import DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
@@ -56,6 +57,16 @@ class Run:
     stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
     profile: Profile = NO_PROFILE
+
+    @property
+    def mode(self) -> Mode:
+        """The mounted adapter's mode."""
+        return self.model.mode
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that were asked for."""
+        return self.common["max_tokens"]
 
     @property
     def drafts(self) -> str:

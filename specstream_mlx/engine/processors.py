@@ -24,6 +24,10 @@ class NodeProcessors:
         self._processors = tuple(processors or ())
         self._committed = mx.array(prompt) if self._processors else None
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._processors)
+
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Note the tokens that a step committed; the last of them is the next tree's root."""
         if self._processors:

@@ -43,7 +43,8 @@ class StepResult:
     Attributes:
         last: scalar, the last accepted node among the kept ones.
         predictions: (m,) the target's token after each kept node, as the verify rule has it.
-        logits: (m, vocab) of the main stream, after the logits processors.
+        logits: (m, vocab) of the main stream, after the logits processors; ``None`` from a decoder
+            that returns the arg-maxes alone.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
             places that pruning has left, since shapes are fixed. ``None``: all of them.
@@ -61,7 +62,7 @@ class StepResult:
 
     last: mx.array
     predictions: mx.array
-    logits: mx.array
+    logits: mx.array | None
     kept: mx.array | None = None
     in_play: mx.array | None = None
     candidates: mx.array | None = None

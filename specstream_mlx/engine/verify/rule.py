@@ -53,6 +53,11 @@ class VerifyRule:
             UserError: it would not be.
         """
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more is asked of the target than the arg-max of its own logits at each node."""
+        return type(self) is not VerifyRule or bool(self._processors)
+
     def verify(
         self, tree: DraftTree, nodes: TreeNodes, logits: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:

@@ -1,58 +1,35 @@
 """A saved package computes what the MLX engine computes on the weights that the package holds."""
 
+import shutil
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from coreml_packages import SETTINGS, SIZES, VOCAB_SIZE, Case, Pair, greedy_tokens, tree_of
+from coreml_packages import (
+    ADAPTER,
+    BARE,
+    CASES,
+    CONDITIONED_HEADS,
+    LOSSLESS,
+    SETTINGS,
+    SIZES,
+    TWO_ADAPTERS,
+    VOCAB_SIZE,
+    Case,
+    Pair,
+    Runner,
+    greedy_tokens,
+    tree_of,
+)
 from random_models import assert_close, random_prompt, relative_error
+from specstream_mlx.convert.to_coreml.evaluate import Package
 
 from specstream_mlx.engine.verify.rule import VerifyRule
 
 BOUND = 1e-4
-SHARED = {"mode": "shared"}
-ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
-BESIDE = {"stream_mlp": "base+adapter", "stream_adapter_rank": 4}
-CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
-UNTIED = {"tie_word_embeddings": False}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-CASES = {
-    "Llama, int8, lossless": Case(streams=ADAPTER),
-    "Llama, int4, shared, LoRA, linear": Case(
-        bits=4, lora=True, streams={**SHARED, "stream_init": "linear", "stream_init_rank": 3}
-    ),
-    "Llama, fp16, untied, biases, value rotation": Case(
-        bits=None,
-        fields={**UNTIED, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
-        streams={**ADAPTER, "stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
-    ),
-    "Llama 3 rope, int6, one stream": Case(
-        bits=6, fields={"rope_scaling": LLAMA3}, streams={**SHARED, "num_streams": 1}
-    ),
-    "Qwen2, int8, every layer": Case("qwen2", streams={**BESIDE, "num_msa_layers": 3}),
-    "Qwen2, yarn, untied, draft vocabulary": Case(
-        "qwen2",
-        fields={**UNTIED, "rope_scaling": YARN},
-        streams={**SHARED, "draft_vocabulary": 60},
-        lora=True,
-    ),
-    "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
-    "Mistral, untied, no streams": Case("mistral", fields=UNTIED, streams=None),
-    "Mistral, conditioned": Case("mistral", fields=UNTIED, streams=CONDITIONED),
-    "Qwen3, conditioned, shortlists": Case(
-        "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
-    ),
-    "Llama, conditioned, one stream": Case(streams={**CONDITIONED, "num_streams": 1}),
-}
 
 
 def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None):
@@ -103,17 +80,26 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
     return logits, guesses, bool(equal)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Two shared adapters with LoRA over one base of 8 bits."""
-    case = Case(streams=SHARED, lora=True)
-    path = tmp_path_factory.mktemp("coreml") / "two.mlpackage"
-    return Pair(path, case, (("one", 1), ("other", 5)))
+BY_FIXTURES = LOSSLESS, CONDITIONED_HEADS, BARE
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture
+def pair(shared):
+    return shared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in CASES if n not in BY_FIXTURES])
 def test_package_computes_what_the_engine_does(name, tmp_path):
-    pair = Pair(tmp_path / "x.mlpackage", CASES[name])
+    check(Pair(tmp_path / "x.mlpackage", CASES[name]))
+
+
+@pytest.mark.parametrize("kind", ["lossless", "conditioned", "bare"])
+def test_these_compute_what_the_engine_does(kind, request):
+    check(request.getfixturevalue(kind))
+
+
+def check(pair):
     logits, guesses, equal = differences(pair)
     assert equal
     assert max(logits, guesses) <= BOUND
@@ -126,23 +112,29 @@ def test_both_adapters_of_a_package(pair):
         assert max(logits, guesses) <= BOUND
 
 
-def test_drafting_apart_guesses_the_same(tmp_path):
-    for case in (Case(streams=ADAPTER), Case(streams=CONDITIONED)):
-        ours = Pair(
-            tmp_path / f"{case.streams['stream_mlp']}{len(case.streams)}.mlpackage", case
-        ).runner()
-        prompt = random_prompt(12, vocab_size=VOCAB_SIZE)
-        ours.prefill(prompt[:-1])
-        tree = tree_of(np.random.default_rng(1), prompt[-1], [], SIZES.nodes[1])
-        found = ours.step(tree, SIZES.nodes[1])
-        last = found["last"].item()
-        inputs = {"streamHidden": found["streamHidden"][last]}
-        if "candidateParents" in found:
-            inputs["token"] = found["predictions"][[last]]
-        apart = ours.call("draft", inputs)
-        assert apart.keys() == {"candidates", "logProbs", "candidateParents"} & found.keys()
-        for name, value in apart.items():
-            assert (value == found[name]).all()
+@pytest.mark.parametrize("kind", ["lossless", "conditioned"])
+def test_drafting_apart_guesses_the_same(kind, request):
+    check_drafting_apart(request.getfixturevalue(kind).runner())
+
+
+@pytest.mark.slow
+def test_drafting_apart_behind_all_tokens_guesses_the_same(tmp_path):
+    check_drafting_apart(Pair(tmp_path / "x.mlpackage", CASES["Mistral, conditioned"]).runner())
+
+
+def check_drafting_apart(ours):
+    prompt = random_prompt(12, vocab_size=VOCAB_SIZE)
+    ours.prefill(prompt[:-1])
+    tree = tree_of(np.random.default_rng(1), prompt[-1], [], SIZES.nodes[1])
+    found = ours.step(tree, SIZES.nodes[1])
+    last = found["last"].item()
+    inputs = {"streamHidden": found["streamHidden"][last]}
+    if "candidateParents" in found:
+        inputs["token"] = found["predictions"][[last]]
+    apart = ours.call("draft", inputs)
+    assert apart.keys() == {"candidates", "logProbs", "candidateParents"} & found.keys()
+    for name, value in apart.items():
+        assert (value == found[name]).all()
 
 
 def test_going_back(pair):
@@ -187,6 +179,7 @@ def test_swapped_adapters_show(pair):
     assert min(logits, guesses) > 100 * BOUND
 
 
+@pytest.mark.slow
 def test_shifted_streams_show(tmp_path, monkeypatch):
     from specstream_mlx.convert.to_coreml import functions
 
@@ -208,24 +201,21 @@ def shifted(positions, nodes):
     return mb.add(x=positions, y=further)
 
 
-def test_corrupted_weights_show(pair):
-    package = pair.runner().package
+def test_corrupted_weights_show(pair, tmp_path):
     op = next(
         op
-        for op in package.functions["one_step5"].operations
+        for op in pair.package.functions["one_step5"].operations
         if op.name == "model_layers_0_self_attn_o_proj"
     )
     start = op.inputs["data"].val.tobytes()[:64]
-    (file,) = pair.path.rglob("weight.bin")
+    path = tmp_path / "corrupted.mlpackage"
+    shutil.copytree(pair.path, path)
+    (file,) = path.rglob("weight.bin")
     content = file.read_bytes()
     place = content.index(start)
-    broken = bytes(255 - byte for byte in content[place : place + 64])
-    try:
-        file.write_bytes(content[:place] + broken + content[place + 64 :])
-        ours = pair.runner()
-    finally:
-        file.write_bytes(content)
-    logits, _, _ = differences(pair, ours=ours)
+    broken = bytes(255 - byte for byte in start)
+    file.write_bytes(content[:place] + broken + content[place + 64 :])
+    logits, _, _ = differences(pair, ours=Runner(Package(path), "one"))
     assert logits > 100 * BOUND
 
 
@@ -248,7 +238,9 @@ def test_weights_are_written_once(pair):
     assert found > len(pair.package.functions)
 
 
-def test_another_adapter_adds_its_own_bytes_alone(pair, tmp_path):
+@pytest.mark.slow
+def test_another_adapter_adds_its_own_bytes_alone(tmp_path):
+    pair = Pair(tmp_path / "two.mlpackage", *TWO_ADAPTERS)
     one = Pair(tmp_path / "one.mlpackage", pair.case)
     sizes = [next(p.path.rglob("weight.bin")).stat().st_size for p in (pair, one)]
     own = [line for line in pair.report if line.name.startswith("other.")]

@@ -1,0 +1,148 @@
+"""What a saved package says of itself: the sizes, the adapters and the base's tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coremltools.models import MLModel
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from specstream_mlx.checked_files import parse_json, reason, short
+from specstream_mlx.config import Mode, UserError, shown
+from specstream_mlx.loading import read_tokenizer
+
+from .package import FORMAT_VERSION, METADATA
+from .supported import Sizes
+
+
+@dataclass(frozen=True)
+class ExportedAdapter:
+    """An adapter of a package.
+
+    Attributes:
+        name: before its functions' names.
+        num_streams: that run beside every node; 0: there are none.
+        mode: of the streams; ``lossless`` without.
+        stream_head: ``conditioned`` streams know the token before them.
+        prompt_template: the instruction around the user's ``{text}``.
+    """
+
+    name: str
+    num_streams: int = 0
+    mode: Mode = "lossless"
+    stream_head: str = "plain"
+    prompt_template: str | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A package's own description.
+
+    Attributes:
+        path: of the package.
+        sizes: fixed shapes.
+        sampling: whether there are ``logits<n>`` and ``draft``.
+        adapters: by name.
+        vocab_size: tokens of the base.
+        end_tokens: that end a text.
+        fingerprint: of the base's architecture.
+        tokenizer: the directory beside the package.
+    """
+
+    path: Path
+    sizes: Sizes
+    sampling: bool
+    adapters: Mapping[str, ExportedAdapter]
+    vocab_size: int
+    end_tokens: tuple[int, ...]
+    fingerprint: str
+    tokenizer: Path
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Contents":
+        """Read the metadata of a package.
+
+        Raises:
+            UserError: there is no package, or it was not written by ``export-coreml``.
+        """
+        path = Path(path)
+        said = parse_json(_metadata(path), path)
+        if not isinstance(said, dict) or said.get("version") != FORMAT_VERSION:
+            found = shown(said.get("version") if isinstance(said, dict) else said)
+            raise UserError(f"{path} has the version {found}, expected {FORMAT_VERSION}")
+        try:
+            return cls._of(path, said)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path}: the metadata is damaged ({type(error).__name__}: {reason(error)}), "
+                "expected that of export-coreml"
+            ) from None
+
+    @classmethod
+    def _of(cls, path: Path, said: Mapping[str, Any]) -> "Contents":
+        sizes, base = said["sizes"], said["base"]
+        if not said["adapters"]:
+            raise ValueError("there are no adapters")
+        fields = ("num_streams", "mode", "stream_head", "prompt_template")
+        return cls(
+            path=path,
+            sizes=Sizes(
+                sizes["context"], tuple(sizes["nodes"]), sizes["chunk"], sizes["candidates"]
+            ),
+            sampling=said["sampling"],
+            adapters={
+                name: ExportedAdapter(name, **{key: of[key] for key in fields if key in of})
+                for name, of in said["adapters"].items()
+            },
+            vocab_size=base["vocab_size"],
+            end_tokens=tuple(base["end_tokens"]),
+            fingerprint=base["fingerprint"],
+            tokenizer=path.parent / said["tokenizer"],
+        )
+
+    def adapter(self, name: str | None = None) -> ExportedAdapter:
+        """One of the adapters.
+
+        Args:
+            name: ``None``: the only one.
+
+        Raises:
+            UserError: there is none of that name, or several and none was named.
+        """
+        there = f"{self.path} has {', '.join(self.adapters)}"
+        if name is None and len(self.adapters) > 1:
+            raise UserError(f"no adapter was named, expected one of several: {there}")
+        if name is None:
+            return next(iter(self.adapters.values()))
+        if name not in self.adapters:
+            raise UserError(f"the adapter is {shown(name)}, expected one of the package's: {there}")
+        return self.adapters[name]
+
+    def read_tokenizer(self) -> TokenizerWrapper:
+        """The tokenizer beside the package.
+
+        Raises:
+            UserError: it is missing or cannot be read.
+        """
+        if not self.tokenizer.is_dir():
+            raise UserError(
+                f"{self.tokenizer} is missing, expected the tokenizer's directory beside "
+                f"{self.path}"
+            )
+        return read_tokenizer(self.tokenizer, {"eos_token_id": list(self.end_tokens)})
+
+
+def _metadata(path: Path) -> str:
+    """Our part of a package's metadata."""
+    if not path.exists():
+        raise UserError(f"{short(path)} does not exist, expected a Core ML package")
+    try:
+        found = dict(MLModel(str(path), skip_model_load=True).user_defined_metadata)
+    except Exception as error:  # coremltools and its C++ raise many types
+        raise UserError(f"{path} is no Core ML package: {reason(error)}") from None
+    if METADATA not in found:
+        raise UserError(
+            f"{path} has no metadata called {METADATA!r}, expected a package of export-coreml"
+        )
+    return found[METADATA]

@@ -1,0 +1,292 @@
+"""Decodes through a package: forward passes are calls of its functions, all else is the engine's.
+
+``PackageDecoder`` has the interface by which the generation loop uses ``engine.step.Decoder``, so
+drafting, trees, acceptance, keyed draws and the loop are the same code. What differs is fixed in
+the package: streams run beside every node, nothing is pruned, and a sampled text's streams guess
+their own likeliest tokens, without the noise of ``engine.coupling``. None of it changes a text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from specstream_mlx.config import UserError
+from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.profile import NO_PROFILE
+from specstream_mlx.engine.rows import TreeNodes, shape_of
+from specstream_mlx.engine.sampling import sampling_of
+from specstream_mlx.engine.step import StepResult
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.generation import GenerationResponse, respond
+from specstream_mlx.loop import Request, Step, prefill, steps
+
+from .contents import Contents
+from .executors import Executor
+
+_GUESSES = ("candidates", "logProbs", "candidateParents")
+
+
+class PackageDecoder:
+    """One adapter of a package with its states: a ``loop.TreeDecoder``.
+
+    Args:
+        contents: of the package.
+        executor: runs it.
+        adapter: its name; ``None``: the only one.
+
+    Attributes:
+        adapter: the adapter.
+        caches: none; the states are the executor's.
+        profile: none.
+
+    Raises:
+        UserError: there is no such adapter.
+    """
+
+    def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
+        self.contents, self.adapter = contents, contents.adapter(adapter)
+        self.caches: list[Any] = []
+        self.profile = NO_PROFILE
+        self._executor, self._states = executor, executor.states()
+        self._in_order = np.arange(contents.sizes.most_nodes, dtype=np.int32)
+        self._rows: list[int] = []  # tokens of the rows, those of the last step's path included
+        self._reusable = 0  # rows at the front that a later prompt may use again
+        self._start, self._order = 0, self._in_order  # what the next step commits
+        self._tree: DraftTree | None = None  # of the last step
+
+    # A text ------------------------------------------------------------------------------------
+
+    def decode(self, request: Request) -> Iterator[Step]:
+        """Generate from a request, one ``Step`` per call, as ``loop.decode`` does.
+
+        A prompt that begins as an earlier one did, or, in lossless mode, as that and its text did,
+        is read from there on.
+
+        Args:
+            request: from ``fitted``.
+        """
+        reused, prompt = self._begin(request.prompt), request.prompt
+        progress = request.progress or (lambda read, total: None)
+        progress(reused, len(prompt))
+        unread = prompt[reused:-1]
+        for read in prefill(self, unread, request.prefill_step_size):
+            progress(reused + read, len(prompt))
+        self._reusable = len(self._rows)
+        drafting = request.drafting
+        if isinstance(drafting, DraftSettings):
+            drafter = make_drafter(drafting, self.adapter.num_streams > 0, prompt)
+            drafting = FixedDrafting(drafter, drafting, pipelined=False)
+        for number, step in enumerate(steps(self, request, drafting)):
+            if not number:
+                progress(len(prompt), len(prompt))
+            yield step
+
+    def responses(
+        self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
+    ) -> Iterator[GenerationResponse]:
+        """Generate text, one response per token, as ``generation.stream_generate`` does.
+
+        Args:
+            tokenizer: the package's.
+            request: what to generate.
+            stop: strings that end the text; none is empty.
+
+        Raises:
+            UserError: the package cannot do what is asked.
+        """
+        request = self.fitted(request)
+        return respond(tokenizer, request, self.decode(request), tuple(stop))
+
+    def fitted(self, request: Request) -> Request:
+        """A request within the package's sizes: its trees, its chunks and its context.
+
+        ``drafting`` may be settings, ``None`` for the package's own, or what plans the steps, whose
+        trees have no more nodes than the package's largest.
+
+        Raises:
+            UserError: the package cannot do what is asked.
+        """
+        sizes, prompt = self.contents.sizes, list(request.prompt)
+        if not prompt:
+            raise UserError("the prompt is empty, expected at least one token")
+        if len(prompt) > sizes.context:
+            raise UserError(
+                f"the prompt has {len(prompt)} tokens, the package's context holds {sizes.context}"
+            )
+        vocab_size = self.contents.vocab_size
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+            raise UserError(
+                f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}"
+            )
+        if request.prompt_cache is not None or request.quantization.bits is not None:
+            raise UserError(
+                "a prompt cache or kv_bits was given, expected neither: a package has its own rows"
+            )
+        if request.rule.name == "rejection":
+            raise UserError(
+                "verify is 'rejection', expected another rule: its drafts are drawn, a package "
+                "returns the likeliest ones"
+            )
+        sampling = sampling_of(request.sampler)
+        if sampling is not None:
+            sampling.check(vocab_size)
+        processed = request.rule is not VerifyRule or request.logits_processors
+        if processed and not self.contents.sampling:
+            raise UserError(
+                f"{self.contents.path} has no functions that return logits, which a temperature "
+                "and logits processors need: export it with --sampling"
+            )
+        room = sizes.context - len(prompt) + 1  # the last token of all is not read any more
+        drafting = request.drafting
+        if drafting is None or isinstance(drafting, DraftSettings):
+            drafting = self._settings(drafting)
+        return replace(
+            request,
+            drafting=drafting,
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+            prefill_step_size=sizes.chunk,
+        )
+
+    def _settings(self, settings: DraftSettings | None) -> DraftSettings:
+        """How to draft within the package's sizes.
+
+        By default lookup and streams fill the smallest tree, since its rows are computed anyway.
+        """
+        sizes, streams = self.contents.sizes, self.adapter.num_streams
+        if sizes.most_nodes == 1:
+            return DraftSettings(speculation=False)
+        if settings is None:
+            least = min(count for count in sizes.nodes if count > 1)
+            settings = DraftSettings(tree_size=least - 1, lookup=True)
+        for name in ("max_nodes", "prune_threshold", "stream_nodes"):
+            if getattr(settings, name) is not None:
+                raise UserError(
+                    f"{name} is {getattr(settings, name)}, expected None: in a package nothing is "
+                    "pruned and streams run beside every node"
+                )
+        depth = streams if settings.num_streams is None else settings.num_streams
+        if depth > streams:
+            raise UserError(f"num_streams is {depth}, the adapter has {streams}")
+        settings = replace(
+            settings, deferred=False, tree_width=min(settings.tree_width, sizes.candidates)
+        )
+        most = sizes.most_nodes - 1
+        if settings.most_nodes(depth) > most:
+            settings = replace(settings, tree_size=most)
+        return settings
+
+    def _begin(self, prompt: Sequence[int]) -> int:
+        """Go back to the rows that a prompt has in common with those that are there.
+
+        Returns:
+            How many they are; the last token's is never one.
+        """
+        # The last path is in its place only once a further step has committed it.
+        known = self._rows[: self._start]
+        if self.adapter.mode == "shared":  # rows of a text have seen their streams
+            known = known[: self._reusable]
+        pairs = enumerate(zip(known, prompt[:-1], strict=False))
+        reused = next(
+            (number for number, (ours, theirs) in pairs if ours != theirs),
+            min(len(known), len(prompt) - 1),
+        )
+        self._rows = self._rows[:reused]
+        self._settle()
+        return reused
+
+    # The loop's decoder -------------------------------------------------------------------------
+
+    def prefill(self, tokens: mx.array) -> None:
+        """Commit prompt tokens (n,), at most a chunk, without streams."""
+        chunk = self.contents.sizes.chunk
+        given = np.array(tokens, np.int32)
+        inputs = {"inputIds": np.pad(given, (0, chunk - given.size)), "length": self._length}
+        self._call(f"prefill{chunk}", inputs, self._states)
+        self._rows += given.tolist()
+        self._settle()
+
+    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
+        """Verify ``tree`` and let the accepted node's streams guess; see ``Decoder.step``.
+
+        Args:
+            tree: of at most as many nodes as the package's largest.
+            settings: whether the streams' guesses are wanted.
+            rule: of this generation.
+        """
+        self._tree, nodes = tree, len(tree)
+        count = min(size for size in self.contents.sizes.nodes if size >= nodes)
+        inputs = self._inputs(tree, count)
+        guesses = self.adapter.num_streams > 0 and settings.speculates
+        if rule.needs_logits:
+            del inputs["parents"]
+            found = self._call(f"logits{count}", inputs, self._states)
+            result = self._verified(rule, tree, mx.array(found["logits"][:nodes]))
+            if guesses:
+                last = result.last.item()
+                hidden = {"streamHidden": found["streamHidden"][last]}
+                found = self._drafted(hidden, int(np.array(result.predictions)[last]))
+        else:
+            found = self._call(f"step{count}", inputs, self._states)
+            predictions = mx.array(found["predictions"][:nodes])
+            result = StepResult(mx.array(found["last"].item()), predictions, None)
+        if guesses:
+            names = [name for name in _GUESSES if name in found]
+            arrays = (mx.array(found[name]) for name in names)
+            fields = ("candidates", "log_probs", "parents")
+            result = replace(result, **dict(zip(fields, arrays, strict=False)))
+        self._settle()  # the call has committed; without a commit behind it, it adds nothing
+        return result
+
+    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+        """Let the next step commit the accepted rows; see ``Decoder.commit``."""
+        others = [row for row in range(self._in_order.size) if row not in path]
+        self._order = np.array([*path, *others], np.int32)
+        self._rows += self._tree.tokens[list(path)].tolist()
+
+    @property
+    def _length(self) -> np.ndarray:
+        return np.array([len(self._rows)], np.int32)
+
+    def _settle(self) -> None:
+        """All rows so far are in their places: the next step has nothing to commit."""
+        self._start, self._order = len(self._rows), self._in_order
+
+    def _call(
+        self, name: str, inputs: dict[str, np.ndarray], states: Any = None
+    ) -> dict[str, np.ndarray]:
+        return self._executor.call(f"{self.adapter.name}_{name}", inputs, states)
+
+    def _inputs(self, tree: DraftTree, count: int) -> dict[str, np.ndarray]:
+        """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""
+        nodes, missing = len(tree), count - len(tree)
+        ancestors = np.eye(count, dtype=np.int32)
+        ancestors[:nodes, :nodes] = tree.ancestors
+        inputs = {
+            "inputIds": np.pad(tree.tokens, (0, missing)),
+            "positions": np.pad(len(self._rows) + tree.depths, (0, missing)),
+            "parents": np.pad(tree.parents, (0, missing), constant_values=-1),
+            "ancestors": ancestors,
+            "length": self._length,
+            "start": np.array([self._start]),
+            "commit": self._order,
+        }
+        return {name: value.astype(np.int32) for name, value in inputs.items()}
+
+    def _verified(self, rule: VerifyRule, tree: DraftTree, logits: mx.array) -> StepResult:
+        shape = shape_of(tree)
+        positions = len(self._rows) + shape.depths
+        nodes = TreeNodes(mx.array(tree.tokens), shape.parents, shape.ancestors, positions)
+        return StepResult(*rule.verify(tree, nodes, logits))
+
+    def _drafted(self, hidden: dict[str, np.ndarray], token: int) -> dict[str, np.ndarray]:
+        """The guesses of ``draft`` behind the target's own token."""
+        if self.adapter.stream_head == "conditioned":
+            hidden["token"] = np.array([token], np.int32)
+        return self._call("draft", hidden)

@@ -1,0 +1,213 @@
+"""``specstream-mlx coreml-verify``."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, BadParameter, Option
+
+from ..config import UserError
+from . import reporting
+from .packages import require_coremltools
+from .parsing import at_least
+
+if TYPE_CHECKING:
+    from specstream_mlx.convert.to_coreml.contents import Contents
+    from specstream_mlx.convert.to_coreml.executors import Executor
+    from specstream_mlx.convert.to_coreml.vectors import Asked, Replay
+
+_MAX_TOKENS = 16
+_PROMPTS = (
+    "Hello, can we move the meeting from Monday to Friday?",
+    "Ana wrote to Tom that the report is late. Tom asked her to send it by noon. She did. ",
+)
+
+
+_COMPUTE_UNITS = ("cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all")
+
+
+def _compute_unit(text: str) -> str:
+    if text not in _COMPUTE_UNITS:
+        raise BadParameter(f"found {text[:80]}, expected one of {', '.join(_COMPUTE_UNITS)}")
+    return text
+
+
+def coreml_verify(
+    package: Annotated[Path, Argument(help="A package of export-coreml.", show_default=False)],
+    vectors: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Recorded calls to replay. Default: some are recorded first, by numpy in float32.",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None, Option(metavar="FILE", help="Only record, and write the calls there.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME", help="Record this adapter; may be given several times. Default: all."
+        ),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="Record this text; may be given several times. Default: two of its own, one of "
+            "them longer than a chunk.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "--max-tokens",
+            "-m",
+            parser=at_least(1),
+            metavar="N",
+            help=f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
+        ),
+    ] = None,
+    compute_units: Annotated[
+        list[str] | None,
+        Option(
+            parser=_compute_unit,
+            metavar="UNITS",
+            help="On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be "
+            "given several times. Default: cpuOnly and cpuAndGPU.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
+) -> None:
+    """Replay recorded calls of a Core ML package, and say how far its outputs are off.
+
+    On a Mac Core ML replays them. Elsewhere numpy does, in half precision and, where the calls come
+    from a file, in float32. Exits with code 1 where they differ more than rounding explains.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx coreml-verify tools.mlpackage[/cyan]
+
+    Record on Linux, replay on a Mac:
+
+    [cyan]  specstream-mlx coreml-verify tools.mlpackage --record calls.json[/cyan]
+
+    [cyan]  specstream-mlx coreml-verify tools.mlpackage --vectors calls.json[/cyan]
+    """
+    recording = {
+        "--record": record,
+        "--adapter": adapter,
+        "--prompt": prompt,
+        "--max-tokens": max_tokens,
+    }
+    given = next((flag for flag, value in recording.items() if value), None)
+    if vectors is not None and given:
+        raise UserError(f"--vectors and {given} were both given, expected at most one")
+    if record is not None and compute_units:
+        raise UserError("--record and --compute-units were both given, expected at most one")
+    require_coremltools("coreml-verify")
+    from specstream_mlx.convert.to_coreml import vectors as calls
+    from specstream_mlx.convert.to_coreml.contents import Contents
+    from specstream_mlx.convert.to_coreml.evaluate import Package
+    from specstream_mlx.convert.to_coreml.executors import has_core_ml
+
+    from .progress import progress
+
+    if compute_units and not has_core_ml():
+        raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
+    contents = Contents.read(package)
+    if vectors is not None:
+        recorded = calls.read(vectors, contents)
+    else:
+        runs = _asked(contents, adapter, prompt, max_tokens or _MAX_TOKENS)
+        with progress("Recording") as show:
+            recorded = calls.record(contents, Package(package), runs, show)
+    if record is not None:
+        calls.write(recorded, record)
+        count = sum(len(run["calls"]) for run in recorded["runs"])
+        reporting.note(f"wrote {record} ({count} calls)")
+        return
+    replays = []
+    for executor, exact in _executors(package, vectors is not None, compute_units):
+        with progress("Replaying") as show:
+            replays.append(calls.replay(recorded, executor, exact, show))
+    if as_json:
+        print(json.dumps(_values(package, recorded, replays)))
+    else:
+        for replay in replays:
+            _print_table(replay)
+    if any(replay.complaint() for replay in replays):
+        raise typer.Exit(1)
+
+
+def _asked(
+    contents: "Contents", adapters: list[str] | None, prompts: list[str] | None, max_tokens: int
+) -> "list[Asked]":
+    """What to record: greedy texts and, where the package can, a drawn one of each adapter."""
+    from specstream_mlx.convert.to_coreml.vectors import Asked
+
+    from ..prompts import chat_prompt
+
+    tokenizer, sizes, found = contents.read_tokenizer(), contents.sizes, []
+    for name in adapters or contents.adapters:
+        adapter = contents.adapter(name)
+        if prompts:
+            ids = [chat_prompt(tokenizer, text, adapter.prompt_template) for text in prompts]
+        else:
+            short, text = (tokenizer.encode(text) for text in _PROMPTS)
+            length = min(sizes.chunk + 5, sizes.context - max_tokens)  # two chunks, if they fit
+            ids = [short[: sizes.context], (text * length)[: max(1, length)]]
+        found += [Asked(name, prompt, max_tokens) for prompt in ids]
+        if contents.sampling:
+            found.append(Asked(name, ids[0], max_tokens, temperature=1.0, seed=1))
+    return found
+
+
+def _executors(
+    package: Path, from_file: bool, compute_units: list[str] | None
+) -> "list[tuple[Executor, bool]]":
+    """What replays on this machine, and whether it computes in float32."""
+    from specstream_mlx.convert.to_coreml.evaluate import Package
+    from specstream_mlx.convert.to_coreml.executors import CoreML, has_core_ml
+
+    if has_core_ml():
+        return [(CoreML(package, u), False) for u in compute_units or ("cpuOnly", "cpuAndGPU")]
+    exact = [(Package(package), True)] if from_file else []
+    return [*exact, (Package(package, "fp16"), False)]
+
+
+def _print_table(replay: "Replay") -> None:
+    width = max(len(difference.function) for difference in replay.differences)
+    print(f"{replay.executor}:")
+    heads = f"{'function':<{width}}  {'output':<16}  {'calls':>5}  {'difference':>10}"
+    print(f"{heads}  {'equal integers':>15}  {'ms a call':>9}")
+    for found in replay.differences:
+        largest = "" if found.largest is None else f"{found.largest:.2g}"
+        equal = f"{found.equal} of {found.integers}" if found.integers else ""
+        milliseconds = "" if found.seconds is None else f"{1e3 * found.seconds:.1f}"
+        line = f"{found.function:<{width}}  {found.output:<16}  {found.calls:>5}  {largest:>10}"
+        print(f"{line}  {equal:>15}  {milliseconds:>9}")
+    print(replay.complaint() or "Within the bound", end="\n\n")
+
+
+def _values(package: Path, recorded: dict[str, Any], replays: "list[Replay]") -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    return {
+        "package": str(package),
+        "runs": len(recorded["runs"]),
+        "replays": [
+            {
+                "executor": replay.executor,
+                "exact": replay.exact,
+                "complaint": replay.complaint(),
+                "differences": [asdict(difference) for difference in replay.differences],
+            }
+            for replay in replays
+        ],
+    }

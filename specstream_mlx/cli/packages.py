@@ -1,0 +1,185 @@
+"""``generate --coreml``: an exported package in the place of a model and its adapter."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import UserError
+from .options import (
+    DraftOptions,
+    KVCacheOptions,
+    LengthOptions,
+    ModelOptions,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
+)
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+
+    from ..config import Mode
+    from ..engine.profile import Profile
+    from ..generation import GenerationResponse
+    from ..loop import Progress, Request
+
+_WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
+    ModelOptions: ("model", "adapter_path", "weights"),
+    PromptOptions: ("prefill_step_size",),
+    DraftOptions: ("max_nodes", "prune_threshold", "stream_nodes"),
+    KVCacheOptions: tuple(field.name for field in fields(KVCacheOptions)),
+    OutputOptions: ("compare", "profile"),
+}
+"""Options that are about MLX's own model, by group."""
+
+
+def require_coremltools(command: str) -> None:
+    """Check that coremltools is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        import coremltools  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "coremltools":
+            raise
+        raise UserError(
+            f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'"
+        ) from None
+
+
+def refuse_beside_coreml(*groups: Any) -> None:
+    """Check that no option was given that a package cannot follow.
+
+    Raises:
+        UserError: names the first one.
+    """
+    for group in groups:
+        for field in fields(group):
+            named = field.name in _WITHOUT_PACKAGE[type(group)]
+            if named and getattr(group, field.name) != field.default:
+                flag = "--" + field.name.replace("_", "-")
+                raise UserError(f"--coreml and {flag} were both given, expected at most one")
+
+
+@dataclass(frozen=True)
+class PackageRun:
+    """A prompt and how a package goes on from it; in the place of ``run.Run``.
+
+    Attributes:
+        decoder: one adapter of the package.
+        tokenizer: the package's.
+        request: within the package's sizes.
+        max_tokens: the most tokens that were asked for.
+        stop: strings that end the text.
+        on_device: whether Core ML runs the package.
+    """
+
+    decoder: "PackageDecoder"
+    tokenizer: "TokenizerWrapper"
+    request: "Request"
+    max_tokens: int
+    stop: tuple[str, ...]
+    on_device: bool
+
+    @property
+    def adapter(self) -> str:
+        """The adapter's name."""
+        return self.decoder.adapter.name
+
+    @property
+    def mode(self) -> "Mode":
+        """The adapter's mode."""
+        return self.decoder.adapter.mode
+
+    @property
+    def drafts(self) -> str:
+        """How it drafts, in a few words."""
+        from ..drafting.drafter import describe
+
+        return describe(self.request.drafting, self.decoder.adapter.num_streams > 0)
+
+    @property
+    def verify(self) -> str:
+        """The verify rule."""
+        return self.request.rule.name
+
+    @property
+    def seed(self) -> int | None:
+        """Of what is drawn; ``None`` where nothing is."""
+        return None if self.request.sampler is None else self.request.sampler.seed
+
+    @property
+    def profile(self) -> "Profile":
+        """Of no parts: they are not told apart in a package."""
+        return self.request.profile
+
+    def responses(self, progress: "Progress | None" = None) -> "Iterator[GenerationResponse]":
+        """The package's responses; ``progress`` is told how far the prompt has been read."""
+        request = replace(self.request, progress=progress)
+        for response in self.decoder.responses(self.tokenizer, request, self.stop):
+            yield replace(response, peak_memory=_peak_gigabytes())
+
+
+def package_run(
+    path: Path,
+    adapter: str | None,
+    prompt: PromptOptions,
+    length: LengthOptions,
+    sampling: SamplingOptions,
+    drafts: DraftOptions,
+) -> PackageRun:
+    """Open a package and say what is to be generated.
+
+    Args:
+        path: of the package.
+        adapter: its name there; ``None``: the only one.
+        prompt, length, sampling, drafts: as given.
+
+    Raises:
+        UserError: the package cannot be read, or cannot do what is asked.
+    """
+    require_coremltools("generate --coreml")
+    from specstream_mlx.convert.to_coreml.contents import Contents
+    from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+    from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
+
+    from ..loop import Request
+    from ..prompts import chat_prompt, encode_prompt
+
+    contents = Contents.read(path)
+    chosen, tokenizer, text = contents.adapter(adapter), contents.read_tokenizer(), prompt.text()
+    if prompt.ignore_chat_template:
+        ids = encode_prompt(tokenizer, text)
+    else:
+        ids = chat_prompt(tokenizer, text, chosen.prompt_template)
+    request = Request(
+        ids,
+        drafts.settings(),
+        max_tokens=length.max_tokens,
+        end_tokens=tokenizer.eos_token_ids,
+        sampler=sampling.sampler(tokenizer),
+        logits_processors=sampling.logits_processors(contents.vocab_size),
+        verify=drafts.verify,
+    )
+    decoder = PackageDecoder(contents, executor_of(path), chosen.name)
+    return PackageRun(
+        decoder,
+        tokenizer,
+        decoder.fitted(request),
+        length.max_tokens,
+        tuple(length.stop or ()),
+        has_core_ml(),
+    )
+
+
+def _peak_gigabytes() -> float:
+    """The most memory that this process has had, in GB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -1,0 +1,104 @@
+"""Packages of random models, each written once for all tests and all test processes."""
+
+import fcntl
+from contextlib import contextmanager
+
+import pytest
+from command_line import run
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+
+@pytest.fixture(scope="session")
+def common(tmp_path_factory, request):
+    """A directory that all test processes share, and a lock by name within it."""
+    directory = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # one of several processes
+        directory = directory.parent
+
+    @contextmanager
+    def locked(name):
+        with open(directory / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory / name
+
+    return locked
+
+
+@pytest.fixture(scope="session")
+def pair_of(common):
+    """Function of a name, a case and adapters that returns their ``Pair``."""
+    from coreml_packages import Pair
+
+    pairs = {}
+
+    def pair(name, *arguments):
+        if name not in pairs:
+            with common(f"{name}.mlpackage") as path:
+                pairs[name] = Pair(path, *arguments)
+        return pairs[name]
+
+    return pair
+
+
+@pytest.fixture(scope="session")
+def lossless(pair_of):
+    from coreml_packages import CASES, LOSSLESS
+
+    return pair_of("lossless", CASES[LOSSLESS])
+
+
+@pytest.fixture(scope="session")
+def shared(pair_of):
+    from coreml_packages import TWO_ADAPTERS
+
+    return pair_of("shared", *TWO_ADAPTERS)
+
+
+@pytest.fixture(scope="session")
+def conditioned(pair_of):
+    from coreml_packages import CASES, CONDITIONED_HEADS
+
+    return pair_of("conditioned", CASES[CONDITIONED_HEADS])
+
+
+@pytest.fixture(scope="session")
+def bare(pair_of):
+    from coreml_packages import BARE, CASES
+
+    return pair_of("bare", CASES[BARE])
+
+
+@pytest.fixture(scope="session")
+def base(common):
+    """A tiny Llama of 4 bits with its tokenizer."""
+    with common("to_coreml") as directory:
+        base = directory / "base"
+        return base if base.exists() else tiny_llama_directory(base, bits=4, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="session")
+def adapters(common, base):
+    """A shared adapter with LoRA, and lossless streams."""
+    shared, streams = base.parent / "key-points", base.parent / "streams"
+    with common("adapters"):
+        if not streams.exists():
+            sizes, template = {"num_streams": 2, "num_msa_layers": 1}, "Points of: {text}"
+            fields = {"lora_rank": 4, "prompt_template": template}
+            stream_adapter_directory(shared, base, mode="shared", **sizes, **fields)
+            stream_adapter_directory(streams, base, mode="lossless", **sizes)
+    return shared, streams
+
+
+@pytest.fixture(scope="session")
+def exported(common, base, adapters):
+    """The package of both adapters that ``export-coreml`` writes, with functions for sampling."""
+    with common("exported") as directory:
+        package = directory / "x.mlpackage"
+        if not package.exists():
+            sizes = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
+            flags = ("--adapter", adapters[0], "--streams", adapters[1], "--sampling", "--report")
+            result = run("export-coreml", "--model", base, "--output", package, *sizes, *flags)
+            assert result.exit_code == 0, result.output
+            (directory / "stdout").write_text(result.stdout)
+            (directory / "stderr").write_text(result.stderr)
+    return package

@@ -1,0 +1,263 @@
+"""A package decodes by the loop as the engine does: the same tokens and trees in every call."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
+
+from coreml_packages import (
+    CASES,
+    SIZES,
+    VOCAB_SIZE,
+    Pair,
+    Told,
+    WithoutNoise,
+    assert_same_steps,
+    by_engine,
+    by_package,
+    plain_text,
+)
+from mlx_lm.sample_utils import make_logits_processors
+from random_models import random_prompt
+from specstream_mlx.convert.to_coreml.contents import Contents
+from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+
+from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
+from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.loop import Request
+
+GREEDY = {}
+KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
+PROCESSED = {"logits_processors": make_logits_processors({3: 2.0}, 1.3)}
+LENGTHS = (1, 9, 27)
+
+
+def prompt_of(length, seed=0):
+    return random_prompt(length, seed=seed, vocab_size=VOCAB_SIZE)
+
+
+class Counting:
+    """An executor that notes which functions were called, behind how many rows."""
+
+    title = "numpy, watched"
+
+    def __init__(self, package):
+        self._package, self.calls = package, []
+
+    def states(self):
+        return self._package.states()
+
+    def call(self, name, inputs, states=None):
+        if "length" in inputs:
+            self.calls.append((name, int(inputs["length"][0])))
+        return self._package.call(name, inputs, states)
+
+
+def both(pair, request, *, seed=0, adapter="one", ours=None):
+    """The steps of package and engine with drafts that are right as often as not."""
+    truth = plain_text(pair.decoder(adapter), request)
+    expected = by_engine(pair.decoder(adapter), request, Told(truth, seed))
+    found = by_package(ours or pair.package_decoder(adapter), request, Told(truth, seed))
+    return found, expected
+
+
+def check_texts(pair, adapter="one", lengths=LENGTHS):
+    """Several prompts, greedy and drawn."""
+    for seed, length in enumerate(lengths):
+        for how in (GREEDY, KEYED):
+            request = Request(prompt_of(length, seed), max_tokens=14, **how)
+            found, expected = both(pair, request, seed=seed, adapter=adapter)
+            assert_same_steps(found, expected)
+            assert max(len(step.tokens) for step in found) > 2
+            if pair.case.streams is not None:  # else the trees are chains
+                assert max(len(step.tree) for step in found) > SIZES.nodes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_texts_and_trees_are_the_engines(name, tmp_path):
+    check_texts(Pair(tmp_path / "x.mlpackage", CASES[name]), lengths=(1, 8, 9, 17, 30))
+
+
+def test_texts_and_trees_of_lossless_streams(lossless):
+    check_texts(lossless)
+
+
+def test_texts_and_trees_of_shared_adapters(shared):
+    check_texts(shared, lengths=(1, 27))
+    check_texts(shared, "other", lengths=(9,))
+
+
+def test_texts_and_trees_of_conditioned_heads(conditioned):
+    check_texts(conditioned, lengths=(9,))
+
+
+def test_a_base_without_streams_drafts_by_lookup(bare):
+    for settings in (DraftSettings(lookup=True, tree_size=7), DraftSettings(speculation=False)):
+        request = Request(prompt_of(60), settings, max_tokens=12)
+        decoder = bare.package_decoder()
+        found = list(decoder.decode(decoder.fitted(request)))
+        drafter = make_drafter(settings, False, request.prompt)
+        assert_same_steps(found, by_engine(bare.decoder(), request, drafter))
+        assert any(len(step.tree) > 1 for step in found) == settings.lookup
+
+
+def test_processors_see_the_path_of_each_node(lossless):
+    plain, processed = (
+        both(lossless, Request(prompt_of(9), max_tokens=15, **how)) for how in (GREEDY, PROCESSED)
+    )
+    assert_same_steps(*processed)
+    assert processed[0][-1].tokens != plain[0][-1].tokens
+
+
+def test_the_smallest_functions_that_hold_the_trees_are_called(lossless):
+    counting = Counting(lossless.package)
+    request = Request(prompt_of(20), max_tokens=12)
+    found, _ = both(lossless, request, ours=lossless.package_decoder("one", counting))
+    sizes = [min(n for n in SIZES.nodes if n >= len(step.tree)) for step in found]
+    names = [name for name, _ in counting.calls]
+    assert names == ["one_prefill8"] * 3 + [f"one_step{size}" for size in sizes]
+    assert len(set(sizes)) == 2
+
+
+def test_own_settings_draft_the_smallest_tree(lossless):
+    decoder = lossless.package_decoder()
+    request = decoder.fitted(Request(prompt_of(5), max_tokens=10))
+    assert request.drafting.tree_size == SIZES.nodes[0] - 1
+    truth = plain_text(lossless.decoder(), request)
+    found = list(decoder.decode(request))
+    assert [token for step in found for token in step.tokens][:10] == truth
+    assert max(len(step.tree) for step in found) == SIZES.nodes[0]
+    large = decoder.fitted(Request(prompt_of(5), DraftSettings(tree_width=9, tree_size=60)))
+    assert large.drafting.tree_size == SIZES.most_nodes - 1
+    assert large.drafting.tree_width == SIZES.candidates
+
+
+# Ends -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [GREEDY, KEYED], ids=["greedy", "keyed"])
+def test_a_text_ends_where_the_context_does(lossless, how):
+    prompt = prompt_of(SIZES.context - 12)
+    decoder = lossless.package_decoder()
+    fitted = decoder.fitted(Request(prompt, **how))
+    assert fitted.max_tokens == 13  # the last is not read any more
+    found, expected = both(lossless, replace(fitted, drafting=None))
+    assert_same_steps(found, expected)
+    assert max(len(step.tree) for step in found[-2:]) > SIZES.nodes[0]
+    assert sum(len(step.tokens) for step in found) >= 13
+    with pytest.raises(UserError, match="97 tokens, the package's context holds 96"):
+        decoder.fitted(Request(prompt_of(SIZES.context + 1)))
+
+
+def test_an_end_token_within_a_path(lossless):
+    """Whatever follows it, the call is the last one."""
+    prompt = prompt_of(9, seed=2)
+    truth = plain_text(lossless.decoder(), Request(prompt, max_tokens=18))
+    within = 0
+    for place in range(2, 12):
+        if truth[place] in truth[:place]:
+            continue
+        request = Request(prompt, max_tokens=18, end_tokens=(truth[place],))
+        expected = by_engine(lossless.decoder(), request, Told(truth))
+        found = by_package(lossless.package_decoder(), request, Told(truth))
+        assert_same_steps(found, expected)
+        assert truth[place] in found[-1].tokens
+        within += found[-1].tokens[-1] != truth[place]
+    assert within
+
+
+def test_most_tokens_within_a_path(lossless):
+    prompt, beyond = prompt_of(9), 0
+    truth = plain_text(lossless.decoder(), Request(prompt, max_tokens=18))
+    for most in range(1, 10):
+        request = Request(prompt, max_tokens=most)
+        expected = by_engine(lossless.decoder(), request, Told(truth))
+        found = by_package(lossless.package_decoder(), request, Told(truth))
+        assert_same_steps(found, expected)
+        beyond += sum(len(step.tokens) for step in found) > most
+    assert beyond
+
+
+# One prompt behind another ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [GREEDY, KEYED], ids=["greedy", "keyed"])
+@pytest.mark.parametrize("kind", ["lossless", "shared"])
+def test_a_prompt_behind_a_text(kind, how, request):
+    """What the last call accepted and no further call committed is read again."""
+    pair = request.getfixturevalue(kind)
+    counting = Counting(pair.package)
+    ours, prompt, known = pair.package_decoder("one", counting), prompt_of(11), 0
+    for turn in range(3):
+        counting.calls.clear()
+        asked = Request(prompt, max_tokens=7 + turn, **how)
+        found, expected = both(pair, asked, seed=turn, ours=ours)
+        assert_same_steps(found, expected)
+        assert counting.calls[0] == (f"one_prefill{SIZES.chunk}", known)
+        settled = [token for step in found[:-1] for token in step.tokens]
+        known = len(prompt) - 1 + (len(settled) if kind == "lossless" else 0)
+        prompt = [*prompt, *settled, *found[-1].tokens, *prompt_of(9, seed=turn + 5)]
+
+
+def test_another_prompt_goes_back(lossless):
+    """Also where a text was broken off, with a call under way."""
+    ours, prompt = lossless.package_decoder(), prompt_of(20)
+    request = ours.fitted(Request(prompt, max_tokens=30))
+    text = ours.decode(request)
+    for _ in range(3):
+        next(text)
+    text.close()
+    for changed in (prompt[:13] + prompt_of(4, seed=1), prompt, prompt[:5]):
+        found, expected = both(lossless, Request(changed, max_tokens=8), ours=ours)
+        assert_same_steps(found, expected)
+
+
+# What a package cannot do -----------------------------------------------------------------------
+
+
+def test_refused_requests(lossless):
+    ours = lossless.package_decoder()
+    for fields, sentence in (
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": [VOCAB_SIZE]}, "holds token 97, the model's are 0 to 96"),
+        ({"sampler": keyed_sampler(1), "verify": "rejection"}, "verify is 'rejection', expected"),
+        ({"sampler": keyed_sampler(1, top_k=99)}, "top_k is 99"),
+        ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
+        ({"quantization": KVQuantization(8)}, "a prompt cache or kv_bits was given"),
+        ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is 3, expected None"),
+        ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ours.fitted(Request(**{"prompt": [1], **fields}))
+    with pytest.raises(UserError, match=r"the adapter is 'two', expected one of the .* has one"):
+        lossless.package_decoder("two")
+
+
+def test_without_logits_nothing_is_drawn(lossless):
+    contents = replace(Contents.read(lossless.path), sampling=False)
+    ours = PackageDecoder(contents, lossless.package)
+    for how in (KEYED, PROCESSED):
+        with pytest.raises(UserError, match=r"no functions that return logits.*--sampling"):
+            ours.fitted(Request([1], **how))
+    ours.fitted(Request([1]))
+
+
+def test_several_adapters_must_be_told_apart(shared):
+    contents = Contents.read(shared.path)
+    with pytest.raises(UserError, match=r"no adapter was named, .* has one, other"):
+        PackageDecoder(contents, shared.package)
+
+
+def test_damaged_descriptions(tmp_path, lossless):
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        Contents.read(tmp_path / "nowhere")
+    (tmp_path / "text.mlpackage").write_text("text")
+    (tmp_path / "empty.mlpackage").mkdir()
+    for name in ("text", "empty"):
+        with pytest.raises(UserError, match=r"\.mlpackage is no Core ML package"):
+            Contents.read(tmp_path / f"{name}.mlpackage")
+    with pytest.raises(UserError, match=r"none\.tokenizer is missing"):
+        Contents.read(lossless.path).read_tokenizer()

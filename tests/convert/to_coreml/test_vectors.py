@@ -1,0 +1,152 @@
+"""Recorded calls: what the file holds, and that a replay finds what is wrong."""
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
+
+from coreml_packages import SIZES, VOCAB_SIZE, plain_text
+from random_models import random_prompt
+from specstream_mlx.convert.to_coreml import vectors
+from specstream_mlx.convert.to_coreml.contents import Contents
+from specstream_mlx.convert.to_coreml.vectors import Asked
+
+from specstream_mlx import UserError
+from specstream_mlx.loop import Request
+
+PROMPT = random_prompt(SIZES.chunk + 3, vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def recorded(lossless):
+    """A greedy text and a drawn one."""
+    asked = [Asked("one", PROMPT, 7), Asked("one", PROMPT[:3], 5, temperature=1.0, seed=3)]
+    return vectors.record(Contents.read(lossless.path), lossless.package, asked)
+
+
+def test_a_recording_is_what_was_decoded(lossless, recorded):
+    greedy, drawn = recorded["runs"]
+    truth = plain_text(lossless.decoder(), Request(PROMPT, max_tokens=7))
+    assert greedy["tokens"] == truth
+    assert greedy["prompt"] == PROMPT
+    assert greedy["settings"] == {
+        "tree_size": SIZES.nodes[0] - 1,
+        "temperature": 0.0,
+        "seed": None,
+        "max_tokens": 7,
+        "stop_tokens": [],
+    }
+    assert drawn["settings"]["seed"] == 3
+    names = [call["function"] for call in greedy["calls"]]
+    assert names[:2] == ["one_prefill8", "one_prefill8"]
+    assert set(names[2:]) <= {"one_step5", "one_step8"}
+    assert {call["function"] for call in drawn["calls"]} >= {"one_logits5", "one_draft"}
+    assert recorded["fingerprint"] == "of no file"
+    assert recorded["package"] == "lossless.mlpackage"
+
+
+def test_a_file_has_every_number_of_float32(lossless, recorded, tmp_path):
+    path = tmp_path / "calls.json"
+    vectors.write(recorded, path)
+    contents = Contents.read(lossless.path)
+    assert vectors.read(path, contents) == recorded
+    found = vectors.replay(vectors.read(path, contents), lossless.package, exact=True)
+    assert found.complaint() is None
+    assert {difference.largest for difference in found.differences} <= {None, 0.0}
+    assert all(difference.equal == difference.integers for difference in found.differences)
+    logits = next(d for d in found.differences if d.output == "logits")
+    assert logits.function == "one_logits5"
+    assert logits.seconds > 0
+
+
+def test_half_precision_is_near(lossless, recorded):
+    half = lossless.runner(mode="fp16").package
+    found = vectors.replay(recorded, half, exact=False)
+    assert found.complaint() is None
+    largest = max(difference.largest or 0 for difference in found.differences)
+    assert vectors.EXACT < largest < vectors.FAR
+    assert "differs by" in replace(found, exact=True).complaint()
+
+
+class WithoutCommit:
+    """A package whose steps commit nothing of the step before."""
+
+    title = "broken"
+
+    def __init__(self, package):
+        self.states, self._package = package.states, package
+
+    def call(self, name, inputs, states=None):
+        if "commit" in inputs:
+            inputs = inputs | {"start": inputs["length"], "commit": np.arange(SIZES.most_nodes)}
+        return self._package.call(name, inputs, states)
+
+
+def test_a_commit_left_out_is_found(shared):
+    contents = Contents.read(shared.path)
+    asked = [Asked("one", PROMPT, 24, temperature=1.0)]
+    recorded = vectors.record(contents, shared.package, asked)
+    moved = [
+        call["inputs"]["commit"] != list(range(SIZES.most_nodes))
+        for call in recorded["runs"][0]["calls"]
+        if "commit" in call["inputs"]
+    ]
+    if not any(moved):  # else give the recording a path that lies apart
+        step = next(c for c in recorded["runs"][0]["calls"][4:] if "commit" in c["inputs"])
+        step["inputs"]["commit"] = [1, 0, *range(2, SIZES.most_nodes)]
+        step["inputs"]["start"] = [step["inputs"]["length"][0] - 1]
+    found = vectors.replay(recorded, WithoutCommit(shared.package), exact=False)
+    assert found.complaint() is not None
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_differs_is_named(lossless, recorded, exact):
+    changed = deepcopy(recorded)
+    call = next(c for c in changed["runs"][1]["calls"] if c["function"] == "one_logits5")
+    call["outputs"]["logits"][0][5] += 5.0
+    sentence = vectors.replay(changed, lossless.package, exact).complaint()
+    assert sentence.startswith("logits of one_logits5 differs by")
+    changed = deepcopy(recorded)
+    for run in changed["runs"]:
+        for call in run["calls"]:
+            if "candidates" in call["outputs"]:
+                call["outputs"]["candidates"][0][0] += 1
+    sentence = vectors.replay(changed, lossless.package, exact).complaint()
+    if exact:
+        assert "integers are equal, expected at least 100%" in sentence
+    else:
+        assert sentence is None  # near-ties are few, but there are some
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format": 2}, "has the format 2, expected 1"),
+        ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
+        ({"runs": []}, "has no runs"),
+        ({"runs": [{"calls": [{"function": 5}]}]}, "run 0 is damaged"),
+        ({"runs": [{"calls": [], "adapter": "two"}]}, "the adapter is 'two'"),
+    ],
+)
+def test_damaged_recordings(lossless, recorded, tmp_path, change, sentence):
+    path = tmp_path / "calls.json"
+    path.write_text(json.dumps({**recorded, **change}))
+    with pytest.raises(UserError, match=sentence):
+        vectors.read(path, Contents.read(lossless.path))
+
+
+def test_recordings_that_do_not_fit(lossless, recorded):
+    for change, sentence in (
+        ({"function": "two_step5"}, "refuses a recorded call of two_step5"),
+        ({"inputs": {"inputIds": "five"}}, "inputIds is 'five', expected lists of numbers"),
+        ({"outputs": {"last": [0]}}, r"returns \['end'\], expected \['last'\]"),
+        ({"outputs": {"end": [0, 1]}}, "end of one_prefill8 has the shape"),
+    ):
+        changed = deepcopy(recorded)
+        changed["runs"][0]["calls"][0].update(change)
+        with pytest.raises(UserError, match=sentence):
+            vectors.replay(changed, lossless.package, exact=True)
