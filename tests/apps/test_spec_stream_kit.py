@@ -1,0 +1,234 @@
+"""The Swift package makes the calls that the Python runtime makes, input for input.
+
+What it is compared with is made here and handed to ``swift test`` as a folder of JSON.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
+
+from coreml_packages import SIZES, VOCAB_SIZE, Case, Pair
+from coreml_recordings import FORMAT, recorded
+from random_models import random_prompt
+from specstream_mlx.convert.to_coreml.package import METADATA
+
+from specstream_mlx.drafting.guesses import StreamGuesses
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.streams import StreamsDrafter
+from specstream_mlx.engine.noise import Noise
+from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
+from specstream_mlx.models.fingerprint import fingerprint
+
+KIT = Path(__file__).parents[2] / "apps" / "ios" / "SpecStreamKit"
+ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
+SHARED = {"mode": "shared"}
+CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
+PROMPT, TURN = (
+    random_prompt(21, vocab_size=VOCAB_SIZE),
+    random_prompt(11, seed=5, vocab_size=VOCAB_SIZE),
+)
+KEYED = {"temperature": 1.0, "seed": 2**63 + 5}
+
+
+def inside_a_path(runs):
+    """The first accepted draft of a run that is neither the last token of its step nor was before,
+    and how many tokens there are up to it.
+    """
+    (run,) = runs
+    for call in run["calls"]:
+        if "last" not in call["outputs"]:
+            continue
+        (last,), inputs = call["outputs"]["last"], call["inputs"]
+        path = np.flatnonzero(inputs["ancestors"][last])
+        place = inputs["length"][0] + 1 - len(run["prompt"])  # of the first accepted draft
+        if len(path) > 2 and place >= 0:
+            token = inputs["inputIds"][path[1]]
+            if token not in run["tokens"][:place]:
+                return token, place + 1
+    raise AssertionError("no path of two drafts was accepted")
+
+
+def to_the_end(pair):
+    """A run whose last tree reaches beyond the context."""
+    for length in range(80, 96):
+        prompt = random_prompt(length, vocab_size=VOCAB_SIZE)
+        (run,) = recorded(pair, "one", [prompt], tree_size=7, max_tokens=40)
+        if max(run["calls"][-1]["inputs"]["positions"]) >= SIZES.context:
+            return run
+    raise AssertionError("no tree reached beyond the context")
+
+
+def lossless(pair):
+    first = recorded(pair, "one", [PROMPT], tree_size=7)
+    token, count = inside_a_path(first)
+    return [
+        *first,
+        *recorded(pair, "one", [PROMPT], tree_size=7, stop_tokens=[token]),
+        *recorded(pair, "one", [PROMPT], tree_size=7, max_tokens=count),
+        *recorded(pair, "one", [PROMPT, TURN], tree_size=4),
+        to_the_end(pair),
+        *recorded(pair, "one", [PROMPT, TURN], tree_size=7, **KEYED),
+    ]
+
+
+def shared(pair):
+    return [
+        run
+        for adapter in ("one", "other", "one")
+        for run in recorded(pair, adapter, [PROMPT, TURN], tree_size=7)
+    ]
+
+
+def conditioned(pair):
+    return [
+        *recorded(pair, "one", [PROMPT, TURN], tree_size=7),
+        *recorded(pair, "one", [PROMPT], tree_size=3),
+        *recorded(pair, "one", [PROMPT], tree_size=7, **KEYED),
+    ]
+
+
+def without_streams(pair):
+    return [
+        *recorded(pair, "one", [PROMPT[:9]], tree_size=4, max_tokens=6),
+        *recorded(pair, "one", [PROMPT[:1]], tree_size=4, max_tokens=6, **KEYED),
+    ]
+
+
+PACKAGES = {
+    "lossless": (Case(streams=ADAPTER), lossless),
+    "shared": (Case(streams=SHARED, lora=True), shared),
+    "conditioned": (Case(streams=CONDITIONED), conditioned),
+    "without streams": (Case(streams=None), without_streams),
+}
+
+
+def recording(name, directory):
+    case, runs_of = PACKAGES[name]
+    adapters = (("one", 1), ("other", 5)) if name == "shared" else (("one", 1),)
+    pair = Pair(directory / f"{name}.mlpackage", case, adapters)
+    return {
+        "format": FORMAT,
+        "package": name,
+        "fingerprint": fingerprint(case.config),
+        "facts": pair.package.metadata[METADATA],
+        "runs": runs_of(pair),
+    }
+
+
+def random_guesses(rng):
+    """Guesses with many ties, of plain streams or of such as know the token before."""
+    gamma, k = rng.integers(1, 5), 3
+    conditioned = rng.random() < 0.5
+    shape = (gamma, k if gamma > 1 else 1) if conditioned else (gamma,)
+    log_probs = -np.sort(rng.integers(0, 4, (*shape, k)) / 4).astype(np.float32)
+    tokens = np.argsort(rng.random((*shape, 9)))[..., :k].astype(np.int32)
+    if not conditioned:
+        return StreamGuesses(tokens, log_probs)
+    parents = np.full(shape, -1, np.int32)
+    for depth in range(1, gamma):
+        rows = 1 if depth == 1 else shape[1]
+        parents[depth] = rng.permutation(rows * k)[: shape[1]]
+    return StreamGuesses(tokens, log_probs, parents)
+
+
+def trees(rng):
+    for _ in range(200):
+        guesses, size = random_guesses(rng), int(rng.integers(1, 16))
+        settings = DraftSettings(tree_width=3, tree_size=size)
+        tree = StreamsDrafter(settings).grow(7, guesses)
+        given = {"candidates": guesses.tokens, "logProbs": guesses.log_probs}
+        if guesses.parents is not None:
+            given["candidateParents"] = guesses.parents
+        yield {
+            "guesses": {name: array.tolist() for name, array in given.items()},
+            "size": size,
+            "tokens": tree.tokens.tolist(),
+            "parents": tree.parents.tolist(),
+            "depths": tree.depths.tolist(),
+        }
+
+
+SEEDS = (0, 1, 2**32, 2**64 - 1)
+
+
+def noise():
+    for seed in SEEDS:
+        made = Noise(seed)
+        for position in (0, 1, 1000):
+            for count in (1, 2, 7, 96, 97):
+                key = made.key(position, "token")
+                yield {
+                    "seed": str(seed),
+                    "position": position,
+                    "number": str(made.number(position)),
+                    "uniform": mx.random.uniform(shape=(count,), key=key).tolist(),
+                    "gumbel": Noise(seed).gumbel(position, 1, count)[0].tolist(),
+                }
+
+
+def draws(rng):
+    for seed in SEEDS:
+        for temp in (0.3, 1.0, 1.7):
+            logits = rng.normal(0, 2, (8, VOCAB_SIZE)).astype(np.float32)
+            log_probs, positions = normalized(mx.array(logits)), np.arange(len(logits))
+            drawn = drawn_tokens(Sampling(temp), Noise(seed), log_probs, 0, positions)
+            yield {
+                "seed": str(seed),
+                "temp": temp,
+                "logits": logits.tolist(),
+                "tokens": drawn.tolist(),
+            }
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    packages = tmp_path_factory.mktemp("packages")
+    directory, rng = tmp_path_factory.mktemp("recordings"), np.random.default_rng(0)
+    files = {f"recording {name}": recording(name, packages) for name in PACKAGES}
+    files |= {
+        "trees": {"trees": list(trees(rng))},
+        "noise": {"positions": list(noise())},
+        "draws": {"draws": list(draws(rng))},
+    }
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_recordings_hold_what_can_go_wrong(recordings):
+    """Accepted paths, a stop and the most tokens inside one, a tree at the context's end."""
+    content = json.loads((recordings / "recording lossless.json").read_text())
+    free, stopped, cut, first, second, long, *_ = content["runs"]
+    assert [*stopped["tokens"], *stopped["settings"]["stop_tokens"]] == cut["tokens"]
+    assert cut["tokens"] == free["tokens"][: len(cut["tokens"])]
+    for run in (stopped, cut):
+        inputs, outputs = run["calls"][-1]["inputs"], run["calls"][-1]["outputs"]
+        accepted = sum(inputs["ancestors"][outputs["last"][0]])
+        assert len(run["prompt"]) + len(run["tokens"]) < inputs["length"][0] + 1 + accepted
+    assert second["continues"] and not first["continues"]
+    read = [call["inputs"]["length"] for call in second["calls"]]
+    assert len(first["prompt"]) < read[0][0] < len(second["prompt"])
+    assert len(long["prompt"]) + len(long["tokens"]) == SIZES.context + 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("swift") is None, reason="swift is not on PATH")
+def test_swift_makes_the_same_calls(recordings, tmp_path):
+    result = subprocess.run(
+        ["swift", "test", "--package-path", KIT, "--scratch-path", tmp_path / "build"],
+        env=os.environ | {"SPECSTREAM_RECORDINGS": str(recordings)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "skipped" not in result.stdout
