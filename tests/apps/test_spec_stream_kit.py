@@ -5,8 +5,10 @@ What it is compared with is made here and handed to ``swift test`` as a folder o
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,22 +17,29 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from coreml_packages import SIZES, VOCAB_SIZE, Case, Pair
-from coreml_recordings import FORMAT, recorded
+from coreml_packages import (
+    BARE,
+    CASES,
+    CONDITIONED_HEADS,
+    LOSSLESS,
+    SIZES,
+    TWO_ADAPTERS,
+    VOCAB_SIZE,
+    Pair,
+)
+from coreml_recordings import recorded
 from random_models import random_prompt
+from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
+from specstream_mlx.convert.to_coreml.vectors import FORMAT
 
 from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.streams import StreamsDrafter
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
-from specstream_mlx.models.fingerprint import fingerprint
 
 KIT = Path(__file__).parents[2] / "apps" / "ios" / "SpecStreamKit"
-ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
-SHARED = {"mode": "shared"}
-CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
 PROMPT, TURN = (
     random_prompt(21, vocab_size=VOCAB_SIZE),
     random_prompt(11, seed=5, vocab_size=VOCAB_SIZE),
@@ -103,21 +112,21 @@ def without_streams(pair):
 
 
 PACKAGES = {
-    "lossless": (Case(streams=ADAPTER), lossless),
-    "shared": (Case(streams=SHARED, lora=True), shared),
-    "conditioned": (Case(streams=CONDITIONED), conditioned),
-    "without streams": (Case(streams=None), without_streams),
+    "lossless": ((CASES[LOSSLESS],), lossless),
+    "shared": (TWO_ADAPTERS, shared),
+    "conditioned": ((CASES[CONDITIONED_HEADS],), conditioned),
+    "without streams": ((CASES[BARE],), without_streams),
 }
 
 
 def recording(name, directory):
-    case, runs_of = PACKAGES[name]
-    adapters = (("one", 1), ("other", 5)) if name == "shared" else (("one", 1),)
-    pair = Pair(directory / f"{name}.mlpackage", case, adapters)
+    described, runs_of = PACKAGES[name]
+    pair = Pair(directory / f"{name}.mlpackage", *described)
+    contents = Contents.read(pair.path)
     return {
         "format": FORMAT,
-        "package": name,
-        "fingerprint": fingerprint(case.config),
+        "package": contents.path.name,
+        "fingerprint": contents.fingerprint,
         "facts": pair.package.metadata[METADATA],
         "runs": runs_of(pair),
     }
@@ -222,13 +231,49 @@ def test_recordings_hold_what_can_go_wrong(recordings):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("swift") is None, reason="swift is not on PATH")
 def test_swift_makes_the_same_calls(recordings, tmp_path):
+    command = ["swift", "test", "--package-path", KIT, "--scratch-path", tmp_path / "build"]
+    output = run(command, tmp_path, SPECSTREAM_RECORDINGS=str(recordings))
+    assert re.search(r"Executed [1-9]\d* tests, with 0 failures", output), output
+    assert "skipped" not in output
+
+
+STUBS = Path(__file__).parent / "stubs"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("swiftc") is None, reason="swiftc is not on PATH")
+@pytest.mark.skipif(sys.platform == "darwin", reason="swift test compiles against Core ML itself")
+def test_core_ml_runner_compiles_against_stubs(tmp_path):
+    """Stubs of ours, that is: whether Apple declares the same, only a Mac can tell."""
+    sources = [str(path) for path in (KIT / "Sources" / "SpecStreamKit").glob("*.swift")]
+    example = KIT / "Example" / "Sources" / "WritingTools"
+    library = ["-swift-version", "6", "-parse-as-library", "-I", "."]
+    for module, files in (
+        ("CoreML", [STUBS / "CoreML.swift"]),
+        ("SpecStreamKit", sources),
+        ("Tokenizers", [STUBS / "Tokenizers.swift"]),
+    ):
+        path = f"{module}.swiftmodule"
+        module = ["-emit-module", "-module-name", module, "-emit-module-path", path]
+        run(["swiftc", *library, *module, *files], tmp_path)
+    # Data races are looked for in the intermediate language.
+    checked = ["swiftc", *library, "-wmo", "-emit-sil", "-o", "checked.sil", "-module-name"]
+    run([*checked, "SpecStreamKit", *sources], tmp_path)
+    run([*checked, "WritingTools", example / "WritingTools.swift"], tmp_path)
+    views = example / "WritingToolsApp.swift"  # SwiftUI has no stub: the syntax alone
+    run(["swiftc", "-frontend", "-parse", views], tmp_path)
+
+
+def run(command, folder, **environment):
+    """What a command prints, errors included."""
     result = subprocess.run(
-        ["swift", "test", "--package-path", KIT, "--scratch-path", tmp_path / "build"],
-        env=os.environ | {"SPECSTREAM_RECORDINGS": str(recordings)},
+        command,
+        cwd=folder,
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=1800,
     )
     assert result.returncode == 0, result.stdout
-    assert "skipped" not in result.stdout
+    return result.stdout

@@ -9,6 +9,7 @@ public struct Noise {
     private static let step: UInt64 = 0x9E37_79B9_7F4A_7C15
     private static let uses: UInt64 = 4  // kinds of randomness at a position; ours is the first
     private static let lowest: Float = -8
+    private static let rotations: [UInt32] = [13, 15, 26, 6, 17, 29, 16, 24]
     private let stem: UInt64
 
     public init(seed: UInt64) {
@@ -31,14 +32,16 @@ public struct Noise {
     }
 
     private func bits(_ position: Int, count: Int) -> [UInt32] {
-        let key = number(position), half = count / 2, odd = count % 2
+        let number = number(position), half = count / 2, odd = count % 2
+        let high = UInt32(truncatingIfNeeded: number >> 32), low = UInt32(truncatingIfNeeded: number)
+        let keys = [high, low, high ^ low ^ 0x1BD1_1BDA]
         var found = [UInt32](repeating: 0, count: count)
         for first in 0..<half {
             let second = first + half + odd
-            (found[first], found[second]) = Self.threefry(key, UInt32(first), UInt32(second))
+            (found[first], found[second]) = Self.threefry(keys, UInt32(first), UInt32(second))
         }
         if odd == 1 {
-            found[half] = Self.threefry(key, UInt32(half), 0).0
+            found[half] = Self.threefry(keys, UInt32(half), 0).0
         }
         return found
     }
@@ -51,13 +54,11 @@ public struct Noise {
     }
 
     /// Threefry-2x32 with 20 rounds (Salmon et al. 2011).
-    private static func threefry(_ key: UInt64, _ first: UInt32, _ second: UInt32) -> (UInt32, UInt32) {
-        let high = UInt32(truncatingIfNeeded: key >> 32), low = UInt32(truncatingIfNeeded: key)
-        let keys = [high, low, high ^ low ^ 0x1BD1_1BDA]
-        let rotations: [[UInt32]] = [[13, 15, 26, 6], [17, 29, 16, 24]]
-        var x = first &+ high, y = second &+ low
+    private static func threefry(_ keys: [UInt32], _ first: UInt32, _ second: UInt32) -> (UInt32, UInt32) {
+        var x = first &+ keys[0], y = second &+ keys[1]
         for round in 0..<5 {
-            for by in rotations[round % 2] {
+            for number in 0..<4 {
+                let by = rotations[round % 2 * 4 + number]
                 x &+= y
                 y = (y << by | y >> (32 - by)) ^ x
             }

@@ -30,11 +30,12 @@ public struct PackageFacts: Decodable, Sendable {
     }
 
     public struct Base: Decodable, Sendable {
-        public let name: String
+        /// Each of them ends a text.
         public let endTokens: Set<Int32>
+        public let vocabSize: Int32
 
         enum CodingKeys: String, CodingKey {
-            case name, endTokens = "end_tokens"
+            case endTokens = "end_tokens", vocabSize = "vocab_size"
         }
     }
 
@@ -44,9 +45,9 @@ public struct PackageFacts: Decodable, Sendable {
     public let sampling: Bool
     /// By name, with which their functions begin.
     public let adapters: [String: Adapter]
-    public let base: Base?
+    public let base: Base
     /// The folder of the tokenizer that was written beside the package.
-    public let tokenizer: String?
+    public let tokenizer: String
 
     /// - Parameter json: the text under `specstream`.
     public init(json: String) throws {
@@ -55,16 +56,26 @@ public struct PackageFacts: Decodable, Sendable {
     }
 }
 
-public enum SpecStreamError: Error, Equatable {
-    /// The package is of a later version than this code.
+public enum SpecStreamError: Error, Equatable, CustomStringConvertible {
     case version(Int)
-    /// What Core ML loaded is no package of ours.
     case noFacts
     case noAdapter(String)
     case noSampling
-    /// No step of the package has room for so many drafts.
     case treeSize(Int)
     case emptyPrompt
-    /// The prompt is longer than the package's context.
     case context(Int)
+    case token(Int32)
+
+    public var description: String {
+        switch self {
+        case .version(let version): "the package has the version \(version), expected 1"
+        case .noFacts: "the model's metadata has no specstream, expected a package of export-coreml"
+        case .noAdapter(let name): "the adapter is \(name), expected one of the package's"
+        case .noSampling: "the package has no functions for a temperature, expected an export with --sampling"
+        case .treeSize(let size): "treeSize is \(size), expected less than the nodes of the package's largest step"
+        case .emptyPrompt: "the prompt is empty, expected at least one token"
+        case .context(let count): "the prompt has \(count) tokens, expected at most the package's context"
+        case .token(let token): "the prompt holds token \(token), expected one of the base's vocabulary"
+        }
+    }
 }

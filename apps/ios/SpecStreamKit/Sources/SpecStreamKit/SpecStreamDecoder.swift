@@ -3,8 +3,8 @@ import Foundation
 /// How to generate.
 public struct GenerationSettings: Sendable {
     public var maxTokens: Int
-    /// The text ends with one of these.
-    public var endTokens: Set<Int32>
+    /// Each of them ends the text; the base's own where it is `nil`.
+    public var endTokens: Set<Int32>?
     /// Drafts of a step; one less than the package's smallest step has nodes where it is `nil`.
     public var treeSize: Int?
     /// 0 takes the likeliest token; above, the package must have functions for sampling.
@@ -12,7 +12,7 @@ public struct GenerationSettings: Sendable {
     public var seed: UInt64
 
     public init(
-        maxTokens: Int = 256, endTokens: Set<Int32> = [], treeSize: Int? = nil, temperature: Double = 0, seed: UInt64 = 0
+        maxTokens: Int = 256, endTokens: Set<Int32>? = nil, treeSize: Int? = nil, temperature: Double = 0, seed: UInt64 = 0
     ) {
         self.maxTokens = maxTokens
         self.endTokens = endTokens
@@ -61,9 +61,11 @@ public final class SpecStreamDecoder<Runner: StepRunner> {
         let context = facts.sizes.context, mostNodes = facts.sizes.mostNodes
         let size = settings.treeSize ?? (facts.sizes.nodes.filter { $0 > 1 }.min() ?? 1) - 1
         guard 0..<mostNodes ~= size else { throw SpecStreamError.treeSize(size) }
-        guard settings.temperature == 0 || facts.sampling else { throw SpecStreamError.noSampling }
+        guard settings.temperature <= 0 || facts.sampling else { throw SpecStreamError.noSampling }
         guard let last = prompt.last else { throw SpecStreamError.emptyPrompt }
         guard prompt.count <= context else { throw SpecStreamError.context(prompt.count) }
+        if let token = prompt.first(where: { !(0..<facts.base.vocabSize ~= $0) }) { throw SpecStreamError.token(token) }
+        let endTokens = settings.endTokens ?? facts.base.endTokens
         let most = min(settings.maxTokens, context - prompt.count + 1)  // the last token is not read
         let sampler = settings.temperature > 0 ? KeyedSampler(settings.temperature, seed: settings.seed) : nil
         var rows = try prefill(prompt), start = rows, commit = Array(0..<mostNodes)
@@ -73,7 +75,7 @@ public final class SpecStreamDecoder<Runner: StepRunner> {
             let step = try sampler.map { try sampled($0, tree, inputs, drawn: generated.count) } ?? greedy(tree, inputs)
             if facts.adapters[adapter]!.mode != "shared" { reusable = rows }
             var tokens = step.path.dropFirst().map { tree.tokens[$0] } + [step.token]
-            let end = tokens.firstIndex(where: settings.endTokens.contains)
+            let end = tokens.firstIndex(where: endTokens.contains)
             tokens = Array(tokens.prefix(min(end ?? .max, most - generated.count)))
             generated += tokens
             text += tokens

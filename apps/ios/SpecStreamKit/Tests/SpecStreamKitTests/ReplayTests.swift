@@ -74,6 +74,9 @@ final class ReplayTests: XCTestCase {
             XCTAssertThrowsError(try decoder.generate(long, settings: GenerationSettings())) {
                 XCTAssertEqual($0 as? SpecStreamError, .context(long.count))
             }
+            XCTAssertThrowsError(try decoder.generate([1, 1000], settings: GenerationSettings())) {
+                XCTAssertEqual($0 as? SpecStreamError, .token(1000))
+            }
             XCTAssertThrowsError(try decoder.generate([1], settings: GenerationSettings(treeSize: 1000))) {
                 XCTAssertEqual($0 as? SpecStreamError, .treeSize(1000))
             }

@@ -46,18 +46,25 @@ final class RuleTests: XCTestCase {
         }
     }
 
+    private let json = """
+        {"version": 1, "sampling": false, "sizes": {"context": 64, "nodes": [8, 16], "chunk": 16, "candidates": 4},
+         "adapters": {"plain": {}, "sql": {"mode": "shared", "prompt_template": "Write SQL: {text}"}},
+         "base": {"end_tokens": [2], "vocab_size": 9}, "tokenizer": "x.tokenizer"}
+        """
+
     func testAnInstructionHoldsTheText() throws {
-        let json = """
-            {"version": 1, "sampling": false, "sizes": {"context": 64, "nodes": [8, 16], "chunk": 16, "candidates": 4},
-             "adapters": {"plain": {}, "sql": {"mode": "shared", "prompt_template": "Write SQL: {text}"}},
-             "base": {"name": "tiny", "end_tokens": [2]}, "tokenizer": "x.tokenizer"}
-            """
         let facts = try PackageFacts(json: json)
         XCTAssertEqual(facts.adapters["sql"]?.instruction(for: "all rows"), "Write SQL: all rows")
         XCTAssertEqual(facts.adapters["plain"]?.instruction(for: "all rows"), "all rows")
-        XCTAssertEqual(facts.base?.endTokens, [2])
-        XCTAssertThrowsError(try PackageFacts(json: json.replacingOccurrences(of: "\"version\": 1", with: "\"version\": 2"))) {
-            XCTAssertEqual($0 as? SpecStreamError, .version(2))
+        XCTAssertEqual(facts.base.endTokens, [2])
+    }
+
+    func testOtherPackagesAreRefused() throws {
+        let later = json.replacingOccurrences(of: "\"version\": 1", with: "\"version\": 2")
+        XCTAssertThrowsError(try PackageFacts(json: later)) { XCTAssertEqual($0 as? SpecStreamError, .version(2)) }
+        let decoder = try SpecStreamDecoder(runner: Replay(), facts: PackageFacts(json: json), adapter: "plain")
+        XCTAssertThrowsError(try decoder.generate([1], settings: GenerationSettings(temperature: 1))) {
+            XCTAssertEqual($0 as? SpecStreamError, .noSampling)
         }
     }
 }

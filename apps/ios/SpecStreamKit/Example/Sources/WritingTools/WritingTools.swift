@@ -38,9 +38,8 @@ actor WritingTools {
         try decoder.swap(to: tool)
         let instruction = decoder.facts.adapters[tool]!.instruction(for: text)
         let prompt = try tokenizer.applyChatTemplate(messages: [["role": "user", "content": instruction]])
-        let settings = GenerationSettings(endTokens: decoder.facts.base?.endTokens ?? [])
         var tokens: [Int] = []
-        try decoder.generate(prompt.map(Int32.init), settings: settings) {
+        try decoder.generate(prompt.map(Int32.init), settings: GenerationSettings()) {
             tokens += $0.map(Int.init)
             show(tokenizer.decode(tokens: tokens))
         }
