@@ -39,11 +39,11 @@ from specstream_mlx.drafting.streams import StreamsDrafter
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
 
+pytestmark = pytest.mark.slow
+
 KIT = Path(__file__).parents[2] / "apps" / "ios" / "SpecStreamKit"
-PROMPT, TURN = (
-    random_prompt(21, vocab_size=VOCAB_SIZE),
-    random_prompt(11, seed=5, vocab_size=VOCAB_SIZE),
-)
+PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
+TURN = random_prompt(11, seed=5, vocab_size=VOCAB_SIZE)
 KEYED = {"temperature": 1.0, "seed": 2**63 + 5}
 
 
@@ -226,9 +226,12 @@ def test_recordings_hold_what_can_go_wrong(recordings):
     read = [call["inputs"]["length"] for call in second["calls"]]
     assert len(first["prompt"]) < read[0][0] < len(second["prompt"])
     assert len(long["prompt"]) + len(long["tokens"]) == SIZES.context + 1
+    for name in ("lossless", "shared", "conditioned"):
+        for run in json.loads((recordings / f"recording {name}.json").read_text())["runs"]:
+            steps = ["commit" in call["inputs"] for call in run["calls"]]
+            assert len(run["tokens"]) > 1.2 * sum(steps) or len(run["tokens"]) < 10
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("swift") is None, reason="swift is not on PATH")
 def test_swift_makes_the_same_calls(recordings, tmp_path):
     command = ["swift", "test", "--package-path", KIT, "--scratch-path", tmp_path / "build"]
@@ -240,7 +243,6 @@ def test_swift_makes_the_same_calls(recordings, tmp_path):
 STUBS = Path(__file__).parent / "stubs"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("swiftc") is None, reason="swiftc is not on PATH")
 @pytest.mark.skipif(sys.platform == "darwin", reason="swift test compiles against Core ML itself")
 def test_core_ml_runner_compiles_against_stubs(tmp_path):
