@@ -4,7 +4,7 @@ import Foundation
 
 public enum MLComputeUnits: Int { case cpuOnly, cpuAndGPU, all, cpuAndNeuralEngine }
 
-public struct MLModelMetadataKey: Hashable {
+public struct MLModelMetadataKey: Hashable, Sendable {
     public static let creatorDefinedKey = MLModelMetadataKey()
 }
 
