@@ -1,5 +1,6 @@
 """Random models as Core ML packages, with MLX models of the same decoded weights beside them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 
@@ -45,7 +46,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "rope_theta": 10000.0,
 }
-LORA_KEYS = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj"]
+LORA_KEYS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Case:
         bits: of the quantized weights; ``None``: float16.
         fields: of ``config.json``, beside ``CONFIG``.
         streams: fields of ``StreamConfig``; ``None``: no streams.
-        lora: with LoRA.
+        lora: the names of the layers with LoRA.
         shortlists: as the ``Decoder``'s.
         seed: of all weights.
     """
@@ -66,7 +67,7 @@ class Case:
     bits: int | None = 8
     fields: dict = field(default_factory=dict)
     streams: dict | None = field(default_factory=dict)
-    lora: bool = False
+    lora: Sequence[str] = ()
     shortlists: bool | None = None
     seed: int = 0
 
@@ -91,7 +92,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 CASES = {
     "Llama, int8, lossless": Case(streams=ADAPTER),
     "Llama, int4, shared, LoRA, linear": Case(
-        bits=4, lora=True, streams={**SHARED, "stream_init": "linear", "stream_init_rank": 3}
+        bits=4, lora=LORA_KEYS, streams={**SHARED, "stream_init": "linear", "stream_init_rank": 3}
     ),
     "Llama, fp16, untied, biases, value rotation": Case(
         bits=None,
@@ -106,7 +107,7 @@ CASES = {
         "qwen2",
         fields={**UNTIED, "rope_scaling": YARN},
         streams={**SHARED, "draft_vocabulary": 60},
-        lora=True,
+        lora=LORA_KEYS,
     ),
     "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
     "Mistral, int4, untied, no streams": Case("mistral", bits=4, fields=UNTIED, streams=None),
@@ -115,10 +116,16 @@ CASES = {
         "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
     ),
     "Llama, conditioned, one stream": Case(streams={**CONDITIONED, "num_streams": 1}),
+    "Llama, untied, conditioned, shortlists, LoRA on the head": Case(
+        fields=UNTIED,
+        streams={**CONDITIONED, "mode": "shared"},
+        lora=(*LORA_KEYS, "lm_head"),
+        shortlists=True,
+    ),
 }
 LOSSLESS, CONDITIONED_HEADS = "Llama, int8, lossless", "Qwen3, conditioned, shortlists"
 BARE = "Mistral, int4, untied, no streams"
-TWO_ADAPTERS = Case(streams=SHARED, lora=True), (("one", 1), ("other", 5))
+TWO_ADAPTERS = Case(streams=SHARED, lora=LORA_KEYS), (("one", 1), ("other", 5))
 """Two shared adapters with LoRA over one base of 8 bits."""
 
 
@@ -145,9 +152,9 @@ def random_model(case):
     return model
 
 
-def with_lora(model, seed):
+def with_lora(model, seed, keys=LORA_KEYS):
     """Random LoRA on a model, which is changed."""
-    put_on(model, LAYERS, {"rank": 4, "scale": 2.0, "keys": LORA_KEYS}, False)
+    put_on(model, LAYERS, {"rank": 4, "scale": 2.0, "keys": list(keys)}, False)
     rng = np.random.default_rng(seed)
     found = [(n, p.shape) for n, p in tree_flatten(model.parameters()) if "lora" in n]
     drawn = [(n, mx.array(rng.normal(0, 0.2, shape), mx.float32)) for n, shape in found]
@@ -185,7 +192,7 @@ class Pair:
         for name, seed in adapters:
             model, streams = random_model(case), random_streams(case, seed)
             if case.lora:
-                with_lora(model, seed)
+                with_lora(model, seed, case.lora)
             self._models[name] = model, streams
         if not path.exists():
             self.report = self._write()

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from coremltools.models import MLModel
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -12,7 +14,7 @@ from specstream_mlx.checked_files import parse_json, reason, short
 from specstream_mlx.config import Mode, UserError, shown
 from specstream_mlx.loading import read_tokenizer
 
-from .package import FORMAT_VERSION, METADATA
+from .package import FORMAT_VERSION, METADATA, SUPPLIED, adapters_directory
 from .supported import Sizes
 
 
@@ -48,6 +50,9 @@ class Contents:
         end_tokens: that end a text.
         fingerprint: of the base's architecture.
         tokenizer: the directory beside the package.
+        supplied: the directory beside the package of what its functions are to be given of an
+            adapter; ``None``: they hold it.
+        elements: of what one adapter has there.
     """
 
     path: Path
@@ -58,6 +63,8 @@ class Contents:
     end_tokens: tuple[int, ...]
     fingerprint: str
     tokenizer: Path
+    supplied: Path | None = None
+    elements: int = 0
 
     @classmethod
     def read(cls, path: str | Path) -> "Contents":
@@ -81,7 +88,7 @@ class Contents:
 
     @classmethod
     def _of(cls, path: Path, said: Mapping[str, Any]) -> "Contents":
-        sizes, base = said["sizes"], said["base"]
+        sizes, base, supplied = said["sizes"], said["base"], said.get("supplied")
         if not said["adapters"]:
             raise ValueError("there are no adapters")
         fields = ("num_streams", "mode", "stream_head", "prompt_template")
@@ -99,6 +106,8 @@ class Contents:
             end_tokens=tuple(base["end_tokens"]),
             fingerprint=base["fingerprint"],
             tokenizer=path.parent / said["tokenizer"],
+            supplied=adapters_directory(path) if supplied else None,
+            elements=sum(prod(shape) for _, shape in supplied["arrays"]) if supplied else 0,
         )
 
     def adapter(self, name: str | None = None) -> ExportedAdapter:
@@ -118,6 +127,27 @@ class Contents:
         if name not in self.adapters:
             raise UserError(f"the adapter is {shown(name)}, expected one of the package's: {there}")
         return self.adapters[name]
+
+    def functions_of(self, adapter: str) -> str:
+        """What the names of an adapter's functions begin with."""
+        return SUPPLIED if self.supplied else adapter
+
+    def read_supplied(self, adapter: str) -> dict[str, np.ndarray]:
+        """The inputs that hold an adapter, by name: none, or ``adapter`` (elements,) float16.
+
+        Raises:
+            UserError: its file is missing or of another length.
+        """
+        if self.supplied is None:
+            return {}
+        file = self.supplied / f"{adapter}.bin"
+        if not file.is_file():
+            raise UserError(f"{file} is missing, expected the adapter's arrays beside {self.path}")
+        if file.stat().st_size != 2 * self.elements:
+            raise UserError(
+                f"{file} has {file.stat().st_size:,} bytes, expected {2 * self.elements:,}"
+            )
+        return {"adapter": np.fromfile(file, np.float16)}
 
     def read_tokenizer(self) -> TokenizerWrapper:
         """The tokenizer beside the package.

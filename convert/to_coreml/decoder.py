@@ -46,7 +46,7 @@ class PackageDecoder:
         profile: none.
 
     Raises:
-        UserError: there is no such adapter.
+        UserError: there is no such adapter, or its arrays cannot be read.
     """
 
     def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
@@ -54,6 +54,8 @@ class PackageDecoder:
         self.caches: list[Any] = []
         self.profile = NO_PROFILE
         self._executor, self._states = executor, executor.states()
+        self._functions = contents.functions_of(self.adapter.name)
+        self._supplied = contents.read_supplied(self.adapter.name)
         self._in_order = np.arange(contents.sizes.most_nodes, dtype=np.int32)
         self._rows: list[int] = []  # tokens of the rows, those of the last step's path included
         self._reusable = 0  # rows at the front that a later prompt may use again
@@ -261,7 +263,7 @@ class PackageDecoder:
     def _call(
         self, name: str, inputs: dict[str, np.ndarray], states: Any = None
     ) -> dict[str, np.ndarray]:
-        return self._executor.call(f"{self.adapter.name}_{name}", inputs, states)
+        return self._executor.call(f"{self._functions}_{name}", inputs | self._supplied, states)
 
     def _inputs(self, tree: DraftTree, count: int) -> dict[str, np.ndarray]:
         """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""

@@ -18,7 +18,7 @@ from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.staging import staged_directory
 
-from .package import PackageBuilder, save
+from .package import PackageBuilder, adapters_directory, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
 
@@ -37,11 +37,6 @@ Progress = Callable[[float, float | None, str], None]
 def tokenizer_directory(output: Path) -> Path:
     """Where a Core ML package's tokenizer goes: beside it."""
     return output.with_suffix(".tokenizer")
-
-
-def adapters_directory(output: Path) -> Path:
-    """Where the arrays of adapters go that are supplied to a Core ML package: beside it."""
-    return output.with_suffix(".adapters")
 
 
 def export(

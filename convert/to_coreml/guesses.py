@@ -53,8 +53,16 @@ class StreamHead:
 
     def logits_of(self, hidden: Var, places: Var) -> Var:
         """(rows, m) of a few tokens, by their places (m,) among the n."""
+        network, hidden = self._network, self._network.final_norm(hidden)
         rows = mb.gather(x=self._weight(), indices=places, axis=0)
-        return mb.matmul(x=self._network.final_norm(hidden), y=rows, transpose_y=True)
+        found = mb.matmul(x=hidden, y=rows, transpose_y=True)
+        if base_of(self._module) is self._module:
+            return found
+        down, up = network.lora(self._name, self._module)
+        rows = mb.gather(x=up, indices=places, axis=0)
+        return mb.add(
+            x=found, y=mb.matmul(x=network.product(hidden, down), y=rows, transpose_y=True)
+        )
 
     def _weight(self) -> Var:
         """(n, h)."""

@@ -121,9 +121,14 @@ class Network:
         y = self.product(x, self.constants.matrix(name, base), bias)
         if base is module:
             return y
+        down, up = self.lora(name, module)
+        return mb.add(x=y, y=self.product(self.product(x, down), up))
+
+    def lora(self, name: str, module: nn.Module) -> tuple[Var, Var]:
+        """A layer's LoRA: (r, in) and, scaled, (out, r)."""
         down = self.own(f"{name}.lora_a", lambda: module.lora_a.T)
         up = self.own(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
-        return mb.add(x=y, y=self.product(self.product(x, down), up))
+        return down, up
 
     def product(self, x: Var, weight: Var, bias: Var | None = None) -> Var:
         """(rows, out) of rows (rows, in) and a weight (out, in).

@@ -130,6 +130,11 @@ class PackageBuilder:
         return model
 
 
+def adapters_directory(output: Path) -> Path:
+    """Where the arrays of adapters go that are supplied to a Core ML package: beside it."""
+    return output.with_suffix(".adapters")
+
+
 def converted(program: Program) -> MLModel:
     """A program of functions as a Core ML model in memory, its weights in a temporary file."""
     program.default_function_name = next(iter(program.functions))

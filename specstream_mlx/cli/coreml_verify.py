@@ -122,6 +122,11 @@ def coreml_verify(
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
     contents = Contents.read(package)
+    if contents.supplied:
+        raise UserError(
+            f"{package} was exported with --lora-io, expected one that holds its adapters: a "
+            "recording would repeat theirs in every call"
+        )
     if vectors is not None:
         recorded = calls.read(vectors, contents)
     else:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from typer import BadParameter, Option
 
 from .. import bundled
+from ..config import UserError
 from . import reporting
 from .packages import require_coremltools
 from .parsing import at_least

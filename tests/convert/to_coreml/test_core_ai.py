@@ -10,7 +10,7 @@ pytest.importorskip("coreai", reason="coreai-core is not installed: the extra [c
 
 from command_line import run
 from coreml_matrices import GROUP, NAME, purpose_made, quantized, write_package
-from coreml_packages import SIZES, VOCAB_SIZE, Case, Pair, Runner, tree_of
+from coreml_packages import LORA_KEYS, SIZES, VOCAB_SIZE, Case, Pair, Runner, tree_of
 from random_models import random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.apple_runtime import AppleRuntime
 from specstream_mlx.convert.to_coreml.bundle import asset_of
@@ -23,7 +23,7 @@ BOUND = 1e-4
 HALF_BOUND = 0.1
 CONDITIONED = {"stream_mlp": "adapter", "stream_adapter_rank": 4, "stream_head": "conditioned"}
 CASES = {
-    "Llama, int4, shared, LoRA": Case(bits=4, lora=True, streams={"mode": "shared"}),
+    "Llama, int4, shared, LoRA": Case(bits=4, lora=LORA_KEYS, streams={"mode": "shared"}),
     "Llama, fp16, untied, biases, value rotation": Case(
         bits=None,
         fields={"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 import coreml_packages
-from coreml_packages import Case, random_model, random_streams, with_lora
+from coreml_packages import LORA_KEYS, Case, random_model, random_streams, with_lora
 from mlx.utils import tree_flatten
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import Sizes
@@ -58,7 +58,7 @@ def test_file_is_within_five_percent_of_the_packed_weights(bits, tmp_path):
 
 
 def test_eight_adapters_add_their_own_bytes(tmp_path):
-    case = Case(bits=4, fields=FIELDS, lora=True, streams={"mode": "shared"})
+    case = Case(bits=4, fields=FIELDS, lora=LORA_KEYS, streams={"mode": "shared"})
     names = [f"adapter{number}" for number in range(8)]
     sizes = []
     for count in (1, 8):

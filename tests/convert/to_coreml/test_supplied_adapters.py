@@ -9,6 +9,7 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 from command_line import refusal, run
 from coreml_packages import (
+    LORA_KEYS,
     SIZES,
     VOCAB_SIZE,
     Case,
@@ -31,10 +32,10 @@ BOUND = 1e-5
 ADAPTERS = (("one", 1), ("other", 5))
 STREAMS = {"stream_mlp": "adapter", "stream_adapter_rank": 4, "stream_head": "conditioned"}
 CASES = {
-    "shared": Case(lora=True, streams={"mode": "shared"}),
+    "shared": Case(lora=LORA_KEYS, streams={"mode": "shared"}),
     "conditioned, linear, value rotation": Case(
         "qwen3",
-        lora=True,
+        lora=LORA_KEYS,
         streams={**STREAMS, "stream_head_rank": 6, "stream_init": "linear", "stream_init_rank": 3},
     ),
 }
@@ -128,6 +129,23 @@ def test_rows_of_the_head_cannot_be_supplied():
         check_adapter("a", streams, {}, SIZES, supplied=True)
 
 
+def generate(package, adapter):
+    flags = ("--prompt", "a b c d e f g", "--max-tokens", 6, "--json")
+    return run("generate", "--coreml", package, "--adapter", adapter, *flags)
+
+
+def check_texts(supplied, export_again):
+    """The same texts come from a package that holds the adapters."""
+    assert run(*export_again).exit_code == 0
+    texts = []
+    for package in (supplied, export_again[export_again.index("--output") + 1]):
+        for adapter in ("one", "other"):
+            result = generate(package, adapter)
+            assert result.exit_code == 0, result.output
+            texts.append(json.loads(result.stdout)["text"])
+    assert texts[:2] == texts[2:] and all(texts)
+
+
 def test_arrays_are_written_beside_the_package(tmp_path):
     base = tiny_llama_directory(tmp_path / "base", bits=4)
     adapters = []
@@ -146,6 +164,12 @@ def test_arrays_are_written_beside_the_package(tmp_path):
     files = sorted((tmp_path / "x.adapters").iterdir())
     assert [file.name for file in files] == ["one.bin", "other.bin"]
     assert {file.stat().st_size for file in files} == {2 * elements}
+    check_texts(output, (*flags[:3], "--output", tmp_path / "held.mlpackage", *sizes, *adapters))
+    assert "exported with --lora-io" in refusal(run("coreml-verify", output))
+    files[0].write_bytes(files[0].read_bytes()[2:])
+    assert f"expected {2 * elements:,}" in refusal(generate(output, "one"))
+    files[0].unlink()
+    assert "one.bin is missing" in refusal(generate(output, "one"))
     (tmp_path / "y.adapters").mkdir()
     sentence = refusal(run(*flags, *adapters, "--output", tmp_path / "y.mlpackage"))
     assert "y.adapters exists already" in sentence
