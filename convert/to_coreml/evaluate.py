@@ -39,7 +39,7 @@ class Package:
         self.metadata = dict(model.user_defined_metadata)
         spec, self._mode = model.get_spec(), mode
         self.functions: Mapping[str, Function] = _Functions(spec, model.weights_dir)
-        states = next(f.state for f in spec.description.functions if len(f.state))
+        states = next((f.state for f in spec.description.functions if len(f.state)), ())
         self._shapes = {s.name: tuple(s.type.stateType.arrayType.shape) for s in states}
         self._constants: dict[Operation, Any] = {}
 
