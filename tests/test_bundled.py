@@ -80,7 +80,7 @@ def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
     assert len(prompts) * len(tasks.TASKS) >= 200
     trees = list(TREES.values())
     for number, prompt in enumerate(prompts):
-        assert_same_as_mlx_lm(model, [prompt], 48, [trees[number % len(trees)]])
+        assert_same_as_mlx_lm(model, [prompt], 24, [trees[number % len(trees)]])
 
 
 @pytest.mark.parametrize(("name", "tree"), paired(ADAPTERS, ("chain", "best-first", "pruned")))
