@@ -77,6 +77,23 @@ def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
         (scratch / place.name).replace(place)
 
 
+def append(path: Path, text: str) -> None:
+    """Append text to a file, all of it or nothing.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    data = text.encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(data) < len(data):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
 def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
     """The first file or link that would be lost if ``directory`` were replaced; ``None``: none.
 

@@ -9,9 +9,7 @@ directory that holds an earlier run is refused.
 """
 
 import ctypes
-import errno
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +37,7 @@ from specstream_mlx.checked_files import tokenizer_files
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError, shown
+from specstream_mlx.staging import append
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
@@ -234,7 +233,7 @@ def train(
                 "seconds": time.monotonic() - started,
             }
             if step % settings.log_every == 0 or step == iters:
-                _append(log, figures)
+                append(log, json.dumps(figures) + "\n")
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
                 save_checkpoint(checkpoint, settings, weights, optimizer, step, figures["seconds"])
@@ -244,7 +243,7 @@ def train(
     if held_out:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             accuracy = evaluate(model, held_out, settings.batch_size)
-        _append(log, {"step": step, "held_out": accuracy})
+        append(log, json.dumps({"step": step, "held_out": accuracy}) + "\n")
         print(_describe(accuracy), file=sys.stderr)
     write_adapter(model, adapter)
     return adapter
@@ -263,23 +262,6 @@ def _check_new(output: Path, *parts: Path) -> None:
                 f"{output} holds {path.name} of an earlier run, expected --resume to continue it "
                 "or another --output"
             )
-
-
-def _append(log: Path, figures: dict[str, Any]) -> None:
-    """Append a line to the log, all of it or nothing.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    line = json.dumps(figures).encode() + b"\n"
-    try:
-        with log.open("ab", buffering=0) as file:
-            end = file.tell()
-            if file.write(line) < len(line):
-                file.truncate(end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise UserError(f"{log} cannot be written: {error.strerror}") from None
 
 
 def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float, list[str]]:
