@@ -45,6 +45,7 @@ class BorrowedModel:
         profile: is told where the MHA rows end.
         observe: is called with the number, the input and the output of every layer of a pass that
             has streams.
+        traced: passes are compiled or differentiated, so nothing of one is kept for the next.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -58,7 +59,9 @@ class BorrowedModel:
         own_masks: bool = False,
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
+        traced: bool = False,
     ):
+        self._traced = traced
         self._streams, self._architecture = streams, architecture_of(model_type_of(model))
         self._count = len(model.layers)
         owner = _owner_of_layers(model)
@@ -81,6 +84,7 @@ class BorrowedModel:
         if streams.head is not None:
             self._embedding = _embedding_of(model, owner)
         self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
+        self._entry = _with_layers(model, owner, [self._kept])
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
         self._stream_top = self._top
@@ -98,7 +102,7 @@ class BorrowedModel:
         if self._architecture.positions == "rope":
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
             ropes = [layer[name]["rope"] for layer, name in zip(layers, names, strict=True)]
-            tables = shared_rotations(ropes, rope_at)
+            tables = [None] * len(ropes) if self._traced else shared_rotations(ropes, rope_at)
             for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
                 layer[name] = copy(layer[name])
                 layer[name]["rope"] = _PositionedRope(rope, table)
@@ -159,8 +163,17 @@ class BorrowedModel:
         self._lower(tokens, cache=caches)  # its head is never computed
         return self._kept.take()
 
+    def entry(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+        """Embedding alone: the input of the first layer.
+
+        Args:
+            tokens, caches: see ``logits``.
+        """
+        self._entry(tokens, cache=caches)  # its head is never computed
+        return self._kept.take()
+
     def layer(self, number: int, hidden: mx.array, cache: Any, main_rows: int) -> mx.array:
-        """One MSA layer over main rows first, then stream rows.
+        """One layer over main rows first, then stream rows, which are those of MSA layers.
 
         Args:
             number: of the layer.
@@ -213,10 +226,16 @@ class BorrowedModel:
         Args:
             hidden: main rows at the input of the first MSA layer.
         """
+        return self.early_exit_head(self.early_exit_features(hidden))
+
+    def early_exit_features(self, hidden: mx.array) -> mx.array:
+        """(sequences, rows, h) what the early exit's head reads of main rows."""
         mapped = self._streams.pruner(hidden)
-        if self._bare_top is None:
-            return self.head(hidden + mapped)
-        return self._through(self._bare_top, mapped)
+        return mapped if self._streams.config.pruner_form == "literal" else hidden + mapped
+
+    def early_exit_head(self, features: mx.array) -> mx.array:
+        """(sequences, rows, vocab) logits of ``early_exit_features``."""
+        return self._through(self._top if self._bare_top is None else self._bare_top, features)
 
     def _through(self, top: nn.Module, hidden: mx.array) -> mx.array:
         """Run a model whose only layer answers ``hidden``; its embedding is never computed."""

@@ -43,6 +43,8 @@ class Architecture:
         positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
             a model that takes a cache's array ``offset`` as one position per row.
         array_masks: the model reads masks as arrays only, never as ``"causal"``.
+        grouped_scores: the attention keeps the query heads of a KV head on an axis of their own, if
+            there are several, so a mask that differs by sequence needs that axis too.
         quantized_kv: the model's attention reads a quantized KV cache.
         classes: model and arguments, where mlx-lm has none.
         tested: parity with transformers is tested, so nothing is checked at load.
@@ -57,6 +59,7 @@ class Architecture:
     mlp: tuple[str, ...] = ("mlp",)
     positions: Literal["rope", "learned"] = "rope"
     array_masks: bool = False
+    grouped_scores: bool = False
     quantized_kv: bool = True
     classes: Callable[[], Classes] | None = None
     tested: bool = True
@@ -188,6 +191,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
         array_masks=True,
+        grouped_scores=True,
         quantized_kv=False,
     ),
     "gemma3_text": Architecture(

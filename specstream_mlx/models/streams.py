@@ -13,7 +13,7 @@ _EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py
 
 
 class LowRank(nn.Module):
-    """A rank-r map without bias: ``up(down(x))``."""
+    """A rank-r map without bias: ``up(down(x))``, in x's dtype."""
 
     def __init__(self, dims: int, rank: int):
         super().__init__()
@@ -22,7 +22,7 @@ class LowRank(nn.Module):
         self.up.weight = mx.zeros_like(self.up.weight)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.up(self.down(x))
+        return self.up(self.down(x)).astype(x.dtype)
 
 
 class ConditionedHead(nn.Module):
@@ -60,7 +60,8 @@ class ConditionedHead(nn.Module):
         dims = features.shape[-1]
         # Both halves of D apart: what the tokens share is computed once.
         inner = features @ self.down.weight[:, :dims].T + before @ self.down.weight[:, dims:].T
-        return features + self.up(nn.silu(inner + self.biases[stream]))
+        added = self.up(nn.silu(inner + self.biases[stream]))
+        return features + added.astype(features.dtype)
 
     def normalized(self, features: mx.array) -> mx.array:
         """(.., h) features, or embeddings, as the formula has them; by themselves they stand for a
@@ -160,6 +161,12 @@ class Streams(nn.Module):
             return mx.concatenate([main, mx.concatenate(rotated, axis=-1)], axis=2)
 
         return rotate
+
+    def adapter_of(self, layer: int) -> LowRank | None:
+        """The streams' adapter of a layer, if it has one."""
+        if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
+            return None
+        return self.streams["adapters"][layer]
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
         """The streams' own path where the main stream has its MLP.

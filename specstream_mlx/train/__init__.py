@@ -1,0 +1,1 @@
+"""Training of streams, pruner and LoRA in MLX."""

@@ -1,0 +1,122 @@
+"""The n-gram loss of Speculative Streaming (arXiv 2402.11131, Eq. 6) and the streams' accuracy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .forward import Hidden, StreamForward
+from .sequences import Scored, Sequences
+
+LOGITS_AT_ONCE = 1 << 23
+"""Most logits of a slice of rows, to bound the memory."""
+
+Head = Callable[[mx.array], mx.array]
+"""From hidden states (1, n, h) to logits (1, n, V)."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A step's loss.
+
+    Attributes:
+        total: scalar, what is minimized.
+        per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, times
+            their weights alpha.
+        pruner: scalar cross entropy in nats of the early exit; 0 where it is not trained.
+    """
+
+    total: mx.array
+    per_stream: mx.array
+    pruner: mx.array
+
+
+def head_cross_entropy(
+    head: Head, hidden: mx.array, targets: mx.array, vocab_size: int
+) -> mx.array:
+    """The cross entropy of each row's logits with its target; only ``hidden`` gets a gradient.
+
+    The logits of all rows never exist at once: the forward pass goes slice by slice, and computes
+    the rows' gradient with them.
+
+    Args:
+        head: final norm and LM head, frozen.
+        hidden: (n, h).
+        targets: (n,) int32.
+        vocab_size: V.
+
+    Returns:
+        (n,) float32, in nats.
+    """
+    at_once = max(1, LOGITS_AT_ONCE // vocab_size)
+
+    def of_slice(rows: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
+        losses = nn.losses.cross_entropy(head(rows[None])[0].astype(mx.float32), wanted)
+        return losses.sum(), losses
+
+    with_gradient = mx.value_and_grad(of_slice)
+
+    @mx.custom_function
+    def forward(hidden: mx.array) -> tuple[mx.array, mx.array]:
+        losses, gradients = [], []
+        for start in range(0, len(hidden), at_once):
+            part = slice(start, start + at_once)
+            (_, found), gradient = with_gradient(hidden[part], targets[part])
+            losses.append(found)
+            gradients.append(gradient)
+        return mx.concatenate(losses), mx.concatenate(gradients)
+
+    @forward.vjp
+    def backward(
+        primals: mx.array, cotangents: list[mx.array], outputs: list[mx.array]
+    ) -> mx.array:
+        return cotangents[0][:, None].astype(outputs[1].dtype) * outputs[1]
+
+    return forward(hidden)[0]
+
+
+def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:
+    """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
+
+    Stream 0 is the main stream. A conditioned head is given the true tokens before. The pruner's
+    loss does not reach what lies below it.
+
+    Args:
+        forward: the model and streams in training.
+        sequences, scored: of the step, from ``sequences_of``.
+    """
+    hidden, model = forward(sequences), forward.model
+    config, vocab_size = forward.streams.config, forward.vocab_size
+    rows = predicting(forward, sequences, hidden)
+    rows = rows.reshape(-1, config.hidden_size)[scored.rows]
+    losses = head_cross_entropy(model.head, rows, scored.targets, vocab_size) * scored.weights
+    per_stream = mx.zeros(1 + config.num_streams).at[scored.streams].add(losses)
+    pruner = mx.array(0.0)
+    if scored.exits.size:
+        seed = mx.stop_gradient(hidden.seed).reshape(-1, config.hidden_size)[scored.exits]
+        early = model.early_exit_features(seed[None])[0]
+        losses = head_cross_entropy(model.early_exit_head, early, scored.exit_targets, vocab_size)
+        pruner = (losses * scored.exit_weights).sum()
+    return Loss(per_stream.sum() + pruner, per_stream, pruner)
+
+
+def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> mx.array:
+    """What the LM head reads: (B, C, 1 + gamma, h), the main stream's first.
+
+    Args:
+        forward: the model and streams.
+        sequences: of the step.
+        hidden: what comes of them.
+    """
+    head, streams = forward.streams.head, hidden.streams
+    if head is not None:
+        beside = sequences.positions.reshape(len(sequences.tokens), -1)
+        last = sequences.tokens.shape[1] - 1
+        conditioned = []
+        for stream in range(streams.shape[2]):
+            places = mx.minimum(beside + 1 + stream, last)
+            before = forward.model.embed(mx.take_along_axis(sequences.tokens, places, axis=1))
+            conditioned.append(head(streams[:, :, stream], before, stream))
+        streams = mx.stack(conditioned, axis=2)
+    return mx.concatenate([hidden.main[:, :, None], streams], axis=2)

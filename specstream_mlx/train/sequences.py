@@ -1,0 +1,142 @@
+"""Sequences of one training step: their tokens, where streams run, and what these must predict.
+
+Streams run beside the last prompt token and every completion token but the last (DESIGN, section
+3). All that depends on lengths alone is computed here, on the host, so that a step's shapes are
+known before it begins. Shapes: B sequences of T tokens, C positions with streams, gamma streams.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Item:
+    """One prompt with its completion, tokenized.
+
+    Attributes:
+        tokens: ids of the prompt, the completion and the end token.
+        stream_from: index of the completion's first token, at least 1.
+    """
+
+    tokens: Sequence[int]
+    stream_from: int
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences padded on the right, and their positions with streams, in segments.
+
+    Attributes:
+        tokens: (B, T) int32.
+        positions: (B, segments, c) int32, consecutive; behind a sequence's own they go on past its
+            end, where nothing that comes of them counts.
+        prompt_rows: main rows, from the first on, that a shared main stream has without streams;
+            those of a sequence whose prompt is shorter mean nothing beyond it.
+    """
+
+    tokens: mx.array
+    positions: mx.array
+    prompt_rows: int
+
+    @property
+    def first(self) -> mx.array:
+        """(B,) the first position with streams."""
+        return self.positions[:, 0, 0]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The rows whose predictions count, as one list.
+
+    Attributes:
+        rows: (n,) int32, their places among the B * C * (1 + gamma) of positions, each the main
+            stream's first and then those of streams 1 to gamma.
+        targets: (n,) int32, the tokens that they should predict.
+        streams: (n,) int32, 0 for the main stream.
+        weights: (n,) float32, factors of their losses; rows of weight 0 fill up the list.
+        exits: (p,) int32, the places among the B * C positions where the early exit predicts.
+        exit_targets: (p,) int32.
+        exit_weights: (p,) float32.
+    """
+
+    rows: mx.array
+    targets: mx.array
+    streams: mx.array
+    weights: mx.array
+    exits: mx.array
+    exit_targets: mx.array
+    exit_weights: mx.array
+
+
+def sequences_of(
+    items: Sequence[Item],
+    alphas: Sequence[float],
+    segment: int = 8,
+    multiple: int = 1,
+    exits: bool = True,
+) -> tuple[Sequences, Scored]:
+    """Lay out a step.
+
+    The loss of a stream is the mean over those of its targets that lie within the sequences
+    (Eq. 6), so each of its rows weighs ``alpha`` over their number.
+
+    Args:
+        items: each with at least one completion token.
+        alphas: 1 + gamma weights, the main stream's first; rows of weight 0 are not scored.
+        segment: c, positions with streams that are computed together.
+        multiple: lengths are filled up to multiples of this, so that shapes repeat.
+        exits: whether the early exit is trained.
+    """
+    lengths = np.array([len(item.tokens) for item in items])
+    first = np.array([item.stream_from - 1 for item in items])
+    count = int((lengths - 1 - first).max())
+    segments = -(-_up(count, multiple) // segment)
+    length = max(_up(int(lengths.max()), multiple), int(first.max()) + 1)
+    tokens = np.zeros((len(items), length), np.int32)
+    for row, item in zip(tokens, items, strict=True):
+        row[: len(item.tokens)] = item.tokens
+    positions = first[:, None] + np.arange(segments * segment)
+    ahead = positions[..., None] + np.arange(1, len(alphas) + 1)
+    has_target = (positions[..., None] < lengths[:, None, None] - 1) & (
+        ahead < lengths[:, None, None]
+    )
+    targets = np.take_along_axis(
+        tokens, np.minimum(ahead, length - 1).reshape(len(items), -1), axis=1
+    ).reshape(ahead.shape)
+    weights = np.array(alphas) / np.maximum(has_target.sum((0, 1)), 1)
+    scored = np.flatnonzero(has_target & (np.array(alphas) != 0))
+    stream = scored % len(alphas)
+    wanted = np.flatnonzero(has_target[..., 0]) if exits else np.zeros(0, np.int64)
+    share = np.full(len(wanted), 1 / max(len(wanted), 1))
+    many, few = (8 * multiple, multiple) if multiple > 1 else (1, 1)
+    return (
+        Sequences(
+            mx.array(tokens),
+            mx.array(positions.reshape(len(items), segments, segment).astype(np.int32)),
+            min(_up(int(first.max()), multiple), length),
+        ),
+        Scored(
+            rows=_filled(scored, many),
+            targets=_filled(targets.reshape(-1)[scored], many),
+            streams=_filled(stream, many),
+            weights=_filled(weights[stream], many, np.float32),
+            exits=_filled(wanted, few),
+            exit_targets=_filled(targets[..., 0].reshape(-1)[wanted], few),
+            exit_weights=_filled(share, few, np.float32),
+        ),
+    )
+
+
+def _up(count: int, multiple: int) -> int:
+    """``count``, or the next multiple above it."""
+    return -(-count // multiple) * multiple
+
+
+def _filled(values: np.ndarray, multiple: int, dtype: type = np.int32) -> mx.array:
+    """The values, and zeros behind them up to a multiple."""
+    filled = np.zeros(_up(len(values), multiple), dtype)
+    filled[: len(values)] = values
+    return mx.array(filled)
