@@ -1,0 +1,94 @@
+"""Checkpoints of a run: all that its next step depends on, in one file that is complete or absent.
+
+A safetensors file holds the trained arrays and what the optimizers keep of each; its metadata says
+how far the run has come, and which run it is. Draws need no state: each iteration has a seed of its
+own.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..checked_files import reason
+from ..config import UserError, shown
+from ..staging import staged_file
+from .parameters import Parameters
+
+_PARAMETER, _OPTIMIZER = "parameter ", "optimizer "
+_META = "run"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run between two steps.
+
+    Attributes:
+        parameters: what is trained.
+        optimizer: what the optimizer keeps, by names of its own.
+        identity: the settings that a run must share with the one that it continues, as text.
+        progress: steps done and the like, JSON values.
+    """
+
+    parameters: Parameters
+    optimizer: dict[str, mx.array]
+    identity: dict[str, str]
+    progress: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Write the file, or leave the one that is there.
+
+        Raises:
+            UserError: the file system refuses it.
+        """
+        arrays = {_PARAMETER + name: array for name, array in self.parameters.items()}
+        arrays |= {_OPTIMIZER + name: array for name, array in self.optimizer.items()}
+        meta = {"identity": self.identity, "progress": self.progress}
+        with staged_file(path) as unfinished:
+            mx.save_safetensors(str(unfinished), arrays, {_META: json.dumps(meta)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Checkpoint":
+        """Read a file.
+
+        Raises:
+            UserError: it is missing or no checkpoint.
+        """
+        if not path.is_file():
+            raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
+        try:
+            arrays, texts = mx.load(str(path), format="safetensors", return_metadata=True)
+            meta = json.loads(texts[_META])
+            mx.eval(arrays)
+            return cls(
+                parameters=_part(arrays, _PARAMETER),
+                optimizer=_part(arrays, _OPTIMIZER),
+                identity=meta["identity"],
+                progress=meta["progress"],
+            )
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
+
+    def check(self, path: Path, identity: dict[str, str]) -> None:
+        """Check that a run with these settings may go on from here.
+
+        Args:
+            path: of the file, for the error.
+            identity: of the run.
+
+        Raises:
+            UserError: a setting differs.
+        """
+        for name, value in identity.items():
+            if (found := self.identity.get(name)) != value:
+                raise UserError(
+                    f"{path}: {name} was {shown(found)}, expected {shown(value)} as in this run; "
+                    "a run is resumed with the settings that it began with"
+                )
+
+
+def _part(arrays: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:
+    """The arrays whose names begin with ``prefix``, which is taken off."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -1,0 +1,175 @@
+"""Training data: mlx-lm's formats, read by mlx-lm, as sequences with a prompt and a completion."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tuner.datasets import create_dataset
+
+from ..checked_files import read_json_lines, template_error
+from ..config import UserError, shown
+from ..prompts import chat_prompt
+from .sequences import Item
+
+_WINDOW = 50
+"""Batches whose items are sorted by length together: little padding, yet a random order."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The usable sequences of one file.
+
+    Attributes:
+        items: in the file's order.
+        too_long: how many were left out because they have too many tokens.
+        rows: what each of the items was read from.
+    """
+
+    items: list[Item]
+    too_long: int
+    rows: list[Mapping[str, Any]]
+
+
+def read_split(
+    path: Path, tokenizer: TokenizerWrapper, max_seq_length: int, template: str | None = None
+) -> Split:
+    """Read a JSONL file of one of mlx-lm's formats.
+
+    These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
+    completion ends where its end token does, whatever the chat template puts behind it; one whose
+    ``finish_reason`` is ``length`` was cut and gets no end token. A text has no prompt: its streams
+    run from its first token on.
+
+    Args:
+        path: the file.
+        tokenizer: of the base. Without a chat template a prompt is what it says, and a completion
+            follows it.
+        max_seq_length: tokens; longer sequences are left out.
+        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+
+    Raises:
+        UserError: the file cannot be read, a line has another format than the first, the chat
+            template refuses one, or no sequence is left.
+    """
+    rows = []
+    for number, value in read_json_lines(path):
+        kind = _kind(value)
+        if kind is None or (rows and kind != _kind(rows[0])):
+            expected = "as in the first line" if kind else "a prompt and a completion, or a text"
+            raise UserError(f"{path}, line {number} is {shown(value)}, expected {expected}")
+        rows.append(value)
+    if not rows:
+        raise UserError(f"{path} is empty, expected a JSON object on each line")
+    read = _reader(rows, tokenizer, template)
+    items, kept, too_long = [], [], 0
+    for number, row in enumerate(rows, 1):
+        try:
+            tokens, start = read(row)
+        except UserError:
+            raise
+        except Exception as error:  # a template may raise anything
+            raise UserError(f"{path}, item {number}: {template_error(error)}") from None
+        tokens = _ended(list(tokens), start, tokenizer, row.get("finish_reason") == "length")
+        if len(tokens) > max_seq_length:
+            too_long += 1
+        elif len(tokens) > max(start, 1):
+            items.append(Item(tokens, max(start, 1)))
+            kept.append(row)
+    if not items:
+        raise UserError(
+            f"{path} has no sequence of at most {max_seq_length} tokens with a completion, "
+            "expected at least one"
+        )
+    return Split(items, too_long, kept)
+
+
+def _kind(value: Any) -> str | None:
+    """The format of a line: the name of the field that makes it out; ``None``: none of mlx-lm's."""
+    if not isinstance(value, dict):
+        return None
+    if all(isinstance(value.get(name), str) for name in ("prompt", "completion")):
+        return "prompt"
+    messages = value.get("messages")
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return "messages" if messages[-1]["role"] == "assistant" else None
+    return "text" if isinstance(value.get("text"), str) and value["text"] else None
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def _reader(
+    rows: Sequence[Mapping[str, Any]], tokenizer: TokenizerWrapper, template: str | None
+) -> Any:
+    """What makes tokens and the length of the prompt out of a line."""
+    kind = _kind(rows[0])
+    if kind == "prompt" and not tokenizer.has_chat_template:
+
+        def joined(row: Mapping[str, Any]) -> tuple[list[int], int]:
+            head = chat_prompt(tokenizer, row["prompt"], template)
+            return head + tokenizer.encode(row["completion"], add_special_tokens=False), len(head)
+
+        return joined
+    if kind == "messages" and not tokenizer.has_chat_template:
+        raise UserError("the data has messages, and the tokenizer no chat template to put them in")
+    process = create_dataset(rows, tokenizer, SimpleNamespace(mask_prompt=kind != "text")).process
+    if kind != "prompt" or template is None:
+        return process
+    return lambda row: process({**row, "prompt": template.replace("{text}", row["prompt"])})
+
+
+def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: bool) -> list[int]:
+    """The tokens up to the last end token, which is added if the completion has none.
+
+    Of an answer that was cut off, the end token that the template adds is taken off.
+    """
+    ends = tokenizer.eos_token_ids
+    last = next((p for p in reversed(range(start, len(tokens))) if tokens[p] in ends), None)
+    if was_cut:
+        return tokens[:last]
+    return [*tokens, tokenizer.eos_token_id] if last is None else tokens[: last + 1]
+
+
+class Batches:
+    """Batches of sequences of similar lengths, a pure function of the seed and their number.
+
+    Args:
+        items: to choose from.
+        batch_size: sequences in a batch; the last of an epoch may have fewer.
+        seed: of the order.
+    """
+
+    def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
+        self._items, self._size, self._seed = items, batch_size, seed
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self._items) // self._size)
+
+    def from_step(self, step: int) -> Iterator[list[Item]]:
+        """The batches from the ``step``-th on, counted from 0, without end."""
+        epoch, skipped = divmod(step, len(self))
+        while True:
+            for group in self._groups(epoch)[skipped:]:
+                yield [self._items[number] for number in group]
+            epoch, skipped = epoch + 1, 0
+
+    def _groups(self, epoch: int) -> list[list[int]]:
+        """The items of each batch of an epoch, by their numbers."""
+        generator = np.random.default_rng((self._seed, epoch))
+        order = generator.permutation(len(self._items)).tolist()
+        groups = []
+        for start in range(0, len(order), _WINDOW * self._size):
+            window = sorted(order[start : start + _WINDOW * self._size], key=self._length)
+            groups += [window[i : i + self._size] for i in range(0, len(window), self._size)]
+        return [groups[number] for number in generator.permutation(len(groups))]
+
+    def _length(self, number: int) -> tuple[int, int]:
+        """A sort key: the length to within 32 tokens, then the positions with streams."""
+        item = self._items[number]
+        return len(item.tokens) // 32, len(item.tokens) - item.stream_from

@@ -1,0 +1,160 @@
+"""Self-distilled data: the base's own answers, which are what its streams must foresee."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..batch import batch_generate
+from ..checked_files import prompt_lines, read_json_lines
+from ..config import UserError, shown
+from ..engine.sampling import keyed_sampler
+from ..loading import SpeculativeModel
+from ..prompts import chat_prompt
+from ..staging import append, staged_file
+
+SHIPPED = Path(__file__).parent / "prompts.txt"
+"""A few hundred prompts for general use, one a line."""
+
+_HELD_OUT = 20
+"""Of so many prompts one is for validation."""
+
+Show = Callable[[float, float], None]
+"""Told how many answers are there, and how many there will be."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How the base answers.
+
+    Attributes:
+        max_tokens: the most tokens of an answer.
+        temp: temperature; 0 for its likeliest tokens.
+        batch_size: prompts at once.
+        seed: of what is drawn.
+        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+    """
+
+    max_tokens: int = 256
+    temp: float = 0.0
+    batch_size: int = 32
+    seed: int = 0
+    template: str | None = None
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The different prompts of a file, in order.
+
+    Args:
+        path: text with a prompt on each line, or JSONL in one of mlx-lm's formats with prompts:
+            ``prompt``, or ``messages`` whose first of the user is taken.
+
+    Raises:
+        UserError: it cannot be read, or a line holds no prompt.
+    """
+    if path.suffix != ".jsonl":
+        return list(dict.fromkeys(prompt_lines(path)))
+    prompts = []
+    for number, value in read_json_lines(path):
+        prompt = _prompt_of(value)
+        if prompt is None:
+            raise UserError(
+                f"{path}, line {number} is {shown(value)}, expected a prompt, or messages with "
+                "one of the user"
+            )
+        prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"{path} is empty, expected a prompt on each line")
+    return list(dict.fromkeys(prompts))
+
+
+def _prompt_of(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    prompt = value.get("prompt")
+    if prompt is None and isinstance(value.get("messages"), list):
+        said = [m for m in value["messages"] if isinstance(m, dict) and m.get("role") == "user"]
+        prompt = said[0].get("content") if said else None
+    return prompt if isinstance(prompt, str) and prompt.strip() else None
+
+
+def distil(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[str],
+    directory: Path,
+    answering: Answering,
+    show: Show = lambda done, total: None,
+) -> None:
+    """Let the base answer prompts, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
+
+    Answers are written as they come, so a call that was interrupted goes on where it ended; those
+    that are there for these prompts stay.
+
+    Args:
+        model: without an adapter.
+        tokenizer: its.
+        prompts: different ones.
+        directory: where the files go; it is made.
+        answering: how the base answers.
+        show: told how far it is.
+
+    Raises:
+        UserError: a file cannot be read or written, or the base cannot read a prompt.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
+    parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
+    answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
+    done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
+    show(done, len(prompts))
+    for name, wanted in parts.items():
+        left = [prompt for prompt in wanted if prompt not in answered[name]]
+        for start in range(0, len(left), answering.batch_size):
+            group = left[start : start + answering.batch_size]
+            lines = _answers(model, tokenizer, group, answering, answering.seed + start)
+            append(directory / f"{name}.jsonl", "".join(lines))
+            done += len(group)
+            show(done, len(prompts))
+
+
+def _answers(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[str],
+    answering: Answering,
+    seed: int,
+) -> list[str]:
+    """A line of JSON for each prompt; ``seed`` is the first one's."""
+    samplers = None
+    if answering.temp:
+        samplers = [keyed_sampler(seed + number, answering.temp) for number in range(len(prompts))]
+    response = batch_generate(
+        model,
+        tokenizer,
+        [chat_prompt(tokenizer, prompt, answering.template) for prompt in prompts],
+        max_tokens=answering.max_tokens,
+        completion_batch_size=answering.batch_size,
+        samplers=samplers,
+        speculation=False,
+    )
+    lines = []
+    for prompt, text, reason in zip(prompts, response.texts, response.finish_reasons, strict=True):
+        values = {"prompt": prompt, "completion": text, "finish_reason": reason}
+        lines.append(json.dumps(values, ensure_ascii=False) + "\n")
+    return lines
+
+
+def _answered(path: Path) -> set[str]:
+    """The prompts that a file has answers to; what a killed process left of a line is taken off."""
+    if not path.exists():
+        return set()
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        with staged_file(path) as unfinished:
+            unfinished.write_bytes(whole[:end])
+    return {value["prompt"] for _, value in read_json_lines(path)}

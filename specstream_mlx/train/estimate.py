@@ -1,0 +1,82 @@
+"""What a run will take on this machine: tokens, memory and time, from measured steps."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take.
+
+    Attributes:
+        iterations: that are left.
+        tokens: completion tokens that they learn from.
+        seconds: that they take, validation left out.
+        peak_memory: bytes, of the larger of the measured steps.
+        parameters: how many numbers are trained.
+    """
+
+    iterations: int
+    tokens: int
+    seconds: float
+    peak_memory: int
+    parameters: int
+
+    def sentence(self) -> str:
+        """The estimate for people."""
+        return (
+            f"{self.parameters:,} parameters, {self.iterations} iterations on {self.tokens:,} "
+            f"completion tokens: about {duration(self.seconds)} here, "
+            f"{self.peak_memory / 1e9:.1f} GB at the peak"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them, to about a twentieth."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def estimate(run: Run) -> Estimate:
+    """Measure a step on the run's first batch and one on its longest; neither changes anything.
+
+    Args:
+        run: not begun, or restored.
+    """
+    left = run.settings.iters - run.progress.iterations
+    of_batches = [sum(len(i.tokens) - i.stream_from for i in batch) for batch in run.epoch]
+    mean = sum(of_batches) / len(of_batches)
+    longest = max(run.epoch, key=lambda batch: len(batch) * max(len(i.tokens) for i in batch))
+    mx.reset_peak_memory()
+    rates = [_seconds(run, batch) / tokens for batch, tokens in _measured(run.epoch, longest)]
+    tokens = round(mean * left)
+    return Estimate(
+        iterations=left,
+        tokens=tokens,
+        seconds=tokens * sum(rates) / len(rates),
+        peak_memory=mx.get_peak_memory(),
+        parameters=sum(array.size for array in run.parameters.values()),
+    )
+
+
+def _measured(epoch: Sequence, longest: Sequence) -> list[tuple[Sequence, int]]:
+    """The batches whose steps are timed, with their completion tokens."""
+    return [
+        (batch, sum(len(item.tokens) - item.stream_from for item in batch))
+        for batch in (epoch[0], longest)
+    ]
+
+
+def _seconds(run: Run, batch: Sequence) -> float:
+    """What a step on a batch takes the second time."""
+    for _ in range(2):
+        began = time.perf_counter()
+        mx.eval(run.gradients(list(batch)))
+    return time.perf_counter() - began

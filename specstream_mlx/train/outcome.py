@@ -1,0 +1,117 @@
+"""What a finished adapter brings on held-out prompts: beside plain decoding, and lookup alone."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import mlx_lm
+from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..generation import stream_generate
+from ..loading import SpeculativeModel
+
+ROUNDS = 3
+"""How often each way decodes a prompt, in turn with the others, after a first time uncounted."""
+
+_PAYS = 1.05
+"""Less of a gain than this cannot be told from the machine's own scatter."""
+
+Show = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens per second behind the first token as ratios, the geometric means over prompts.
+
+    Attributes:
+        speedup: of the adapter over plain mlx_lm on the same weights.
+        lookup: of prompt lookup alone over the same.
+        accepted_length: tokens per target call with the adapter.
+        call_reduction: target calls of plain decoding over those with the adapter.
+        prompts: how many were decoded.
+    """
+
+    speedup: float
+    lookup: float
+    accepted_length: float
+    call_reduction: float
+    prompts: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether the adapter is worth having on such text, on this machine."""
+        return self.speedup >= _PAYS * max(1.0, self.lookup)
+
+    def sentence(self) -> str:
+        """What was won, in one sentence."""
+        texts = f"{self.prompts} held-out text" + "s" * (self.prompts > 1)
+        figures = (
+            f"{self.speedup:.2f} times plain mlx_lm on {texts}, {self.lookup:.2f} times by prompt "
+            f"lookup alone, {self.call_reduction:.2f} times fewer target calls"
+        )
+        if self.pays:
+            return f"It paid: {figures}."
+        return f"It did not pay on this machine: {figures}."
+
+
+def measure(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int = 128,
+    show: Show = lambda done, total: None,
+) -> Outcome:
+    """Decode prompts greedily in three ways, in turn.
+
+    Args:
+        model: with the adapter mounted.
+        tokenizer: its.
+        prompts: token ids.
+        max_tokens: of each text.
+        show: told how many generations are done, and how many there are.
+    """
+    bare = replace(model, streams=None, adapter=None, paces={})
+    speedups, lookups, tokens, calls = [], [], 0, 0
+    done, total = 0, len(prompts) * 3 * (ROUNDS + 1)
+    show(done, total)
+    for prompt in prompts:
+        rates: dict[str, list[float]] = {"plain": [], "lookup": [], "streams": []}
+        for number in range(ROUNDS + 1):
+            ways: dict[str, Iterable[PlainResponse]] = {
+                "plain": mlx_lm.stream_generate(
+                    model.model, tokenizer, list(prompt), max_tokens=max_tokens
+                ),
+                "lookup": stream_generate(bare, tokenizer, prompt, max_tokens),
+                "streams": stream_generate(model, tokenizer, prompt, max_tokens),
+            }
+            for name, responses in ways.items():
+                last = deque(responses, maxlen=1).pop()
+                show(done := done + 1, total)
+                if number and last.generation_tokens > 1:
+                    rates[name].append(_rate(last))
+                elif name == "streams":
+                    tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
+        if all(rates.values()):
+            plain = median(rates["plain"])
+            speedups.append(median(rates["streams"]) / plain)
+            lookups.append(median(rates["lookup"]) / plain)
+    return Outcome(
+        speedup=_mean(speedups),
+        lookup=_mean(lookups),
+        accepted_length=(tokens - len(prompts)) / max(calls - len(prompts), 1),
+        call_reduction=tokens / max(calls, 1),
+        prompts=len(prompts),
+    )
+
+
+def _rate(last: PlainResponse) -> float:
+    """Tokens per second after the first, whose time mlx_lm does not count."""
+    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """The geometric mean; 1 of nothing, which says nothing."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0

@@ -1,0 +1,187 @@
+"""The settings of a training run, and which of them go together."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config import UserError, check_integer, check_value_rotation, is_number, shown
+from .optimizer import KINDS
+
+_FREE_TO_CHANGE = {
+    *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
+    *("patience", "log", "clear_cache_threshold", "resume", "data"),
+}
+"""What may differ between a run and its continuation."""
+
+
+@dataclass
+class TrainSettings:
+    """What to train, on what, and for how long. Names and defaults are mlx_lm's where it has them.
+
+    Args:
+        model: the base, as ``load`` takes it; quantized ones stay as they are.
+        data: directory with ``train.jsonl`` and ``valid.jsonl`` in mlx-lm's formats; ``None``: the
+            base's own answers.
+        adapter_path: the adapter directory that the run writes.
+        mode: ``lossless`` or ``shared``.
+        train: ``all``, or ``head`` for the conditioned head alone, on the frozen streams (and LoRA)
+            of ``init_adapter``.
+        init_adapter: adapter directory of the same shape whose weights the run starts from.
+        prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
+        num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
+        stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, stream_keys, pruner_rank,
+        pruner_form: see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless
+            and ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
+            ``stream_head_rank``.
+        draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
+            0: all.
+        alpha_main, alpha_streams: weights of Eq. 6; ``None``: 0 and 1 in lossless, 1 and 0.1 in
+            shared mode.
+        num_layers: top layers with LoRA, in shared mode; -1: all.
+        lora_parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``, in shared mode.
+        optimizer: a key of ``optimizer.KINDS``.
+        optimizer_config: further arguments, by optimizer.
+        learning_rate: of LoRA, and of streams and embeddings unless they have their own.
+        stream_learning_rate: of streams and pruner; ``None``: ``learning_rate``.
+        embedding_learning_rate: of the streams' embeddings; ``None``: ``stream_learning_rate``.
+        lr_schedule: mlx-lm's; ``None``: a warm-up, then a fall to 0 over all iterations.
+        max_grad_norm: norm that gradients are clipped to.
+        batch_size: sequences in an iteration.
+        grad_accumulation_steps: iterations whose gradients make one update.
+        iters: iterations.
+        max_seq_length: tokens; longer sequences are left out.
+        val_batches: batches of validation data that are looked at; -1: all.
+        steps_per_report, steps_per_eval, save_every: iterations between reports, validations and
+            checkpoints.
+        patience: validations without a longer accepted length after which the run ends; 0: none.
+        segment: positions whose streams are computed together, App. I.
+        grad_checkpoint: compute layers again in the backward pass, to save memory.
+        compile: compile the step for every shape that comes; lengths are then filled up.
+        clear_cache_threshold: bytes of MLX's cache above which it is cleared.
+        seed: of new weights, dropout and the order of the data.
+        log: file for the figures, a JSON object a line; ``None``: beside the checkpoints.
+        resume: go on from the checkpoint.
+    """
+
+    model: str
+    data: str | None = None
+    adapter_path: Path = Path("adapters")
+    mode: Literal["lossless", "shared"] = "lossless"
+    train: Literal["all", "head"] = "all"
+    init_adapter: Path | None = None
+    prompt_template: str | None = None
+    num_streams: int = 4
+    num_msa_layers: int = 4
+    stream_init: str = "identity"
+    stream_init_rank: int | None = None
+    value_rotation_epsilon: float = 0.0
+    stream_mlp: str | None = None
+    stream_adapter_rank: int | None = None
+    stream_head: str = "conditioned"
+    stream_head_rank: int | None = None
+    draft_vocabulary: int = 0
+    stream_keys: int = 0
+    pruner_rank: int = 8
+    pruner_form: str = "residual"
+    alpha_main: float | None = None
+    alpha_streams: float | None = None
+    num_layers: int = -1
+    lora_parameters: dict[str, Any] = field(
+        default_factory=lambda: {"rank": 8, "dropout": 0.0, "scale": 2.0}
+    )
+    optimizer: str = "adamw"
+    optimizer_config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    learning_rate: float = 5e-4
+    stream_learning_rate: float | None = None
+    embedding_learning_rate: float | None = None
+    lr_schedule: dict[str, Any] | None = None
+    max_grad_norm: float = 1.0
+    batch_size: int = 4
+    grad_accumulation_steps: int = 1
+    iters: int = 1000
+    max_seq_length: int = 2048
+    val_batches: int = 25
+    steps_per_report: int = 10
+    steps_per_eval: int = 200
+    save_every: int = 100
+    patience: int = 5
+    segment: int = 8
+    grad_checkpoint: bool = False
+    compile: bool = False
+    clear_cache_threshold: int = 0
+    seed: int = 0
+    log: Path | None = None
+    resume: bool = False
+
+    def check(self) -> None:
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
+        for name, allowed in (
+            ("mode", ("lossless", "shared")),
+            ("train", ("all", "head")),
+            ("optimizer", tuple(KINDS)),
+        ):
+            if getattr(self, name) not in allowed:
+                found = shown(getattr(self, name))
+                raise UserError(f"{name} is {found}, expected one of {', '.join(allowed)}")
+        for name in (
+            *("num_streams", "num_msa_layers", "batch_size", "grad_accumulation_steps", "iters"),
+            *("steps_per_report", "steps_per_eval", "save_every", "segment"),
+        ):
+            check_integer(name, getattr(self, name))
+        check_integer("max_seq_length", self.max_seq_length, least=2)
+        for name in ("draft_vocabulary", "stream_keys", "patience", "clear_cache_threshold"):
+            check_integer(name, getattr(self, name), least=0)
+        for name in ("num_layers", "val_batches"):
+            check_integer(name, getattr(self, name), least=-1)
+        check_integer("seed", self.seed, least=0, most=2**32 - 1)
+        for name in (
+            *("learning_rate", "stream_learning_rate", "embedding_learning_rate"),
+            "max_grad_norm",
+        ):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value > 0):
+                raise UserError(f"{name} is {shown(value)}, expected more than 0")
+        for name in ("alpha_main", "alpha_streams"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value >= 0):
+                raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
+        self._check_lora()
+        if self.mode == "shared" and self.data is None:
+            raise UserError("mode is 'shared' without data, expected that of the application")
+        if self.train == "head":
+            self._check_head_alone()
+
+    def _check_lora(self) -> None:
+        expected = {"rank", "dropout", "scale"}
+        found = self.lora_parameters
+        if not isinstance(found, Mapping) or not expected <= set(found) <= {*expected, "keys"}:
+            raise UserError(
+                f"lora_parameters is {shown(found)}, expected rank, scale, dropout and maybe keys"
+            )
+        check_integer("lora_parameters' rank", found["rank"])
+        for name, most in (("scale", float("inf")), ("dropout", 1.0)):
+            value = found[name]
+            if not is_number(value) or not 0 <= value < most:
+                raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
+
+    def _check_head_alone(self) -> None:
+        if self.stream_head != "conditioned":
+            raise UserError(
+                f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
+                "'conditioned': no other head is trained"
+            )
+        if self.init_adapter is None:
+            raise UserError(
+                "train is 'head' without init_adapter, expected the adapter whose streams the head "
+                "is trained on"
+            )
+
+    def identity(self) -> dict[str, str]:
+        """The settings that a run must share with the one that it continues, as text."""
+        return {k: str(v) for k, v in asdict(self).items() if k not in _FREE_TO_CHANGE}

@@ -1,0 +1,98 @@
+"""What streams in training would win: loss, accuracy and accepted length on validation text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .forward import StreamForward
+from .loss import LOGITS_AT_ONCE, predicting
+from .sequences import Item, sequences_of
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Figures on validation text, on which every position sees the text's own tokens before it.
+
+    Attributes:
+        loss: Eq. 6 in nats, without the pruner's.
+        accuracy: share of right top-1 predictions of the main stream and of streams 1 to gamma.
+        accepted_length: tokens per step of a chain draft, by a replay of the steps. On text that
+            the target wrote this is what greedy decoding gets.
+    """
+
+    loss: float
+    accuracy: list[float]
+    accepted_length: float
+
+
+def validate(
+    forward: StreamForward,
+    batches: Sequence[Sequence[Item]],
+    alphas: Sequence[float],
+    segment: int,
+) -> Validation:
+    """Look at batches of validation text.
+
+    Args:
+        forward: the model and streams in training.
+        batches: at least one.
+        alphas: 1 + gamma weights of Eq. 6, the main stream's first.
+        segment: see ``sequences_of``.
+    """
+    rows = len(alphas)
+    losses, right, counts = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    tokens = steps = 0
+    for items in batches:
+        sequences, scored = sequences_of(items, [1.0] * rows, segment, exits=False)
+        read = predicting(forward, sequences, forward(sequences))
+        read = read.reshape(-1, read.shape[-1])[scored.rows]
+        found, lost = _scores(forward, read, scored.targets)
+        place, stream = np.array(scored.rows), np.array(scored.streams)
+        np.add.at(losses, stream, lost)
+        np.add.at(right, stream, found)
+        np.add.at(counts, stream, 1)
+        hits = np.zeros(sequences.positions.size * rows, bool)
+        hits[place] = found
+        for item, own in zip(items, hits.reshape(len(items), -1, rows), strict=True):
+            drafted = len(item.tokens) - item.stream_from - 1  # the first token is the prompt's
+            tokens += drafted
+            steps += steps_of(own[:drafted, 1:])
+    counts = np.maximum(counts, 1)
+    return Validation(
+        loss=float((np.array(alphas) * losses / counts).sum()),
+        accuracy=(right / counts).tolist(),
+        accepted_length=tokens / max(steps, 1),
+    )
+
+
+def steps_of(hits: np.ndarray) -> int:
+    """The steps that a chain draft takes through a text.
+
+    Args:
+        hits: (positions, gamma) bool: whether each stream is right beside each position.
+    """
+    in_a_row = np.cumprod(hits, axis=1).sum(1) if len(hits) else []
+    place = steps = 0
+    while place < len(hits):
+        place += 1 + int(in_a_row[place])
+        steps += 1
+    return steps
+
+
+def _scores(
+    forward: StreamForward, read: mx.array, targets: mx.array
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each row's likeliest token is its target, and its cross entropy in nats."""
+    at_once = max(1, LOGITS_AT_ONCE // forward.vocab_size)
+    found, lost = [], []
+    for start in range(0, len(read), at_once):
+        wanted = targets[start : start + at_once]
+        logits = forward.model.head(read[None, start : start + at_once])[0].astype(mx.float32)
+        part = mx.argmax(logits, axis=-1) == wanted, nn.losses.cross_entropy(logits, wanted)
+        mx.eval(part)
+        found.append(np.array(part[0]))
+        lost.append(np.array(part[1]))
+    return np.concatenate(found), np.concatenate(lost)

@@ -1,0 +1,62 @@
+"""Small training data in mlx-lm's formats, and runs on it."""
+
+import json
+import random
+from pathlib import Path
+
+from mlx_lm.tuner.callbacks import TrainingCallback
+
+from specstream_mlx.train.data import read_split
+from specstream_mlx.train.run import Run
+from specstream_mlx.train.settings import TrainSettings
+from specstream_mlx.train.start import start_of
+
+WORDS = ["check", "numbers", "meeting", "report", "team", "noon"]
+
+
+def completions(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Prompts and completions that a tiny model learns soon."""
+    rng = random.Random(seed)
+    words = [rng.sample(WORDS, 3) for _ in range(count)]
+    return [{"prompt": " ".join(three), "completion": f"the team {three[0]}"} for three in words]
+
+
+def data_directory(directory: Path) -> Path:
+    """Write ``train.jsonl`` and ``valid.jsonl``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", completions(24)), ("valid", completions(6, seed=1))):
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (directory / f"{name}.jsonl").write_text("".join(lines))
+    return directory
+
+
+class Reports(TrainingCallback):
+    """Keeps what a run reports."""
+
+    def __init__(self):
+        self.train, self.valid = [], []
+
+    def on_train_loss_report(self, train_info):
+        self.train.append(train_info)
+
+    def on_val_loss_report(self, val_info):
+        self.valid.append(val_info)
+
+
+def make_run(base: Path, target: Path, **changes) -> Run:
+    """A run on ``data_directory`` beside its target, ready to iterate."""
+    data = data_directory(target.parent / "data")
+    fields = {"num_msa_layers": 2, "iters": 16, "batch_size": 8, "learning_rate": 2e-2}
+    fields |= {"steps_per_report": 4, "steps_per_eval": 8, "stream_head_rank": 4}
+    settings = TrainSettings(
+        model=str(base), data=str(data), adapter_path=target, **{**fields, **changes}
+    )
+    settings.check()
+    start = start_of(settings)
+    splits = [
+        read_split(data / f"{name}.jsonl", start.tokenizer, settings.max_seq_length)
+        for name in ("train", "valid")
+    ]
+    run = Run(settings, start, *splits)
+    run.directory.mkdir(exist_ok=True)
+    return run

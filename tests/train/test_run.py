@@ -1,0 +1,200 @@
+"""A training run: it learns, is interrupted and resumed, and leaves an adapter that decodes."""
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx_lm.tuner.utils import load_adapters
+from tiny_models import tiny_llama_directory
+from tiny_training import Reports, make_run
+
+from specstream_mlx import UserError, load
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.loop import Request, decode
+from specstream_mlx.train.checkpoint import Checkpoint
+from specstream_mlx.train.validation import steps_of
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="module")
+def four_bits(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model", bits=4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_a_run_learns_and_its_adapter_decodes(mode, compiled, base, tmp_path):
+    run, reports = make_run(base, tmp_path / "out", mode=mode, compile=compiled), Reports()
+    run.iterate(reports)
+    losses = [report["train_loss"] for report in reports.train]
+    assert losses[-1] < 0.3 * losses[0]
+    assert reports.valid[-1]["accepted_length"] > 1.35 > 1.2 > reports.valid[0]["accepted_length"]
+    found = run.validation()
+    run.write_adapter()
+    model, _ = load(base, adapter_path=tmp_path / "out")
+    assert model.mode == mode
+    assert bool(model.adapter.lora) == (mode == "shared")
+    mx.eval(model.streams.parameters())
+    assert found.accepted_length == reports.valid[-1]["accepted_length"]
+
+
+def test_the_adapter_is_the_best_state_not_the_last(base, tmp_path):
+    run = make_run(base, tmp_path / "out", iters=8, steps_per_eval=4)
+    run.iterate(Reports())
+    best = Checkpoint.load(run.best)
+    assert best.progress["iterations"] == run.progress.best_iteration
+    run.write_adapter()
+    model, _ = load(base, adapter_path=tmp_path / "out")
+    for name, array in best.parameters.items():
+        assert mx.array_equal(model.adapter.stream_tensors[name], array)
+
+
+def test_stock_mlx_lm_reads_the_lora(base, tmp_path):
+    run = make_run(base, tmp_path / "out", mode="shared", iters=8, num_layers=2)
+    run.iterate(Reports())
+    run.write_adapter()
+    stock, _ = mlx_lm.load(str(base))
+    load_adapters(stock, str(tmp_path / "out"))
+    ours, _ = load(base, adapter_path=tmp_path / "out")
+    tokens = mx.array([[5, 7, 300, 12, 80]])
+    assert mx.allclose(stock(tokens), ours.model(tokens), atol=1e-4)
+    assert not mx.allclose(stock(tokens), mlx_lm.load(str(base))[0](tokens), atol=1e-2)
+
+
+def test_validation_says_what_decoding_gets(base, tmp_path):
+    """The replay on text that the target wrote is the accepted length of its chains."""
+    run = make_run(base, tmp_path / "out", iters=12)
+    run.iterate(Reports())
+    run.write_adapter()
+    model, _ = load(base, adapter_path=tmp_path / "out")
+    settings = DraftSettings(tree_width=1)
+    items, tokens, steps = [], 0, 0
+    for item in run.epoch[0]:
+        prompt, written = item.tokens[: item.stream_from], []
+        calls = -1  # the prompt's own
+        for step in decode(model, Request(prompt, settings)):
+            written += step.tokens
+            calls += 1
+            if len(written) > 24:
+                break
+        items.append(type(item)(prompt + written, item.stream_from))
+        tokens, steps = tokens + len(written) - 1, steps + calls
+    run.restore(run.best)
+    run._valid = [items]
+    assert run.validation().accepted_length == pytest.approx(tokens / steps, rel=1e-6)
+
+
+def test_steps_of_a_chain():
+    right = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1]], bool)
+    assert steps_of(right) == 3  # 0 to 3, 3 to 4, 4 to the end
+    assert steps_of(right[:0]) == 0
+
+
+# Interrupted and resumed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["lossless", "dropout and accumulation"])
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(kind, base, tmp_path):
+    changes = {}
+    if kind != "lossless":
+        lora = {"rank": 4, "dropout": 0.2, "scale": 2.0}
+        changes = {"mode": "shared", "lora_parameters": lora, "grad_accumulation_steps": 2}
+    whole = make_run(base, tmp_path / "a" / "out", iters=8, **changes)
+    assert whole.iterate(Reports())
+    for stop in (2, 6):
+        first = make_run(base, tmp_path / str(stop) / "out", iters=8, **changes)
+        assert not first.iterate(
+            Reports(), stops=lambda f=first, s=stop: f.progress.iterations == s
+        )
+        second = make_run(base, tmp_path / str(stop) / "out", iters=8, **changes, resume=True)
+        second.restore(second.last)
+        assert second.progress.iterations == stop
+        assert second.iterate(Reports())
+        ours, expected = Checkpoint.load(second.last), Checkpoint.load(whole.last)
+        assert ours.parameters.keys() == expected.parameters.keys()
+        for name in expected.parameters:
+            assert mx.array_equal(ours.parameters[name], expected.parameters[name]), name
+        for name in expected.optimizer:
+            assert mx.array_equal(ours.optimizer[name], expected.optimizer[name]), name
+        timed = ("seconds",)
+        assert {k: v for k, v in ours.progress.items() if k not in timed} == {
+            k: v for k, v in expected.progress.items() if k not in timed
+        }
+
+
+def test_a_run_is_not_resumed_with_other_settings(base, tmp_path):
+    run = make_run(base, tmp_path / "out", iters=2)
+    run.iterate(Reports())
+    other = make_run(base, tmp_path / "out", iters=3)
+    with pytest.raises(UserError, match=r"last.safetensors: iters was '2', expected '3' as in"):
+        other.restore(other.last)
+    run.last.write_bytes(run.last.read_bytes()[:-10])
+    with pytest.raises(UserError, match="is no checkpoint of a run"):
+        run.restore(run.last)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoint(base, tmp_path):
+    run = make_run(base, tmp_path / "out", iters=4, save_every=1)
+    run.iterate(Reports(), stops=lambda: run.progress.iterations == 2)
+    before = run.last.read_bytes()
+    name = "streams.embeddings"
+    run.parameters = {**run.parameters, name: run.parameters[name] * mx.array(float("nan"))}
+    with pytest.raises(UserError, match=r"the loss is nan in iteration 3, expected a number"):
+        run.iterate(Reports())
+    assert run.last.read_bytes() == before
+
+
+def test_patience_ends_a_run(base, tmp_path):
+    run, reports = make_run(base, tmp_path / "out", steps_per_eval=1, patience=2), Reports()
+    run._validate = lambda callback: setattr(run.progress, "waited", run.progress.iterations - 3)
+    run.iterate(reports)
+    assert run.progress.iterations == 5
+
+
+# What is trained, against what ------------------------------------------------------------------
+
+
+def test_a_quantized_base_is_trained_against_its_own_weights(four_bits, tmp_path):
+    run = make_run(four_bits, tmp_path / "out", mode="shared", iters=8)
+    reports = Reports()
+    run.iterate(reports)
+    assert reports.train[-1]["train_loss"] < 0.6 * reports.train[0]["train_loss"]
+    run.write_adapter()
+    assert load(four_bits, adapter_path=tmp_path / "out")[0].adapter.lora
+
+
+def test_the_head_alone(base, tmp_path):
+    """Streams, pruner and LoRA stay; the run takes their shape without being told it."""
+    plain = make_run(base, tmp_path / "plain", stream_head="plain", stream_head_rank=None, iters=8)
+    plain.iterate(Reports())
+    plain.write_adapter()
+    run = make_run(base, tmp_path / "out", train="head", init_adapter=tmp_path / "plain")
+    assert all(name.startswith("streams.head.") for name in run.parameters)
+    reports = Reports()
+    run.iterate(reports)
+    assert reports.valid[-1]["val_loss"] < reports.valid[0]["val_loss"]
+    run.write_adapter()
+    old, new = (load(base, adapter_path=tmp_path / name)[0].adapter for name in ("plain", "out"))
+    for name, tensor in old.stream_tensors.items():
+        assert mx.array_equal(new.stream_tensors[name], tensor)
+    assert new.stream_tensors["streams.head.up.weight"].any()
+
+
+def test_a_draft_vocabulary_is_the_completions_most_frequent_tokens(base, tmp_path):
+    run = make_run(base, tmp_path / "out", draft_vocabulary=12, iters=2)
+    run.iterate(Reports())
+    run.write_adapter()
+    model, tokenizer = load(base, adapter_path=tmp_path / "out")
+    drafted = set(np.array(model.streams.vocabulary).tolist())
+    assert len(drafted) == 12
+    expected = set(tokenizer.encode("the team"))
+    assert expected <= drafted
+
+
+def test_more_layers_with_lora_than_there_are(base, tmp_path):
+    with pytest.raises(UserError, match=r"num_layers is 9, expected at most the base's 4"):
+        make_run(base, tmp_path / "out", mode="shared", num_layers=9)
