@@ -56,6 +56,7 @@ NOT_RUN = {
     "bash convert/demo_model/train_base.sh": "trains the bundled model for hours",
     "bash convert/demo_model/train_adapters.sh": "trains adapters for hours",
     "python -m specstream_mlx.convert.demo_model.bundle": "replaces the bundled model",
+    "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
     "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
     "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",
     "python -m benchmarks.prediction.simulation --tree my.json": "as the line above it, on a table "

@@ -18,7 +18,7 @@ FLOORS = [
     {"prompt_cache"},
     {"loop"},
     {"acceptance", "generation", "batch"},
-    {"apps", "benchmarks"},
+    {"apps", "benchmarks", "train"},
     {"cli"},
 ]
 """Files and packages of ``specstream_mlx``, lowest first; those of one floor know nothing of each

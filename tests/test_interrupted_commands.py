@@ -17,11 +17,15 @@ from command_line import refusal, run
 from specstream_mlx.convert.pytorch import checkpoint, trainer
 from specstream_mlx.convert.to_mlx import base as base_conversion
 from tiny_models import tiny_llama_directory
+from tiny_training import data_directory
 from torch_tiny import tiny_completions
 from typer import Typer
 from typer.testing import CliRunner, Result
 
 from specstream_mlx import prompt_cache_files
+from specstream_mlx.train import checkpoint as train_checkpoint
+from specstream_mlx.train.checkpoint import Checkpoint
+from specstream_mlx.train.run import run_directory
 
 _FORKS = """
 import os, sys
@@ -111,6 +115,7 @@ def work(tmp_path_factory):
     directory = tmp_path_factory.mktemp("work")
     tiny_llama_directory(directory / "hf", num_hidden_layers=2, num_attention_heads=2)
     tiny_completions(directory / "data.jsonl")
+    data_directory(directory / "data")
     return directory
 
 
@@ -121,6 +126,10 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
         values = ("convert", *base, "--mlx-path", target, "--overwrite")
     elif command == "cache-prompt":
         values = ("cache-prompt", *base, "--prompt-cache-file", target, "-p", "the report " * 50)
+    elif command == "train":
+        values = ("train", *base, "--data", work / "data", "--adapter-path", target)
+        values += ("--iters", 12, "--num-msa-layers", 1, "--batch-size", 8)
+        values += ("--save-every", 1, "--steps-per-eval", 3, "--steps-per-report", 1)
     else:
         values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
         values += ("--num-msa-layers", 1, "--batch-size", 4, "--no-bf16")
@@ -153,7 +162,7 @@ def written(target: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", _CODES, ids=lambda stop: stop.name)
-@pytest.mark.parametrize("command", ["convert", "cache-prompt", "trainer"])
+@pytest.mark.parametrize("command", ["convert", "cache-prompt", "trainer", "train"])
 def test_a_command_that_is_stopped(command, stop, forks, work, tmp_path):
     """At random moments of its work, half of them while a file is being written.
 
@@ -165,12 +174,12 @@ def test_a_command_that_is_stopped(command, stop, forks, work, tmp_path):
     target.parent.mkdir()
     seconds = finished(forks, said, arguments(command, work, target))
     complete = written(target)
-    if command == "trainer":
+    if command in ("trainer", "train"):
         target = tmp_path / "stopped" / "run"
     for moment in range(_MOMENTS):
         call = forks.start(said, next_call(command, work, target))
         if moment % 2:
-            beside = target if command == "trainer" else target.parent
+            beside = {"trainer": target, "train": run_directory(target)}.get(command, target.parent)
             while not list(beside.glob(".*.partial-*")) and not forks.ended():
                 pass
             time.sleep(rng.uniform(0, 0.01))
@@ -185,6 +194,10 @@ def test_a_command_that_is_stopped(command, stop, forks, work, tmp_path):
         assert not leftovers or stop == signal.SIGKILL
         if command == "trainer":
             check_run(target, complete)
+        elif command == "train":
+            assert written(target) in ({}, complete)
+            if (last := run_directory(target) / "last.safetensors").exists():
+                Checkpoint.load(last)
         else:
             assert written(target) in (complete, {} if leftovers else complete)
     finished(forks, said, next_call(command, work, target))
@@ -194,7 +207,10 @@ def test_a_command_that_is_stopped(command, stop, forks, work, tmp_path):
 
 def next_call(command: str, work: Path, target: Path) -> list[str]:
     """A call that goes on from what a call that was stopped has left."""
-    resumes = command == "trainer" and (target / "checkpoint.pt").exists()
+    checkpoint = target / "checkpoint.pt"
+    if command == "train":
+        checkpoint = run_directory(target) / "last.safetensors"
+    resumes = command in ("trainer", "train") and checkpoint.exists()
     return arguments(command, work, target) + ["--resume"] * resumes
 
 
@@ -225,9 +241,13 @@ def check_full(work: Path, directory: Path) -> None:
         ("convert", "model"),
         ("cache-prompt", "cache.safetensors"),
         ("trainer", "run/checkpoint.pt"),
+        ("train", "adapter.training/last.safetensors"),
     ):
         path = directory / name
-        result = in_this_process(command, work, path.parent if command == "trainer" else path)
+        target = {"trainer": path.parent, "train": directory / "adapter"}.get(command, path)
+        result = in_this_process(command, work, target)
+        if command == "train":  # says what it is about to do
+            result.stderr_bytes = result.stderr_bytes.splitlines()[-1]
         assert refusal(result) == f"error: {path} cannot be written: No space left on device"
         assert not [found for found in directory.rglob("*") if found.is_file()]
         assert not list(directory.rglob(".*"))
@@ -244,6 +264,7 @@ def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
     monkeypatch.setattr(base_conversion, "write_weights", full)
     monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", full)
     monkeypatch.setattr(checkpoint.torch, "save", lambda _, path: full(path))
+    monkeypatch.setattr(train_checkpoint.mx, "save_safetensors", full)
     check_full(work, tmp_path)
 
 

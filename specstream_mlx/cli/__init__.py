@@ -21,6 +21,7 @@ from .errors import reported
 from .export_coreml import export_coreml
 from .generate import generate
 from .inspect import inspect
+from .train import train
 from .writing_tools import writing_tools
 
 
@@ -52,6 +53,7 @@ app.command("coreml-verify")(coreml_verify)
 app.command()(inspect)
 app.command()(autotune)
 app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)
+app.command()(train)
 app.command()(writing_tools)
 app.add_typer(
     benchmark.app,

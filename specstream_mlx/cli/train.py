@@ -1,0 +1,484 @@
+"""``specstream-mlx train``."""
+
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+from ..checked_files import read_text, reason
+from ..config import UserError, shown
+from . import reporting
+from .groups import grouped
+from .parsing import at_least, positive
+
+if TYPE_CHECKING:
+    from ..train.data import Split
+    from ..train.run import Run
+    from ..train.settings import TrainSettings
+    from ..train.start import Start
+
+_IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
+"""What mlx_lm's configuration files may say besides, and the only thing that it may say."""
+
+_HELD_OUT_TEXTS = 8
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The base, what is learned from, and where the result goes."""
+
+    PANEL = "Model and data"
+
+    model: Annotated[
+        str | None, Option(metavar="DIR|REPO", help="The base, quantized as it is deployed.")
+    ] = None
+    data: Annotated[
+        str | None,
+        Option(
+            metavar="DIR",
+            help="train.jsonl and valid.jsonl in one of mlx_lm's formats. Without it, the base "
+            "answers prompts and its streams learn from that.",
+        ),
+    ] = None
+    adapter_path: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Where the adapter goes; checkpoints and log go to DIR.training. "
+            "Default: adapters.",
+        ),
+    ] = None
+    prompt_template: Annotated[
+        str | None,
+        Option(help="Text around every prompt, with {text} in its place; kept in the adapter."),
+    ] = None
+    max_seq_length: Annotated[
+        int | None,
+        Option(
+            parser=at_least(2), metavar="N", help="Longer sequences are left out. Default: 2048."
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Option("--config", "-c", metavar="FILE", help="YAML with these settings, as mlx_lm's."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How the base answers where there is no --data."""
+
+    PANEL = "The base's own answers, without --data"
+
+    prompts: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="A prompt a line, or JSONL in one of mlx_lm's formats. Default: some hundred of "
+            "general use.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="The most tokens of an answer.")
+    ] = 256
+    temp: Annotated[float, Option(min=0, help="Temperature; 0: the likeliest answer.")] = 0.0
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What the streams are like."""
+
+    PANEL = "Streams"
+
+    mode: Annotated[
+        Literal["lossless", "shared"] | None,
+        Option(help="lossless (default): the base stays as it is; shared: LoRA is trained too."),
+    ] = None
+    num_streams: Annotated[
+        int | None,
+        Option(
+            parser=at_least(1),
+            metavar="N",
+            help="Streams beside each position (gamma). Default: 4.",
+        ),
+    ] = None
+    num_msa_layers: Annotated[
+        int | None,
+        Option(parser=at_least(1), metavar="N", help="Top layers with streams (N_s). Default: 4."),
+    ] = None
+    stream_head: Annotated[
+        Literal["plain", "conditioned"] | None,
+        Option(help="conditioned (default) on the token before the predicted one, or plain."),
+    ] = None
+    draft_vocabulary: Annotated[
+        int | None,
+        Option(
+            parser=at_least(0),
+            metavar="N",
+            help="Tokens that streams may draft, the most frequent ones; 0 (default): all.",
+        ),
+    ] = None
+    init_adapter: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Start from this adapter's weights, and take its shape."),
+    ] = None
+    train: Annotated[
+        Literal["all", "head"] | None,
+        Option(
+            "--train",
+            help="all (default), or head: the conditioned head alone, on --init-adapter's streams.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """How it is trained, and for how long."""
+
+    PANEL = "Optimization"
+
+    iters: Annotated[
+        int | None, Option(parser=at_least(1), metavar="N", help="Iterations. Default: 1000.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Option(parser=at_least(1), metavar="N", help="Sequences in an iteration. Default: 4."),
+    ] = None
+    grad_accumulation_steps: Annotated[
+        int | None,
+        Option(parser=at_least(1), metavar="N", help="Iterations of an update. Default: 1."),
+    ] = None
+    optimizer: Annotated[
+        Literal["adam", "adamw", "muon", "sgd", "adafactor"] | None,
+        Option(help="Default: adamw."),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Option(parser=positive, metavar="X", help="Its peak. Default: 5e-4.")
+    ] = None
+    stream_learning_rate: Annotated[
+        float | None,
+        Option(
+            parser=positive, metavar="X", help="Of streams and pruner. Default: --learning-rate."
+        ),
+    ] = None
+    embedding_learning_rate: Annotated[
+        float | None,
+        Option(
+            parser=positive,
+            metavar="X",
+            help="Of the streams' embeddings. Default: --stream-learning-rate.",
+        ),
+    ] = None
+    num_layers: Annotated[
+        int | None,
+        Option(
+            parser=at_least(-1),
+            metavar="N",
+            help="Top layers with LoRA, in shared mode; -1 (default): all.",
+        ),
+    ] = None
+    segment: Annotated[
+        int | None,
+        Option(
+            parser=at_least(1),
+            metavar="N",
+            help="Positions whose streams are computed together. Default: 8.",
+        ),
+    ] = None
+    grad_checkpoint: Annotated[
+        bool, Option("--grad-checkpoint", help="Less memory, for more time.")
+    ] = False
+    compile: Annotated[
+        bool, Option("--compile", help="Compile the step, once for every shape that comes.")
+    ] = False
+    seed: Annotated[int | None, Option(metavar="N", help="Default: 0.")] = None
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is said, tried and saved on the way."""
+
+    PANEL = "Reports, validation, checkpoints"
+
+    steps_per_report: Annotated[
+        int | None, Option(parser=at_least(1), metavar="N", help="Default: 10.")
+    ] = None
+    steps_per_eval: Annotated[
+        int | None, Option(parser=at_least(1), metavar="N", help="Default: 200.")
+    ] = None
+    val_batches: Annotated[
+        int | None, Option(parser=at_least(-1), metavar="N", help="-1: all. Default: 25.")
+    ] = None
+    patience: Annotated[
+        int | None,
+        Option(
+            parser=at_least(0),
+            metavar="N",
+            help="Validations without a longer accepted length after which the run ends; 0: never. "
+            "Default: 5.",
+        ),
+    ] = None
+    save_every: Annotated[
+        int | None,
+        Option(
+            parser=at_least(1), metavar="N", help="Iterations between checkpoints. Default: 100."
+        ),
+    ] = None
+    log: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Figures as JSON lines. Default: DIR.training/log.jsonl."),
+    ] = None
+    report_to: Annotated[
+        str | None, Option(metavar="NAMES", help="wandb, swanlab or both, as in mlx_lm.")
+    ] = None
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
+    estimate: Annotated[bool, Option("--estimate", help="Only say what the run would take.")] = (
+        False
+    )
+
+
+@grouped(panels=True)
+def train(
+    *,
+    data: DataOptions,
+    answers: AnswerOptions,
+    streams: StreamOptions,
+    optimizer: OptimizerOptions,
+    reports: ReportOptions,
+) -> None:
+    """Train streams for a model, on this machine.
+
+    The base answers prompts, its streams learn to foresee such text, and at the end it is measured
+    what that brings. Flags are those of mlx_lm.lora.
+
+    [bold]Examples[/bold]
+
+    Lossless streams for a model, from its own answers:
+
+    [cyan]  specstream-mlx train --model my-4bit-model --adapter-path streams[/cyan]
+
+    An adapter for one application, from data of yours:
+
+    [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets
+    --adapter-path tickets-adapter --iters 600[/cyan]
+    """
+    settings = _settings(data, streams, optimizer, reports)
+    settings.check()
+    if settings.data is not None and answers.prompts is not None:
+        raise UserError("--data and --prompts were both given, expected at most one")
+
+    from mlx_lm.tuner.callbacks import get_reporting_callbacks
+
+    from ..train.estimate import estimate
+    from ..train.run import run_directory
+
+    directory = run_directory(settings.adapter_path)
+    _check_place(settings, directory)
+    start, run, valid = _prepared(settings, directory, answers)
+    expected = estimate(run)
+    reporting.note(f"Training {expected.sentence()}")
+    if reports.estimate:
+        return
+    if settings.resume:
+        run.restore(run.last)
+    wrapped = None
+    if reports.report_to:
+        try:
+            wrapped = get_reporting_callbacks(
+                reports.report_to, log_dir=str(directory), config=asdict(settings)
+            )
+        except (ImportError, ValueError) as error:
+            raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
+    _iterate(run, wrapped)
+    print(run.write_adapter())
+    if valid is not None:
+        _tell_outcome(settings, start, valid)
+
+
+def _settings(*groups: Any) -> "TrainSettings":
+    """The settings of the flags and, behind them, of the configuration file."""
+    from ..train.settings import TrainSettings
+
+    given = {
+        name: value
+        for group in groups
+        for name, value in vars(group).items()
+        if value is not None and value is not False
+    }
+    for name in ("report_to", "estimate"):
+        given.pop(name, None)
+    path = given.pop("config", None)
+    values = (_read_config(path) if path else {}) | given
+    for name in ("adapter_path", "init_adapter", "log"):
+        if values.get(name) is not None:
+            values[name] = Path(values[name])
+    if "model" not in values:
+        raise UserError("--model is missing, expected the base to train streams for")
+    try:
+        return TrainSettings(**values)
+    except TypeError as error:
+        raise UserError(f"{path}: {reason(error)}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file like mlx_lm's.
+
+    Raises:
+        UserError: it cannot be read, or has a field that no setting goes by.
+    """
+    import yaml
+    from mlx_lm.lora import yaml_loader
+
+    from ..train.settings import TrainSettings
+
+    try:
+        values = yaml.load(read_text(path), yaml_loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {reason(error)}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds {shown(values)}, expected settings by name")
+    for name, value in list(values.items()):
+        if name in _IGNORED:
+            if value != _IGNORED[name] and not (name == "train" and value in ("all", "head")):
+                raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
+            if name != "train" or value is True:
+                del values[name]
+        elif name not in TrainSettings.__dataclass_fields__:
+            raise UserError(f"{path} has {shown(name)}, which is no setting of train")
+    return values
+
+
+def _check_place(settings: "TrainSettings", directory: Path) -> None:
+    """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
+    from ..train.run import is_adapter
+
+    target = settings.adapter_path
+    if target.exists() and not (settings.resume and is_adapter(target)):
+        raise UserError(f"{target} exists already, expected a new --adapter-path")
+    begun = (directory / "last.safetensors").exists()
+    if begun and not settings.resume:
+        raise UserError(
+            f"{directory} holds an earlier run, expected --resume to go on with it or another "
+            "--adapter-path"
+        )
+    if settings.resume and not begun:
+        raise UserError(f"{directory} holds no checkpoint, expected the run to resume")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{directory} cannot be made: {error.strerror}") from None
+
+
+def _prepared(
+    settings: "TrainSettings", directory: Path, answers: AnswerOptions
+) -> "tuple[Start, Run, Split | None]":
+    """Load the base, make its answers where they are the data, and read the data."""
+    from ..train.data import read_split
+    from ..train.distil import SHIPPED, Answering, distil, read_prompts
+    from ..train.run import Run
+    from ..train.start import start_of
+    from .progress import progress
+
+    data = directory / "data"
+    if settings.data is None:
+        from ..loading import load
+
+        prompts = read_prompts(answers.prompts or SHIPPED)
+        base, tokenizer = load(settings.model)
+        answering = Answering(
+            answers.max_tokens,
+            answers.temp,
+            seed=settings.seed,
+            template=settings.prompt_template,
+        )
+        with progress("The base answers prompts") as show:
+            distil(base, tokenizer, prompts, data, answering, show)
+        del base
+    else:
+        data = Path(settings.data)
+    if not data.is_dir():
+        raise UserError(f"the data directory {data} does not exist")
+    start = start_of(settings)
+    splits: dict[str, Split | None] = {}
+    for name in ("train", "valid"):
+        path = data / f"{name}.jsonl"
+        splits[name] = None
+        if name == "train" or path.exists():
+            found = splits[name] = read_split(
+                path, start.tokenizer, settings.max_seq_length, settings.prompt_template
+            )
+            if found.too_long:
+                reporting.note(
+                    f"{path}: {found.too_long} sequences over {settings.max_seq_length} tokens "
+                    "left out"
+                )
+    if splits["valid"] is None:
+        reporting.note(f"{data} has no valid.jsonl: the last state is taken, unvalidated")
+    return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
+
+
+def _iterate(run: "Run", wrapped: Any) -> None:
+    """Run it with a line for every report."""
+    from mlx_lm.tuner.callbacks import TrainingCallback
+
+    from ..train.estimate import duration
+    from .progress import progress
+
+    class Lines(TrainingCallback):
+        """Prints mlx_lm's lines, and how long the run will go on."""
+
+        def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
+            done, total = train_info["iteration"], run.settings.iters
+            left = (total - done) / train_info["iterations_per_second"]
+            reporting.note(
+                f"Iter {done}: Train loss {train_info['train_loss']:.3f}, "
+                f"It/sec {train_info['iterations_per_second']:.3f}, "
+                f"Tokens/sec {train_info['tokens_per_second']:.1f}, "
+                f"Trained Tokens {train_info['trained_tokens']}, "
+                f"Peak mem {train_info['peak_memory']:.2f} GB, {duration(left)} left"
+            )
+            show(done, total, f"loss {train_info['train_loss']:.3f}")
+            if wrapped is not None:
+                wrapped.on_train_loss_report(train_info)
+
+        def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
+            accuracy = " ".join(f"{share:.2f}" for share in val_info["accuracy"][1:])
+            reporting.note(
+                f"Iter {val_info['iteration']}: Val loss {val_info['val_loss']:.3f}, "
+                f"Val took {val_info['val_time']:.1f}s, "
+                f"accepted length {val_info['accepted_length']:.2f}, streams right {accuracy}"
+            )
+            if wrapped is not None:
+                wrapped.on_val_loss_report(val_info)
+
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        """Let the iteration end, and the second time do as ever."""
+        interrupts.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with progress("Training") as show:
+            ended = run.iterate(Lines(), stops=lambda: bool(interrupts))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not ended:
+        reporting.note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
+        raise KeyboardInterrupt
+
+
+def _tell_outcome(settings: "TrainSettings", start: "Start", valid: "Split") -> None:
+    """Decode held-out prompts with the finished adapter, and say what it brings."""
+    from ..loading import load
+    from ..train.outcome import measure
+    from .progress import progress
+
+    model, tokenizer = load(settings.model, adapter_path=settings.adapter_path)
+    prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
+    with progress("Decoding held-out texts") as show:
+        found = measure(model, tokenizer, prompts, show=show)
+    reporting.note(found.sentence())

@@ -1,0 +1,196 @@
+"""``specstream-mlx train``: from a base to a faster one, and what it says to mistakes."""
+
+import json
+import sys
+
+import pytest
+from command_line import refusal, run
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_training import data_directory
+
+from specstream_mlx import load
+from specstream_mlx.train import distil
+from specstream_mlx.train.distil import SHIPPED, read_prompts
+
+train = sys.modules["specstream_mlx.cli.train"]  # the package has the command by that name
+
+SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-eval", 3)
+
+
+@pytest.fixture(autouse=True)
+def one_text(monkeypatch):
+    """Of the held-out texts that are decoded at the end."""
+    monkeypatch.setattr(train, "_HELD_OUT_TEXTS", 1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return data_directory(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(
+        "".join(f"check the numbers {n}\n" for n in range(25)) + "check the numbers 3\n"
+    )
+    return path
+
+
+def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
+    out = tmp_path / "out"
+    flags = ("--model", base, "--prompts", prompts, "--max-tokens", 12, "--adapter-path", out)
+    result = run("train", *flags, *SMALL, "--log", tmp_path / "log")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{out}\n"
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("Training ")
+    assert " parameters, 6 iterations on " in lines[0]
+    assert any(line.startswith("Iter 3: Val loss ") for line in lines)
+    assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
+    assert "times plain mlx_lm on 1 held-out text, " in lines[-1]
+    logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [figures["iteration"] for figures in logged] == [0, 3, 6, 6]
+    answered = {}
+    for name in ("train", "valid"):
+        text = (tmp_path / "out.training" / "data" / f"{name}.jsonl").read_text()
+        answered[name] = [json.loads(line)["prompt"] for line in text.splitlines()]
+    assert len(answered["train"]) == 24
+    assert answered["valid"] == ["check the numbers 19"]
+    model, _ = load(base, adapter_path=out)
+    assert model.streams.config.stream_head == "conditioned"
+    assert model.streams.config.base_fingerprint == model.base_fingerprint
+
+
+def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, monkeypatch):
+    flags = ("--model", base, "--prompts", prompts, "--max-tokens", 8)
+    flags += ("--adapter-path", tmp_path / "out")
+    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    path = tmp_path / "out.training" / "data" / "train.jsonl"
+    whole = path.read_text()
+    row = json.loads(whole.splitlines()[0])
+    written = run("generate", "--model", base, "-p", row["prompt"], "-m", 8, "--no-speculation")
+    assert written.stdout.rstrip("\n") == row["completion"].rstrip("\n")
+    path.write_text(whole[: len(whole) // 2])  # as a process that was killed left it
+    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
+    monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
+    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+
+
+def test_an_adapter_for_one_application(base, data, tmp_path):
+    out = tmp_path / "out"
+    config = tmp_path / "lora.yaml"
+    config.write_text(
+        f"model: {base}\ntrain: true\nmask_prompt: true\nfine_tune_type: lora\n"
+        "mode: shared\niters: 50\nlearning_rate: 1e-2\nnum_msa_layers: 2\nbatch_size: 8\n"
+        "lora_parameters: {keys: [self_attn.q_proj], rank: 3, scale: 4.0, dropout: 0.1}\n"
+        "lr_schedule: {name: cosine_decay, warmup: 2, arguments: [1e-2, 6]}\n"
+    )
+    result = run("train", "-c", config, "--data", data, "--iters", 6, "--adapter-path", out)
+    assert result.exit_code == 0, result.output
+    model, _ = load(base, adapter_path=out)
+    assert model.mode == "shared"
+    assert {name.split(".", 3)[3] for name in model.adapter.lora} == {
+        "self_attn.q_proj.lora_a",
+        "self_attn.q_proj.lora_b",
+    }
+    assert model.adapter.config["lora_parameters"]["rank"] == 3
+
+
+def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
+    out = tmp_path / "out"
+    flags = ("--model", base, "--data", data, "--adapter-path", out, *SMALL)
+    missing = "holds no checkpoint, expected the run to resume"
+    assert missing in refusal(run("train", *flags, "--resume"))
+    assert run("train", *flags).exit_code == 0
+    before = (out / "speculative_streaming.safetensors").read_bytes()
+    assert "exists already, expected a new --adapter-path" in refusal(run("train", *flags))
+    assert run("train", *flags, "--resume").exit_code == 0
+    assert (out / "speculative_streaming.safetensors").read_bytes() == before
+    (out / "mine.txt").write_text("mine")
+    assert "exists already" in refusal(run("train", *flags, "--resume"))
+    (out / "mine.txt").unlink()
+    for path in out.iterdir():
+        path.unlink()
+    out.rmdir()
+    earlier = f"{tmp_path / 'out.training'} holds an earlier run, expected --resume"
+    assert earlier in refusal(run("train", *flags))
+    other = (*flags, "--resume", "--learning-rate", 0.1)
+    assert "learning_rate was '0.0005', expected '0.1'" in last_line(run("train", *other))
+
+
+def last_line(result):
+    """The sentence of a command that had begun."""
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "--model is missing"),
+        (("--model", "nothing"), "nothing does not exist"),
+        (("--model", "BASE", "--mode", "shared"), "mode is 'shared' without data, expected"),
+        (("--model", "BASE", "--data", "none"), "the data directory none does not exist"),
+        (("--model", "BASE", "--data", "DATA", "--prompts", "p"), "--data and --prompts were both"),
+        (("--model", "BASE", "--prompts", "p.txt"), "p.txt is missing"),
+        (("--model", "BASE", "--data", "DATA", "--train", "head"), "without init_adapter"),
+        (("--model", "BASE", "--data", "DATA", "--num-msa-layers", 9), "num_msa_layers is 9"),
+        (("--model", "BASE", "--data", "DATA", "--report-to", "x"), "--report-to x: "),
+        (("--model", "BASE", "-c", "c.yaml"), "c.yaml is missing"),
+        (("--model", "BASE", "--data", "DATA", "--iters", 0), "expected an integer of at least 1"),
+    ],
+)
+def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"BASE": base, "DATA": data}
+    result = run("train", *(places.get(flag, flag) for flag in flags), "--adapter-path", "out")
+    assert sentence in last_line(result)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- 1\n", "c.yaml holds [1], expected settings by name"),
+        ("a: [\n", "c.yaml is not valid YAML"),
+        ("iterations: 3\n", "c.yaml has 'iterations', which is no setting of train"),
+        ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
+        ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank, scale"),
+        ("iters: many\n", "iters is 'many', expected an integer"),
+        ("lr_schedule: {name: none}\n", "lr_schedule is {'name': 'none'}: "),
+    ],
+)
+def test_mistakes_in_a_configuration_file(text, sentence, base, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    result = run("train", "--model", base, "--data", data, "-c", "c.yaml", "--adapter-path", "out")
+    assert sentence in last_line(result)
+
+
+def test_an_adapter_to_start_from_that_is_of_another_mode(base, data, tmp_path):
+    adapter = stream_adapter_directory(tmp_path / "adapter", base, mode="shared", lora_rank=2)
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
+    result = run("train", *flags, "--init-adapter", adapter, *SMALL)
+    assert "mode is 'shared', expected 'lossless' as in this run" in last_line(result)
+
+
+def test_the_shipped_prompts_and_files_of_prompts(tmp_path):
+    assert len(read_prompts(SHIPPED)) == 400
+    path = tmp_path / "train.jsonl"
+    rows = [
+        {"prompt": "one", "completion": "x"},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "two"}]},
+        {"prompt": "one"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(path) == ["one", "two"]
+    path.write_text('{"text": "x"}\n')
+    with pytest.raises(ValueError, match=r"train.jsonl, line 1 is .* expected a prompt"):
+        read_prompts(path)
