@@ -54,6 +54,7 @@ def train(output, seconds):
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_learns_resumes_and_leaves_a_model(toy, tmp_path):
     log = train(tmp_path, 4)
     steps = [line for line in log if "loss" in line]
