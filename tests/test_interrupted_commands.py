@@ -129,7 +129,7 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
     elif command == "train":
         values = ("train", *base, "--data", work / "data", "--adapter-path", target)
         values += ("--iters", 12, "--num-msa-layers", 1, "--batch-size", 8)
-        values += ("--save-every", 1, "--steps-per-eval", 3, "--steps-per-report", 1)
+        values += ("--save-every", 1, "--steps-per-eval", 3, "--no-outcome")
     else:
         values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
         values += ("--num-msa-layers", 1, "--batch-size", 4, "--no-bf16")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
 """What mlx_lm's configuration files may say besides, and the only thing that it may say."""
 
-_HELD_OUT_TEXTS = 8
+_HELD_OUT_TEXTS = 6
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,10 @@ class ReportOptions:
     estimate: Annotated[bool, Option("--estimate", help="Only say what the run would take.")] = (
         False
     )
+    no_outcome: Annotated[
+        bool,
+        Option("--no-outcome", help="Do not decode held-out texts at the end, to say what it won."),
+    ] = False
 
 
 @grouped(panels=True)
@@ -293,7 +297,7 @@ def train(
             raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
     _iterate(run, wrapped)
     print(run.write_adapter())
-    if valid is not None:
+    if valid is not None and not reports.no_outcome:
         _tell_outcome(settings, start, valid)
 
 
@@ -307,7 +311,7 @@ def _settings(*groups: Any) -> "TrainSettings":
         for name, value in vars(group).items()
         if value is not None and value is not False
     }
-    for name in ("report_to", "estimate"):
+    for name in ("report_to", "estimate", "no_outcome"):
         given.pop(name, None)
     path = given.pop("config", None)
     values = (_read_config(path) if path else {}) | given
