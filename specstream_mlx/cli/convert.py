@@ -22,7 +22,7 @@ def convert(
             "downloaded unless it is in the cache.",
         ),
     ],
-    mlx_path: Annotated[Path, Option(metavar="DIR", help="Where the result goes.")],
+    mlx_path: Annotated[Path | None, Option(metavar="DIR", help="Where the result goes.")] = None,
     adapter_path: Annotated[
         list[Path] | None,
         Option(
@@ -55,6 +55,14 @@ def convert(
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
         Option(help="Of what is not quantized. Default: as it is."),
+    ] = None,
+    to_pytorch: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Instead of --mlx-path: write the adapter of --adapter-path, which MLX has "
+            "trained, as the PyTorch trainer and PEFT read it.",
+        ),
     ] = None,
     verify: Annotated[
         bool,
@@ -90,7 +98,17 @@ def convert(
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
     --mlx-path adapters[/cyan]
+
+    An adapter that was trained in MLX, for PyTorch:
+
+    [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
+    --to-pytorch torch-streams[/cyan]
     """
+    if to_pytorch is not None:
+        _to_pytorch(model, mlx_path, adapter_path, to_pytorch)
+        return
+    if mlx_path is None:
+        raise UserError("--mlx-path is missing, expected where the result goes")
     from specstream_mlx.convert.to_mlx.overwrite import check_new
 
     if not overwrite:
@@ -137,6 +155,22 @@ def convert(
         [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
     ):
         raise Exit(1)
+
+
+def _to_pytorch(
+    model: str, mlx_path: Path | None, adapter_path: list[Path] | None, target: Path
+) -> None:
+    """Convert one adapter back."""
+    if mlx_path is not None:
+        raise UserError("--mlx-path and --to-pytorch were both given, expected one of them")
+    if not adapter_path or len(adapter_path) > 1:
+        raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
+    from specstream_mlx.convert.to_pytorch import convert_to_pytorch
+
+    from ..loading import model_directory
+
+    convert_to_pytorch(adapter_path[0], model_directory(model), target)
+    reporting.note(f"wrote {target}")
 
 
 def _sample_tokens(model: Path) -> list[int]:

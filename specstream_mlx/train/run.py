@@ -199,8 +199,8 @@ class Run:
             streams[VOCABULARY] = self._start.streams.vocabulary
         lora = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
         parameters = self._start.lora_parameters or {
-            "rank": 0,
-            "scale": 0.0,
+            "rank": 1,
+            "scale": 1.0,
             "dropout": 0.0,
             "keys": [],
         }
