@@ -23,10 +23,11 @@ from specstream_mlx.adapters.torch_files import (
 )
 from specstream_mlx.config import FORMAT_VERSION, UserError
 from specstream_mlx.loading import read_config, read_model
-from specstream_mlx.models.architectures import Architecture, architecture_of
+from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.staging import staged_directory
 
-_PREFIX = "base_model.model."
+from .to_mlx.peft import PREFIX
+
 _LINEAR = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
 _EMBEDDING = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
 
@@ -79,18 +80,9 @@ def _peft_tensors(found: Adapter, model: nn.Module) -> dict[str, mx.array]:
                 "none of that form"
             )
         kinds = _EMBEDDING if embedding else _LINEAR
-        torch_name = f"{_PREFIX}{transformers_name(owner, architecture)}.{kinds[kind]}"
+        torch_name = f"{PREFIX}{architecture.transformers_name(owner)}.{kinds[kind]}"
         tensors[torch_name] = tensor if kind == "m" else mx.contiguous(tensor.T)
     return tensors
-
-
-def transformers_name(name: str, architecture: Architecture) -> str:
-    """The name in transformers of the linear layer or embedding ``name`` here."""
-    owner, _, last = name.rpartition(".")
-    parent = owner.removesuffix(".mlp")
-    if last in architecture.mlp and architecture.module_name(f"{parent}.{last}") == name:
-        return f"{parent}.{last}"
-    return name
 
 
 def _peft_config(found: Adapter, lora: dict[str, mx.array]) -> dict[str, Any]:
@@ -98,7 +90,7 @@ def _peft_config(found: Adapter, lora: dict[str, mx.array]) -> dict[str, Any]:
     parameters = found.config["lora_parameters"]
     rank = min(t.shape[0] for name, t in lora.items() if name.endswith(("_A", "_A.weight")))
     alpha = parameters["scale"] * rank
-    modules = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in lora}
+    modules = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in lora}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -46,6 +46,14 @@ class GenerationResponse(PlainResponse):
     accepted_tokens: int = 0
 
 
+def decoding_rate(last: PlainResponse) -> float:
+    """Tokens per second behind the first token, by the last response of a generation.
+
+    mlx_lm's own rate counts the first token but not its time.
+    """
+    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
+
+
 def stream_generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlx_lm.tuner.callbacks import TrainingCallback
 
+from specstream_mlx import load
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.run import Run
 from specstream_mlx.train.settings import TrainSettings
@@ -52,7 +53,7 @@ def make_run(base: Path, target: Path, **changes) -> Run:
         model=str(base), data=str(data), adapter_path=target, **{**fields, **changes}
     )
     settings.check()
-    start = start_of(settings)
+    start = start_of(settings, *load(base))
     splits = [
         read_split(data / f"{name}.jsonl", start.tokenizer, settings.max_seq_length)
         for name in ("train", "valid")

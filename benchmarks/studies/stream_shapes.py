@@ -44,13 +44,14 @@ from specstream_mlx.convert.pytorch.reference import (
     tokens_after,
 )
 from specstream_mlx.convert.pytorch.trainer import evaluate
-from specstream_mlx.convert.pytorch.training_data import Item, epoch, read_pairs, tokenize
+from specstream_mlx.convert.pytorch.training_data import epoch, read_pairs, tokenize
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.train.items import Item
 
 from ..report import RESULTS, Output, table, write_report
 

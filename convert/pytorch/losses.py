@@ -109,15 +109,6 @@ def head_cross_entropy(
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
-def default_alphas(mode: str, num_streams: int) -> list[float]:
-    """The weights of Eq. 6, the main stream's first, then the same for each of the streams.
-
-    They are 1 and 0.1 in shared mode, 0 and 1 in lossless mode, where the base does not train.
-    """
-    main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
-    return [main] + [stream] * num_streams
-
-
 def n_gram_loss(
     model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float], segments: int = 1
 ) -> Loss:

@@ -38,19 +38,18 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
+from specstream_mlx.train.items import Item, most_frequent
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
 from .checkpoint import load_checkpoint, save_checkpoint
 from .load import base_fingerprint, load_adapter, load_base
-from .losses import Batch, count_correct, default_alphas, n_gram_loss
+from .losses import Batch, count_correct, n_gram_loss
 from .reference import SpeculativeStreamingModel
 from .training_data import (
-    Item,
     batches_per_epoch,
     collate,
     epoch,
-    most_frequent,
     read_pairs,
     tokenize,
 )
@@ -67,43 +66,14 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         UserError: the base cannot be loaded, or a setting does not fit it.
     """
     base = load_base(settings.model, settings.dtype)
-    if settings.draft_vocabulary > base.config.vocab_size:
-        raise UserError(
-            f"draft_vocabulary is {settings.draft_vocabulary}, expected at most the base's "
-            f"{base.config.vocab_size}"
-        )
-    shared = settings.mode == "shared"
-    stream_mlp = settings.stream_mlp or ("base" if shared else "adapter")
-    adapter_rank, init_rank = settings.stream_adapter_rank, settings.stream_init_rank
-    head_rank = settings.stream_head_rank
-    if adapter_rank is None:
-        adapter_rank = 0 if stream_mlp == "base" else 8
-    if init_rank is None:
-        init_rank = 8 if settings.stream_init == "linear" else 0
-    if head_rank is None:
-        head_rank = 128 if settings.stream_head == "conditioned" else 0
-    config = StreamConfig(
-        mode=settings.mode,
-        num_msa_layers=settings.num_msa_layers,
+    settings.check_vocabulary(base.config.vocab_size)
+    config = settings.stream_config(
         hidden_size=base.config.hidden_size,
         num_hidden_layers=base.config.num_hidden_layers,
-        num_streams=settings.num_streams,
-        stream_init=settings.stream_init,
-        stream_init_rank=init_rank,
-        value_rotation_epsilon=settings.value_rotation_epsilon,
-        stream_mlp=stream_mlp,
-        stream_adapter_rank=adapter_rank,
-        stream_head=settings.stream_head,
-        stream_head_rank=head_rank,
-        draft_vocabulary=settings.draft_vocabulary,
-        stream_keys=settings.stream_keys,
-        pruner_rank=settings.pruner_rank,
-        pruner_form=settings.pruner_form,
         base_model=str(settings.model),
         base_fingerprint=base_fingerprint(settings.model),
-        prompt_template=settings.prompt_template,
     )
-    if shared:
+    if settings.mode == "shared":
         layers = config.num_hidden_layers
         if (settings.lora_layers or 0) > layers:
             raise UserError(
@@ -164,7 +134,7 @@ def train(
     items, held_out = _load_items(settings)
     if settings.draft_vocabulary:
         frequent = most_frequent(items, settings.draft_vocabulary, model.backbone.config.vocab_size)
-        model.streams.vocabulary.copy_(frequent)
+        model.streams.vocabulary.copy_(torch.tensor(frequent))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
     bf16 = settings.bf16
@@ -181,13 +151,7 @@ def train(
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     pruner = [p for name, p in trainable.items() if name.startswith("pruner.")]
     others = [p for name, p in trainable.items() if not name.startswith("pruner.")]
-    alphas = default_alphas(settings.mode, settings.num_streams)
-    if settings.alpha_main is not None:
-        alphas[0] = settings.alpha_main
-    if settings.train == "head":
-        alphas[0] = 0.0  # nothing that the main stream passes through
-    if settings.alpha_streams is not None:
-        alphas[1:] = [settings.alpha_streams] * settings.num_streams
+    alphas = settings.alphas(settings.num_streams)
 
     step, elapsed_before = 0, 0.0
     if settings.resume:

@@ -1,7 +1,6 @@
 """Training data: prompts and completions from JSONL files, tokenized and batched by length."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +8,12 @@ import torch
 
 from specstream_mlx.checked_files import read_json_lines, template_error
 from specstream_mlx.config import UserError
+from specstream_mlx.train.items import Item
 
 from .losses import Batch
 
 _WINDOW = 50
 """Batches whose items are sorted by length together: little padding, yet a random order."""
-
-
-@dataclass
-class Item:
-    """One prompt with its completion, tokenized.
-
-    Attributes:
-        tokens: ids of the prompt, the completion and the end token.
-        stream_from: index of the completion's first token.
-    """
-
-    tokens: list[int]
-    stream_from: int
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
@@ -117,26 +104,6 @@ def epoch(items: list[Item], batch_size: int, seed: int) -> Iterator[Batch]:
         yield collate([items[i] for i in groups[index]])
 
 
-def most_frequent(items: list[Item], count: int, vocab_size: int) -> torch.Tensor:
-    """The tokens that come most often in completions, where these are as frequent in prompts.
-
-    Returns:
-        (count,) int32 ids, in ascending order.
-    """
-    in_completions = torch.zeros(vocab_size, dtype=torch.int64)
-    anywhere = torch.zeros(vocab_size, dtype=torch.int64)
-    for item in items:
-        tokens = torch.tensor(item.tokens)
-        anywhere += tokens.bincount(minlength=vocab_size)
-        in_completions += tokens[item.stream_from :].bincount(minlength=vocab_size)
-    order = sorted(
-        range(vocab_size),
-        key=lambda token: (in_completions[token].item(), anywhere[token].item()),
-        reverse=True,
-    )
-    return torch.tensor(sorted(order[:count]), dtype=torch.int32)
-
-
 def batches_per_epoch(items: list[Item], batch_size: int) -> int:
     """The number of batches that ``epoch`` yields."""
     return -(-len(items) // batch_size)
@@ -144,4 +111,4 @@ def batches_per_epoch(items: list[Item], batch_size: int) -> int:
 
 def _size(item: Item) -> tuple[int, int]:
     """A sort key: the length to within 32 tokens, then the number of positions with streams."""
-    return len(item.tokens) // 32, len(item.tokens) - item.stream_from
+    return len(item.tokens) // 32, item.completion_tokens

@@ -3,44 +3,24 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specstream_mlx.config import (
-    UserError,
-    check_integer,
-    check_value_rotation,
-    is_number,
-    shown,
-)
+from specstream_mlx.config import UserError, check_integer, is_number, shown
+from specstream_mlx.train.stream_settings import StreamSettings
 
 _FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "resume"}
 """What may differ between a run and its continuation."""
 
 
 @dataclass
-class TrainSettings:
+class TrainSettings(StreamSettings):
     """The settings of a training run: what to train, on which data, and for how long.
+
+    What is said of the streams stands at ``StreamSettings``.
 
     Args:
         model: directory of the base, Hugging Face's or quantized by MLX.
         data: JSONL of ``{"prompt": ..., "completion": ...}``.
         output: directory that ``adapter``, ``log.jsonl`` and ``checkpoint.pt`` are written to.
         valid_data: held-out JSONL on which the streams' accuracy is measured at the end.
-        init_adapter: adapter directory of the same shape whose weights the run starts from. A
-            conditioned head may be new: it then starts without effect.
-        prompt_template: text with ``{text}`` where the prompt goes; stored with the adapter.
-        mode: ``lossless`` or ``shared``.
-        train: ``all``, or ``head`` for the conditioned head alone, on the frozen streams (and LoRA)
-            of ``init_adapter``.
-        num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
-        stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
-            ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
-            ``stream_head_rank``.
-        draft_vocabulary: tokens that the adapter's streams may draft, the most frequent ones of the
-            completions; 0: all.
-        stream_keys: see ``StreamConfig``; 0: all keys.
-        alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
-            shared mode.
-        alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
         lora_rank: rank of LoRA, in shared mode only; ``None``: 8.
         lora_alpha: PEFT's alpha, in shared mode only; ``None``: twice the rank.
         lora_layers: number of top layers with LoRA, in shared mode only; ``None``: all.
@@ -73,25 +53,6 @@ class TrainSettings:
     data: Path
     output: Path
     valid_data: Path | None = None
-    init_adapter: Path | None = None
-    prompt_template: str | None = None
-    train: str = "all"
-    mode: str = "lossless"
-    num_streams: int = 4
-    num_msa_layers: int = 4
-    stream_init: str = "identity"
-    stream_init_rank: int | None = None
-    value_rotation_epsilon: float = 0.0
-    stream_mlp: str | None = None
-    stream_adapter_rank: int | None = None
-    stream_head: str = "plain"
-    stream_head_rank: int | None = None
-    draft_vocabulary: int = 0
-    stream_keys: int = 0
-    pruner_rank: int = 8
-    pruner_form: str = "residual"
-    alpha_main: float | None = None
-    alpha_streams: float | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_layers: int | None = None
@@ -120,12 +81,7 @@ class TrainSettings:
         Raises:
             UserError: a setting is out of range, or two exclude each other.
         """
-        if self.mode not in ("lossless", "shared"):
-            raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
-        if self.train not in ("all", "head"):
-            raise UserError(f"train is {shown(self.train)}, expected 'all' or 'head'")
-        if self.train == "head":
-            self._check_head_alone()
+        self.check_streams()
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"dtype is {shown(self.dtype)}, expected 'float32' or 'bfloat16'")
         if self.dtype == "bfloat16" and self.bf16 is False:
@@ -145,10 +101,9 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
                 raise UserError(f"{name} is {shown(value)}, expected more than 0")
-        for name in ("weight_decay", "alpha_main", "alpha_streams"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value >= 0):
-                raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
+        if not (is_number(self.weight_decay) and self.weight_decay >= 0):
+            found = shown(self.weight_decay)
+            raise UserError(f"weight_decay is {found}, expected a number of at least 0")
         for name in (
             *("lora_rank", "lora_layers", "batch_size", "iters", "max_seq_length", "segments"),
             *("log_every", "save_every"),
@@ -156,29 +111,8 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         check_integer("seed", self.seed, least=0, most=2**63 - 1)
-        check_integer("num_streams", self.num_streams)
-        check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
-        check_integer("stream_keys", self.stream_keys, least=0)
-        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
-
-    def _check_head_alone(self) -> None:
-        if self.stream_head != "conditioned":
-            raise UserError(
-                f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
-                "'conditioned': no other head is trained"
-            )
-        if self.init_adapter is None:
-            raise UserError(
-                "train is 'head' without init_adapter, expected the adapter whose streams the head "
-                "is trained on"
-            )
-        if self.alpha_main:
-            raise UserError(
-                f"alpha_main is {shown(self.alpha_main)} with train 'head', expected none: the "
-                "main stream stays as it is"
-            )
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the run it continues, as text."""

@@ -24,7 +24,7 @@ from specstream_mlx.loading import read_model
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
-from .peft import NO_LORA, LoraPart, read_peft_lora
+from .peft import NO_LORA_PART, LoraPart, read_peft_lora
 from .source_tensors import read_arrays
 
 
@@ -168,7 +168,7 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
 def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
     config = found.config
     if not config:
-        return NO_LORA
+        return NO_LORA_PART
     if found.is_peft or "lora_parameters" not in config:
         return read_peft_lora(found.path, base.model)
     lora = read_lora(found, base.model)

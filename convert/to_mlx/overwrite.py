@@ -5,11 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specstream_mlx.adapters.description import ADAPTER_CONFIG, LORA_FILE, STREAM_FILE
+from specstream_mlx.adapters.description import ADAPTER_CONFIG, ADAPTER_FILES
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import other_file
-
-_ADAPTER = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE))))
 
 _MODEL = re.compile(
     r"(generation_)?config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
@@ -76,7 +74,7 @@ def _other_file(directory: Path) -> Path | None:
     if (directory / "config.json").is_file() and any(directory.glob("model*.safetensors")):
         return other_file(directory, _MODEL)
     if (directory / ADAPTER_CONFIG).is_file():
-        return other_file(directory, _ADAPTER)
+        return other_file(directory, ADAPTER_FILES)
     adapters = [path.name for path in directory.iterdir() if (path / ADAPTER_CONFIG).is_file()]
     names = "|".join(map(re.escape, adapters))
-    return other_file(directory, re.compile(f"({names})/({_ADAPTER.pattern})"))
+    return other_file(directory, re.compile(f"({names})/({ADAPTER_FILES.pattern})"))

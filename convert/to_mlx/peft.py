@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from specstream_mlx.adapters.lora import (
+    NO_LORA,
     adaptable_modules,
     adapter_shapes,
     place_in_layer,
@@ -29,7 +30,9 @@ from specstream_mlx.models.architectures import architecture_of
 
 from .source_tensors import read_arrays
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What PEFT's names of tensors begin with."""
+
 _TENSOR = re.compile(r"(?P<module>.+)\.(?P<kind>lora_\w+|base_layer\.weight)(\.weight)?")
 _KINDS = {
     "lora_A": "lora_a",
@@ -72,7 +75,7 @@ class LoraPart:
     fine_tune_type: str = "lora"
 
 
-NO_LORA = LoraPart({}, {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}, 0)
+NO_LORA_PART = LoraPart({}, NO_LORA, 0)
 
 
 def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
@@ -153,7 +156,7 @@ def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
     """Tensors by PEFT's module name and then by mlx-lm's kind, transposed as mlx-lm has them."""
     found: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in read_arrays(path).items():
-        match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
+        match = _TENSOR.fullmatch(name.removeprefix(PREFIX))
         kind = match and _KINDS.get(match["kind"])
         if not kind:
             raise UserError(f"{path}: tensor {name} is not LoRA, expected nothing else")

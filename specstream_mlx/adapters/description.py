@@ -5,6 +5,7 @@ alike. It reads no weights and does not import MLX.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 LORA_FILE = "adapters.safetensors"
 STREAM_FILE = "speculative_streaming.safetensors"
 STREAM_KEY = "speculative_streaming"
+
+ADAPTER_FILES = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE))))
+"""Matches the names of an adapter directory's files in MLX's format."""
 
 
 @dataclass(frozen=True)

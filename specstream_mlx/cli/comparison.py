@@ -4,15 +4,15 @@ Both compute with the same arrays in the same dtype. mlx_lm by itself may hold a
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import mlx.core as mx
-from mlx_lm.generate import GenerationResponse as PlainResponse
 
 from ..drafting.settings import DraftSettings
 from ..engine.kv import window_left_out
+from ..generation import decoding_rate
 from .progress import progress
 from .run import Run
 
@@ -134,18 +134,12 @@ def _pairs(run: Run, count: Callable[[int], None]) -> list[Pair]:
     for number in range(PAIRS):
         rates = {}
         for name in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
-            rates[name] = _rate(sides[name]())
+            last = deque(sides[name](), maxlen=1).pop()
+            rates[name] = decoding_rate(last)
             count(2 * number + len(rates))
         if all(rates.values()):
             found.append(Pair(**rates))
     return found
-
-
-def _rate(responses: Iterable[PlainResponse]) -> float:
-    """Tokens per second after the first token of a generation that is run to its end."""
-    last = deque(responses, maxlen=1).pop()
-    # mlx_lm's rate counts the first token but not its time.
-    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
 def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:

@@ -281,12 +281,11 @@ def train(
     directory = run_directory(settings.adapter_path)
     _check_place(settings, directory)
     start, run, valid = _prepared(settings, directory, answers)
-    expected = estimate(run)
-    reporting.note(f"Training {expected.sentence()}")
-    if reports.estimate:
-        return
     if settings.resume:
         run.restore(run.last)
+    reporting.note(f"Training {estimate(run).sentence()}")
+    if reports.estimate:
+        return
     wrapped = None
     if reports.report_to:
         try:
@@ -298,7 +297,7 @@ def train(
     _iterate(run, wrapped)
     print(run.write_adapter())
     if valid is not None and not reports.no_outcome:
-        _tell_outcome(settings, start, valid)
+        _tell_outcome(start, settings.adapter_path, valid)
 
 
 def _settings(*groups: Any) -> "TrainSettings":
@@ -356,12 +355,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_place(settings: "TrainSettings", directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
-    from ..train.run import is_adapter
+    from ..train.run import is_adapter, last_checkpoint
 
     target = settings.adapter_path
     if target.exists() and not (settings.resume and is_adapter(target)):
         raise UserError(f"{target} exists already, expected a new --adapter-path")
-    begun = (directory / "last.safetensors").exists()
+    begun = last_checkpoint(directory).exists()
     if begun and not settings.resume:
         raise UserError(
             f"{directory} holds an earlier run, expected --resume to go on with it or another "
@@ -379,6 +378,7 @@ def _prepared(
     settings: "TrainSettings", directory: Path, answers: AnswerOptions
 ) -> "tuple[Start, Run, Split | None]":
     """Load the base, make its answers where they are the data, and read the data."""
+    from ..loading import load
     from ..train.data import read_split
     from ..train.distil import SHIPPED, Answering, distil, read_prompts
     from ..train.run import Run
@@ -386,11 +386,13 @@ def _prepared(
     from .progress import progress
 
     data = directory / "data"
-    if settings.data is None:
-        from ..loading import load
-
-        prompts = read_prompts(answers.prompts or SHIPPED)
-        base, tokenizer = load(settings.model)
+    if settings.data is not None:
+        data = Path(settings.data)
+        if not data.is_dir():
+            raise UserError(f"the data directory {data} does not exist")
+    prompts = [] if settings.data else read_prompts(answers.prompts or SHIPPED)
+    base, tokenizer = load(settings.model)
+    if prompts:
         answering = Answering(
             answers.max_tokens,
             answers.temp,
@@ -399,12 +401,7 @@ def _prepared(
         )
         with progress("The base answers prompts") as show:
             distil(base, tokenizer, prompts, data, answering, show)
-        del base
-    else:
-        data = Path(settings.data)
-    if not data.is_dir():
-        raise UserError(f"the data directory {data} does not exist")
-    start = start_of(settings)
+    start = start_of(settings, base, tokenizer)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
         path = data / f"{name}.jsonl"
@@ -475,14 +472,13 @@ def _iterate(run: "Run", wrapped: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _tell_outcome(settings: "TrainSettings", start: "Start", valid: "Split") -> None:
+def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
     """Decode held-out prompts with the finished adapter, and say what it brings."""
-    from ..loading import load
     from ..train.outcome import measure
     from .progress import progress
 
-    model, tokenizer = load(settings.model, adapter_path=settings.adapter_path)
+    start.base.swap_adapter(adapter)
     prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
     with progress("Decoding held-out texts") as show:
-        found = measure(model, tokenizer, prompts, show=show)
+        found = measure(start.base, start.tokenizer, prompts, show=show)
     reporting.note(found.sentence())

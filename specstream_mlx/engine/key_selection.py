@@ -152,8 +152,22 @@ class SelectingRows(AskingRows):
             scores = mx.quantized_matmul(grouped, *keys, transpose=True, **kind)
         else:
             scores = grouped @ keys.swapaxes(2, 3)
-        scores = scores.reshape(sequences, heads, rows, -1).astype(mx.float32)
-        if self._softcap is not None:
-            scores = mx.tanh(scores / self._softcap) * self._softcap
-        weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1).sum(axis=1, keepdims=True)
-        return mx.where(seen, weights, -1.0)
+        return summed_weights(scores.reshape(sequences, heads, rows, -1), seen, self._softcap)
+
+
+def summed_weights(scores: mx.array, seen: mx.array, softcap: float | None) -> mx.array:
+    """What rows weigh keys by, summed over heads, in float32; -1: not seen.
+
+    Args:
+        scores: (sequences, heads, rows, columns) of a layer.
+        seen: bool, of a shape that goes with it, what the rows see.
+        softcap: cap of the scores; ``None``: none.
+
+    Returns:
+        (sequences, 1, rows, columns)
+    """
+    scores = scores.astype(mx.float32)
+    if softcap is not None:
+        scores = mx.tanh(scores / softcap) * softcap
+    weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1).sum(axis=1, keepdims=True)
+    return mx.where(seen, weights, -1.0)

@@ -69,6 +69,11 @@ class Architecture:
         owner, _, last = name.rpartition(".")
         return f"{owner}.mlp.{last}" if last in self.mlp else name
 
+    def transformers_name(self, name: str) -> str:
+        """The name in transformers of the linear layer or embedding ``name`` here."""
+        owner, _, last = name.rpartition(".")
+        return f"{owner.removesuffix('.mlp')}.{last}" if last in self.mlp else name
+
 
 def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windows]:
     """Windows by ``layer_types``, or on the layers that ``default`` names by number."""

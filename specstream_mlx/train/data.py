@@ -13,7 +13,7 @@ from mlx_lm.tuner.datasets import create_dataset
 from ..checked_files import read_json_lines, template_error
 from ..config import UserError, shown
 from ..prompts import chat_prompt
-from .sequences import Item
+from .items import Item
 
 _WINDOW = 50
 """Batches whose items are sorted by length together: little padding, yet a random order."""
@@ -26,12 +26,10 @@ class Split:
     Attributes:
         items: in the file's order.
         too_long: how many were left out because they have too many tokens.
-        rows: what each of the items was read from.
     """
 
     items: list[Item]
     too_long: int
-    rows: list[Mapping[str, Any]]
 
 
 def read_split(
@@ -65,7 +63,7 @@ def read_split(
     if not rows:
         raise UserError(f"{path} is empty, expected a JSON object on each line")
     read = _reader(rows, tokenizer, template)
-    items, kept, too_long = [], [], 0
+    items, too_long = [], 0
     for number, row in enumerate(rows, 1):
         try:
             tokens, start = read(row)
@@ -78,13 +76,12 @@ def read_split(
             too_long += 1
         elif len(tokens) > max(start, 1):
             items.append(Item(tokens, max(start, 1)))
-            kept.append(row)
     if not items:
         raise UserError(
             f"{path} has no sequence of at most {max_seq_length} tokens with a completion, "
             "expected at least one"
         )
-    return Split(items, too_long, kept)
+    return Split(items, too_long)
 
 
 def _kind(value: Any) -> str | None:
@@ -172,4 +169,4 @@ class Batches:
     def _length(self, number: int) -> tuple[int, int]:
         """A sort key: the length to within 32 tokens, then the positions with streams."""
         item = self._items[number]
-        return len(item.tokens) // 32, len(item.tokens) - item.stream_from
+        return len(item.tokens) // 32, item.completion_tokens

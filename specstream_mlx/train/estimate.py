@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from .items import Item
 from .run import Run
 
 
@@ -50,13 +51,11 @@ def estimate(run: Run) -> Estimate:
     Args:
         run: not begun, or restored.
     """
-    left = run.settings.iters - run.progress.iterations
-    of_batches = [sum(len(i.tokens) - i.stream_from for i in batch) for batch in run.epoch]
-    mean = sum(of_batches) / len(of_batches)
-    longest = max(run.epoch, key=lambda batch: len(batch) * max(len(i.tokens) for i in batch))
+    left, epoch = run.settings.iters - run.progress.iterations, run.epoch
+    longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
     mx.reset_peak_memory()
-    rates = [_seconds(run, batch) / tokens for batch, tokens in _measured(run.epoch, longest)]
-    tokens = round(mean * left)
+    rates = [_seconds(run, batch) / _tokens(batch) for batch in (epoch[0], longest)]
+    tokens = round(left * sum(map(_tokens, epoch)) / len(epoch))
     return Estimate(
         iterations=left,
         tokens=tokens,
@@ -66,15 +65,12 @@ def estimate(run: Run) -> Estimate:
     )
 
 
-def _measured(epoch: Sequence, longest: Sequence) -> list[tuple[Sequence, int]]:
-    """The batches whose steps are timed, with their completion tokens."""
-    return [
-        (batch, sum(len(item.tokens) - item.stream_from for item in batch))
-        for batch in (epoch[0], longest)
-    ]
+def _tokens(batch: Sequence[Item]) -> int:
+    """Completion tokens of a batch."""
+    return sum(item.completion_tokens for item in batch)
 
 
-def _seconds(run: Run, batch: Sequence) -> float:
+def _seconds(run: Run, batch: Sequence[Item]) -> float:
     """What a step on a batch takes the second time."""
     for _ in range(2):
         began = time.perf_counter()

@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..engine.borrowed_model import BorrowedModel, model_type_of
+from ..engine.key_selection import summed_weights
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
@@ -304,12 +305,12 @@ class Visibility:
 
         Args:
             window: see ``mask``.
-            weights: (B * S, c, T) what each main row beside streams weighs the others by.
+            weights: (B * S, c, T) what each main row beside streams weighs the others by; -1: it
+                does not see them.
             count: how many are selected; more where the last ones weigh the same.
         """
         gamma, seen = self.num_streams, self._seen[window]
         of_streams = seen[:, self.main_rows :]
-        weights = mx.where(of_streams[:, ::gamma], weights, -1.0)
         least = mx.topk(weights, min(count, weights.shape[-1])).min(-1, keepdims=True)
         of_streams = of_streams & mx.repeat(weights >= least, gamma, axis=1)
         seen = mx.concatenate([seen[:, : self.main_rows], of_streams], axis=1)
@@ -416,16 +417,13 @@ class SegmentRows:
         )
 
     def _weights(self, keys: mx.array) -> mx.array:
-        """(B * S, c, T) what the main rows beside streams weigh others by, summed over heads."""
+        """(B * S, c, T) what the main rows beside streams weigh others by; -1: not seen."""
         queries, softcap = self._asked
         batch, heads, rows, size = queries.shape
         grouped = queries.reshape(batch, keys.shape[1], -1, size)
         scores = (grouped @ keys.swapaxes(2, 3)).reshape(batch, heads, rows, -1)
-        scores = mx.stop_gradient(scores).astype(mx.float32)
-        if softcap is not None:
-            scores = mx.tanh(scores / softcap) * softcap
         seen = self._visibility.seen_beside(self._main.window)[:, None]
-        return mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1).sum(axis=1)
+        return summed_weights(mx.stop_gradient(scores), seen, softcap)[:, 0]
 
 
 def _beside(queries: mx.array, positions: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..generation import stream_generate
+from ..generation import decoding_rate, stream_generate
 from ..loading import SpeculativeModel
 
 ROUNDS = 2
@@ -91,7 +91,7 @@ def measure(
                 last = deque(responses, maxlen=1).pop()
                 show(done := done + 1, total)
                 if number and last.generation_tokens > 1:
-                    rates[name].append(_rate(last))
+                    rates[name].append(decoding_rate(last))
                 if number and name == "streams":
                     tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
         if all(rates.values()):
@@ -106,11 +106,6 @@ def measure(
         call_reduction=tokens / max(calls, 1),
         prompts=len(prompts),
     )
-
-
-def _rate(last: PlainResponse) -> float:
-    """Tokens per second after the first, whose time mlx_lm does not count."""
-    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
 def _mean(ratios: Sequence[float]) -> float:

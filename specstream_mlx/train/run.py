@@ -7,7 +7,6 @@ same bytes as one that was not.
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,17 +19,19 @@ from mlx.utils import tree_map
 from mlx_lm.tuner.callbacks import TrainingCallback
 from mlx_lm.tuner.utils import build_schedule
 
-from ..adapters.description import ADAPTER_CONFIG, LORA_FILE, STREAM_FILE
+from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
+from ..adapters.lora import NO_LORA
 from ..config import VOCABULARY, UserError, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
 from .data import Batches, Split
 from .forward import StreamForward
+from .items import Item
 from .loss import n_gram_loss
 from .optimizer import GroupedOptimizer, Schedule, warm_up_and_fall
 from .parameters import Parameters, Trained, is_of_streams
-from .sequences import Item, Scored, Sequences, sequences_of
+from .sequences import Scored, Sequences, sequences_of
 from .settings import TrainSettings
 from .start import Start, set_vocabulary
 from .validation import Validation, validate
@@ -120,7 +121,7 @@ class Run:
         self.settings, self.progress = settings, Progress()
         self.directory = run_directory(settings.adapter_path)
         self._start = start
-        set_vocabulary(start.streams, train.items)
+        set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
         everything = Trained(start.model, start.streams).get()
         self._trained = Trained(start.model, start.streams, settings.train == "head")
         self.parameters = self._trained.get()
@@ -132,7 +133,7 @@ class Run:
         self._forward = StreamForward(
             start.model, start.base.config, start.streams, settings.grad_checkpoint
         )
-        self.alphas = _alphas(settings)
+        self._alphas = settings.alphas(start.streams.config.num_streams)
         self._exits = any(name.startswith("pruner.") for name in self.parameters)
         self._step = StepFunction(self._forward, self._trained, settings.compile)
         self._optimizer = _optimizer(settings, list(self.parameters))
@@ -149,7 +150,7 @@ class Run:
     @property
     def last(self) -> Path:
         """The file of the last checkpoint."""
-        return self.directory / "last.safetensors"
+        return last_checkpoint(self.directory)
 
     @property
     def best(self) -> Path:
@@ -181,29 +182,19 @@ class Run:
         self.progress = Progress(**found.progress)
         self._trained.set(self.parameters)
 
-    def write_adapter(self, dtype: str | None = None) -> Path:
+    def write_adapter(self) -> Path:
         """Write the best checkpoint, or what there is without validation, as an adapter directory.
-
-        Args:
-            dtype: of the written tensors; ``None``: as trained.
 
         Raises:
             UserError: the file system refuses it, or the directory exists.
         """
-        tensors = Checkpoint.load(self.best if self._valid else self.last).parameters
-        tensors = self._frozen | tensors
-        if dtype is not None:
-            tensors = {name: tensor.astype(getattr(mx, dtype)) for name, tensor in tensors.items()}
+        found = Checkpoint.load(self.best if self._valid else self.last)
+        tensors = self._frozen | found.parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
             streams[VOCABULARY] = self._start.streams.vocabulary
         lora = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
-        parameters = self._start.lora_parameters or {
-            "rank": 1,
-            "scale": 1.0,
-            "dropout": 0.0,
-            "keys": [],
-        }
+        parameters = self._start.lora_parameters or NO_LORA
         target, again = self.settings.adapter_path, self.settings.resume
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
             config = self._start.streams.config
@@ -232,7 +223,7 @@ class Run:
             self.save(self.last)  # so that a run that stops early can be resumed
             self._validate(callback)
         gathered: Parameters | None = None
-        window = _Window()
+        self._window = _Window()
         for items in self._batches.from_step(progress.iterations):
             if progress.iterations >= settings.iters or self._is_enough():
                 break
@@ -256,13 +247,13 @@ class Run:
                     f"the loss is {loss.item()} in iteration {progress.iterations + 1}, expected a "
                     f"number: {self.last} holds an earlier state; try a smaller learning rate"
                 )
-            tokens = sum(len(item.tokens) - item.stream_from for item in items)
+            tokens = sum(item.completion_tokens for item in items)
             seconds = time.perf_counter() - began
             progress.iterations += 1
             progress.trained_tokens += tokens
             progress.seconds += seconds
-            window.add(loss.item(), tokens, seconds)
-            self._after(callback, window, gathered is None)
+            self._window.add(loss.item(), tokens, seconds)
+            self._after(callback, gathered is None)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
                 mx.clear_cache()
         self.save(self.last)
@@ -277,28 +268,28 @@ class Run:
         """Loss and gradients of a batch, not evaluated yet; nothing changes."""
         settings = self.settings
         step = sequences_of(
-            items, self.alphas, settings.segment, _MULTIPLE if settings.compile else 1, self._exits
+            items, self._alphas, settings.segment, _MULTIPLE if settings.compile else 1, self._exits
         )
         self._start.model.train()
         mx.random.seed(settings.seed * _MOST_ITERATIONS + self.progress.iterations)
         (loss, _, _), gradients = self._step(self.parameters, *step)
         return loss, gradients
 
-    def _after(self, callback: TrainingCallback, window: "_Window", is_update: bool) -> None:
+    def _after(self, callback: TrainingCallback, is_update: bool) -> None:
         """Report, validate and save where it is time to."""
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
         if done % settings.steps_per_report == 0 or at_end:
             figures = {
                 "iteration": done,
-                **window.figures(),
+                **self._window.figures(),
                 "learning_rate": max(self._optimizer.learning_rates.values()),
                 "trained_tokens": self.progress.trained_tokens,
                 "peak_memory": mx.get_peak_memory() / 1e9,
             }
             callback.on_train_loss_report(figures)
             self._log(figures)
-            window.clear()
+            self._window = _Window()
         if done % settings.steps_per_eval == 0 or at_end:
             self._validate(callback)
         if is_update and done % settings.save_every == 0:
@@ -311,7 +302,7 @@ class Run:
     def validation(self) -> Validation:
         """What the streams would win as they are now."""
         self._start.model.eval()
-        return validate(self._forward, self._valid, self.alphas, self.settings.segment)
+        return validate(self._forward, self._valid, self._alphas, self.settings.segment)
 
     def _validate(self, callback: TrainingCallback) -> None:
         if not self._valid:
@@ -352,9 +343,6 @@ class _Window:
         self.loss, self.iterations = self.loss + loss, self.iterations + 1
         self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
 
-    def clear(self) -> None:
-        self.__init__()
-
     def figures(self) -> dict[str, float]:
         return {
             "train_loss": self.loss / self.iterations,
@@ -368,22 +356,14 @@ def run_directory(adapter_path: Path) -> Path:
     return adapter_path.with_name(f"{adapter_path.name}.training")
 
 
+def last_checkpoint(directory: Path) -> Path:
+    """The file of a run's last checkpoint in its directory."""
+    return directory / "last.safetensors"
+
+
 def is_adapter(directory: Path) -> bool:
     """Whether a directory holds nothing but an adapter's files, so that it may be replaced."""
-    names = "|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE)))
-    return directory.is_dir() and other_file(directory, re.compile(names)) is None
-
-
-def _alphas(settings: TrainSettings) -> list[float]:
-    """The weights of Eq. 6, the main stream's first."""
-    main, stream = (1.0, 0.1) if settings.mode == "shared" else (0.0, 1.0)
-    if settings.alpha_main is not None:
-        main = settings.alpha_main
-    if settings.train == "head":
-        main = 0.0  # nothing that the main stream passes through
-    if settings.alpha_streams is not None:
-        stream = settings.alpha_streams
-    return [main] + [stream] * settings.num_streams
+    return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
 
 
 def _optimizer(settings: TrainSettings, names: list[str]) -> GroupedOptimizer:

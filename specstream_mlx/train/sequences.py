@@ -11,18 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Item:
-    """One prompt with its completion, tokenized.
-
-    Attributes:
-        tokens: ids of the prompt, the completion and the end token.
-        stream_from: index of the completion's first token, at least 1.
-    """
-
-    tokens: Sequence[int]
-    stream_from: int
+from .items import Item
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..config import UserError, check_integer, check_value_rotation, is_number, shown
+from ..config import UserError, check_integer, is_number, shown
 from .optimizer import KINDS
+from .stream_settings import StreamSettings
 
 _FREE_TO_CHANGE = {
     *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
@@ -16,28 +17,17 @@ _FREE_TO_CHANGE = {
 
 
 @dataclass
-class TrainSettings:
+class TrainSettings(StreamSettings):
     """What to train, on what, and for how long. Names and defaults are mlx_lm's where it has them.
+
+    What is said of the streams stands at ``StreamSettings``; their head is conditioned here unless
+    another is asked for.
 
     Args:
         model: the base, as ``load`` takes it; quantized ones stay as they are.
         data: directory with ``train.jsonl`` and ``valid.jsonl`` in mlx-lm's formats; ``None``: the
             base's own answers.
         adapter_path: the adapter directory that the run writes.
-        mode: ``lossless`` or ``shared``.
-        train: ``all``, or ``head`` for the conditioned head alone, on the frozen streams (and LoRA)
-            of ``init_adapter``.
-        init_adapter: adapter directory of the same shape whose weights the run starts from.
-        prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
-        num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
-        stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, stream_keys, pruner_rank,
-        pruner_form: see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless
-            and ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
-            ``stream_head_rank``.
-        draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
-            0: all.
-        alpha_main, alpha_streams: weights of Eq. 6; ``None``: 0 and 1 in lossless, 1 and 0.1 in
-            shared mode.
         num_layers: top layers with LoRA, in shared mode; -1: all.
         lora_parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``, in shared mode.
         optimizer: a key of ``optimizer.KINDS``.
@@ -67,25 +57,7 @@ class TrainSettings:
     model: str
     data: str | None = None
     adapter_path: Path = Path("adapters")
-    mode: Literal["lossless", "shared"] = "lossless"
-    train: Literal["all", "head"] = "all"
-    init_adapter: Path | None = None
-    prompt_template: str | None = None
-    num_streams: int = 4
-    num_msa_layers: int = 4
-    stream_init: str = "identity"
-    stream_init_rank: int | None = None
-    value_rotation_epsilon: float = 0.0
-    stream_mlp: str | None = None
-    stream_adapter_rank: int | None = None
-    stream_head: str = "conditioned"
-    stream_head_rank: int | None = None
-    draft_vocabulary: int = 0
-    stream_keys: int = 0
-    pruner_rank: int = 8
-    pruner_form: str = "residual"
-    alpha_main: float | None = None
-    alpha_streams: float | None = None
+    stream_head: str = field(default="conditioned", kw_only=True)
     num_layers: int = -1
     lora_parameters: dict[str, Any] = field(
         default_factory=lambda: {"rank": 8, "dropout": 0.0, "scale": 2.0}
@@ -120,21 +92,17 @@ class TrainSettings:
         Raises:
             UserError: a setting is out of range, or two exclude each other.
         """
-        for name, allowed in (
-            ("mode", ("lossless", "shared")),
-            ("train", ("all", "head")),
-            ("optimizer", tuple(KINDS)),
-        ):
-            if getattr(self, name) not in allowed:
-                found = shown(getattr(self, name))
-                raise UserError(f"{name} is {found}, expected one of {', '.join(allowed)}")
+        self.check_streams()
+        if self.optimizer not in KINDS:
+            found = shown(self.optimizer)
+            raise UserError(f"optimizer is {found}, expected one of {', '.join(KINDS)}")
         for name in (
-            *("num_streams", "num_msa_layers", "batch_size", "grad_accumulation_steps", "iters"),
+            *("num_msa_layers", "batch_size", "grad_accumulation_steps", "iters"),
             *("steps_per_report", "steps_per_eval", "save_every", "segment"),
         ):
             check_integer(name, getattr(self, name))
         check_integer("max_seq_length", self.max_seq_length, least=2)
-        for name in ("draft_vocabulary", "stream_keys", "patience", "clear_cache_threshold"):
+        for name in ("patience", "clear_cache_threshold"):
             check_integer(name, getattr(self, name), least=0)
         for name in ("num_layers", "val_batches"):
             check_integer(name, getattr(self, name), least=-1)
@@ -146,16 +114,9 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
                 raise UserError(f"{name} is {shown(value)}, expected more than 0")
-        for name in ("alpha_main", "alpha_streams"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value >= 0):
-                raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
-        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         self._check_lora()
         if self.mode == "shared" and self.data is None:
             raise UserError("mode is 'shared' without data, expected that of the application")
-        if self.train == "head":
-            self._check_head_alone()
 
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}
@@ -169,18 +130,6 @@ class TrainSettings:
             value = found[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
-
-    def _check_head_alone(self) -> None:
-        if self.stream_head != "conditioned":
-            raise UserError(
-                f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
-                "'conditioned': no other head is trained"
-            )
-        if self.init_adapter is None:
-            raise UserError(
-                "train is 'head' without init_adapter, expected the adapter whose streams the head "
-                "is trained on"
-            )
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the one that it continues, as text."""

@@ -1,6 +1,5 @@
 """What a run starts from: the base, with LoRA put on in shared mode, and untrained streams."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +11,10 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, read_adapter
 from ..config import VOCABULARY, StreamConfig, UserError
-from ..loading import SpeculativeModel, load
+from ..loading import SpeculativeModel
 from ..models.streams import Streams
+from .items import Item, most_frequent
 from .parameters import initial_streams
-from .sequences import Item
 from .settings import TrainSettings
 
 
@@ -43,13 +42,17 @@ class Start:
         return self.base.model
 
 
-def start_of(settings: TrainSettings) -> Start:
-    """Load the base and make what is trained; nothing but LoRA of the model is left trainable.
+def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
+    """Make what is trained on a base; nothing but LoRA of its model is left trainable.
+
+    Args:
+        settings: checked.
+        base: ``settings.model``, without an adapter; LoRA is put on it in shared mode.
+        tokenizer: its.
 
     Raises:
-        UserError: the base or ``init_adapter`` cannot be loaded, or a setting does not fit it.
+        UserError: ``init_adapter`` cannot be read, or a setting does not fit the base.
     """
-    base, tokenizer = load(settings.model)
     model, layers = base.model, len(base.model.layers)
     mx.random.seed(settings.seed)
     model.freeze()
@@ -75,74 +78,29 @@ def start_of(settings: TrainSettings) -> Start:
     return Start(base, tokenizer, streams, parameters, count)
 
 
-def set_vocabulary(streams: Streams, items: Sequence[Item]) -> None:
-    """Let the streams draft the tokens that come most often in completions, if not all.
-
-    Where these are as frequent, those that come most often anywhere.
-    """
-    if streams.vocabulary is None:
-        return
-    in_completions: Counter[int] = Counter()
-    anywhere: Counter[int] = Counter()
-    for item in items:
-        anywhere.update(item.tokens)
-        in_completions.update(item.tokens[item.stream_from :])
-    ranked = sorted(anywhere, key=lambda token: (in_completions[token], anywhere[token]))[::-1]
-    wanted = streams.config.draft_vocabulary
-    others = (token for token in range(wanted + len(ranked)) if token not in anywhere)
-    chosen = ranked[:wanted] + [next(others) for _ in range(wanted - len(ranked))]
-    streams.load_weights([(VOCABULARY, mx.array(sorted(chosen), mx.int32))], strict=False)
+def set_vocabulary(streams: Streams, items: Sequence[Item], vocab_size: int) -> None:
+    """Let the streams draft the most frequent tokens of these items, if not all."""
+    if streams.vocabulary is not None:
+        ids = most_frequent(items, streams.config.draft_vocabulary, vocab_size)
+        streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
 
 
 def _stream_config(
     settings: TrainSettings, base: SpeculativeModel, adapter: Adapter | None
 ) -> StreamConfig:
     """The configuration of the streams: the settings', or those of the adapter to start from."""
-    vocab_size = base.config["vocab_size"]
-    if settings.draft_vocabulary > vocab_size:
-        raise UserError(
-            f"draft_vocabulary is {settings.draft_vocabulary}, expected at most the base's "
-            f"{vocab_size}"
-        )
-    head_rank = settings.stream_head_rank
-    if head_rank is None:
-        head_rank = 128 if settings.stream_head == "conditioned" else 0
-    head = {
-        "stream_head": settings.stream_head,
-        "stream_head_rank": head_rank,
-        "draft_vocabulary": settings.draft_vocabulary,
-    }
+    settings.check_vocabulary(base.config["vocab_size"])
     if adapter is not None:
-        return _continued(settings, adapter, head)
-    shared = settings.mode == "shared"
-    stream_mlp = settings.stream_mlp or ("base" if shared else "adapter")
-    adapter_rank, init_rank = settings.stream_adapter_rank, settings.stream_init_rank
-    if adapter_rank is None:
-        adapter_rank = 0 if stream_mlp == "base" else 8
-    if init_rank is None:
-        init_rank = 8 if settings.stream_init == "linear" else 0
-    return StreamConfig(
-        mode=settings.mode,
-        num_msa_layers=settings.num_msa_layers,
+        return _continued(settings, adapter)
+    return settings.stream_config(
         hidden_size=base.config["hidden_size"],
         num_hidden_layers=len(base.model.layers),
-        num_streams=settings.num_streams,
-        stream_init=settings.stream_init,
-        stream_init_rank=init_rank,
-        value_rotation_epsilon=settings.value_rotation_epsilon,
-        stream_mlp=stream_mlp,
-        stream_adapter_rank=adapter_rank,
-        stream_keys=settings.stream_keys,
-        pruner_rank=settings.pruner_rank,
-        pruner_form=settings.pruner_form,
         base_model=settings.model,
         base_fingerprint=base.base_fingerprint,
-        prompt_template=settings.prompt_template,
-        **head,
     )
 
 
-def _continued(settings: TrainSettings, adapter: Adapter, head: dict[str, Any]) -> StreamConfig:
+def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
     """The configuration of an adapter that a run starts from; its head may become another."""
     found = adapter.stream_config
     if found is None:
@@ -157,6 +115,7 @@ def _continued(settings: TrainSettings, adapter: Adapter, head: dict[str, Any]) 
             f"init_adapter {adapter.path}: stream_head is 'conditioned', expected 'plain' as in "
             "this run"
         )
+    head = settings.head_fields()
     if found.stream_head == "conditioned":
         head = {"stream_head": "conditioned", "stream_head_rank": found.stream_head_rank}
     template = settings.prompt_template or found.prompt_template

@@ -8,8 +8,9 @@ import mlx.nn as nn
 import numpy as np
 
 from .forward import StreamForward
+from .items import Item
 from .loss import LOGITS_AT_ONCE, predicting
-from .sequences import Item, sequences_of
+from .sequences import sequences_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def validate(
         hits = np.zeros(sequences.positions.size * rows, bool)
         hits[place] = found
         for item, own in zip(items, hits.reshape(len(items), -1, rows), strict=True):
-            drafted = len(item.tokens) - item.stream_from - 1  # the first token is the prompt's
+            drafted = item.completion_tokens - 1  # the first token is the prompt's
             tokens += drafted
             steps += steps_of(own[:drafted, 1:])
     counts = np.maximum(counts, 1)

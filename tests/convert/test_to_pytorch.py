@@ -15,7 +15,7 @@ from specstream_mlx.convert import parity
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_pytorch import convert_to_pytorch, transformers_name
+from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import load
@@ -123,4 +123,4 @@ def test_every_architecture_is_named_back():
         names = [name for name, m in torch_model.named_modules() if isinstance(m, torch.nn.Linear)]
         assert names
         for name in names:
-            assert transformers_name(architecture.module_name(name), architecture) == name
+            assert architecture.transformers_name(architecture.module_name(name)) == name

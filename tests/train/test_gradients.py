@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from peft import LoraConfig, get_peft_model
 from specstream_mlx.convert.pytorch.backbone import linear_layers
-from specstream_mlx.convert.pytorch.losses import Batch, default_alphas
+from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.losses import n_gram_loss as torch_loss
 from torch_tiny import tiny_model
 
@@ -18,8 +18,10 @@ from specstream_mlx.models.architectures import ARCHITECTURES, architecture_of
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.train import forward as forward_module
 from specstream_mlx.train.forward import StreamForward
+from specstream_mlx.train.items import Item
 from specstream_mlx.train.loss import n_gram_loss
-from specstream_mlx.train.sequences import Item, sequences_of
+from specstream_mlx.train.sequences import sequences_of
+from specstream_mlx.train.stream_settings import default_alphas
 
 BOUND = 1e-4
 """Of each tensor's largest gradient, in float32."""

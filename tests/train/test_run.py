@@ -184,6 +184,17 @@ def test_the_head_alone(base, tmp_path):
     assert new.stream_tensors["streams.head.up.weight"].any()
 
 
+def test_the_shape_is_that_of_the_adapter_to_start_from(base, tmp_path):
+    """Three streams, as it has them, though a run has four unless it is told otherwise."""
+    first = make_run(base, tmp_path / "first", num_streams=3, iters=2)
+    first.iterate(Reports())
+    first.write_adapter()
+    run, reports = make_run(base, tmp_path / "out", init_adapter=tmp_path / "first"), Reports()
+    run.iterate(reports)
+    assert len(reports.valid[-1]["accuracy"]) == 1 + 3
+    assert reports.train[-1]["train_loss"] < reports.train[0]["train_loss"]
+
+
 def test_a_draft_vocabulary_is_the_completions_most_frequent_tokens(base, tmp_path):
     run = make_run(base, tmp_path / "out", draft_vocabulary=12, iters=2)
     run.iterate(Reports())

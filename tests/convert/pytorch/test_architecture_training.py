@@ -11,13 +11,14 @@ from architecture_models import random_model
 from command_line import run
 from random_models import random_prompt
 from specstream_mlx.convert.pytorch import trainer
-from specstream_mlx.convert.pytorch.losses import Batch, default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.losses import Batch, n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
 from torch_tiny import tiny_completions, tiny_model
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from specstream_mlx import UserError, load
+from specstream_mlx.train.stream_settings import default_alphas
 
 VOCAB = 320
 

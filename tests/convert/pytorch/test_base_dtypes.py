@@ -8,7 +8,7 @@ import torch
 from specstream_mlx.convert.parity import BOUND
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
-from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.packed import PackedLinear, Room, expand
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
@@ -17,6 +17,7 @@ from tiny_peft import edit
 from torch_tiny import tiny_batch, tiny_completions, tiny_model
 
 from specstream_mlx import UserError, load
+from specstream_mlx.train.stream_settings import default_alphas
 
 
 @pytest.fixture(scope="module")

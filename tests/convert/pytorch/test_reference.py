@@ -8,7 +8,6 @@ from specstream_mlx.convert.pytorch import losses, reference
 from specstream_mlx.convert.pytorch.losses import (
     Batch,
     count_correct,
-    default_alphas,
     n_gram_loss,
 )
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
@@ -16,6 +15,7 @@ from torch_tiny import tiny_batch, tiny_llama, tiny_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specstream_mlx.config import StreamConfig
+from specstream_mlx.train.stream_settings import default_alphas
 
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 VARIANTS = {

@@ -4,11 +4,13 @@ import weakref
 
 import pytest
 import torch
-from specstream_mlx.convert.pytorch.losses import default_alphas, n_gram_loss
+from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.segments import join_segments, map_segments
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
+
+from specstream_mlx.train.stream_settings import default_alphas
 
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 KINDS = {"all": {}, "few keys": {"stream_keys": 3}}
