@@ -126,7 +126,7 @@ def test_comparison_for_people(base, streams):
 
 def test_the_pair_that_is_shown_is_the_one_in_the_middle(base, streams, monkeypatch):
     rates = iter([10, 1, 1, 30, 20, 1, 1, 50, 40, 1])  # the second side of every second pair first
-    monkeypatch.setattr(comparison, "_rate", lambda responses: (list(responses), next(rates))[1])
+    monkeypatch.setattr(comparison, "decoding_rate", lambda last: next(rates))
     flags = ("--adapter-path", streams, "--compare", "--json")
     values = json.loads(generate(base, *flags).stdout)
     assert (values["generation_tps"], values["plain"]["generation_tps"]) == (30, 1)
