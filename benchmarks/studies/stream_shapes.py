@@ -18,7 +18,6 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,14 +43,14 @@ from specstream_mlx.convert.pytorch.reference import (
     tokens_after,
 )
 from specstream_mlx.convert.pytorch.trainer import evaluate
-from specstream_mlx.convert.pytorch.training_data import epoch, read_pairs, tokenize
+from specstream_mlx.convert.pytorch.training_data import collate, read_pairs, tokenize
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig, UserError
-from specstream_mlx.train.items import Item
+from specstream_mlx.train.items import Batches, Item
 
 from ..report import RESULTS, Output, table, write_report
 
@@ -172,13 +171,13 @@ def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: i
     groups = [{"params": embeddings, "at": EMBEDDING_RATE}, {"params": others, "at": rate}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     alphas = [0.0] + [1.0] * model.config.num_streams
-    batches = (batch for number in count() for batch in epoch(items, 16, seed + number))
+    batches = Batches(items, 16, seed).from_step(0)
     began = time.monotonic()
     for step in track(range(steps), "steps"):
         factor = min(1.0, (step + 1) / 10) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = group["at"] * factor
-        loss = n_gram_loss(model, next(batches), alphas)
+        loss = n_gram_loss(model, collate(next(batches)), alphas)
         loss.total.backward()
         torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
         optimizer.step()

@@ -12,10 +12,9 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
-from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
-from specstream_mlx.train.items import Item, most_frequent
+from specstream_mlx.train.items import Batches, Item, most_frequent
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
@@ -46,13 +45,7 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .load import base_fingerprint, load_adapter, load_base
 from .losses import Batch, count_correct, n_gram_loss
 from .reference import SpeculativeStreamingModel
-from .training_data import (
-    batches_per_epoch,
-    collate,
-    epoch,
-    read_pairs,
-    tokenize,
-)
+from .training_data import collate, read_pairs, tokenize
 from .training_settings import TrainSettings
 
 _WARM_UP = 0.03
@@ -158,10 +151,10 @@ def train(
         step, elapsed_before = load_checkpoint(checkpoint, settings, weights, optimizer)
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
         save_checkpoint(checkpoint, settings, weights, optimizer, 0, 0.0, replace=False)
-    per_epoch = batches_per_epoch(items, settings.batch_size)
+    batches = Batches(items, settings.batch_size, settings.seed)
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
-        iters = max(1, round((settings.epochs or 1) * per_epoch))
+        iters = max(1, round((settings.epochs or 1) * len(batches)))
     started = time.monotonic() - elapsed_before
 
     def done() -> float:
@@ -172,13 +165,13 @@ def train(
 
     with progress("training") as show:
         show(done(), 1.0)
-        for batch in _batches(items, settings, step, per_epoch):
+        for drawn in batches.from_step(step):
             if (fraction := done()) >= 1:
                 break
             factor = min(1.0, (step + 1) / _warm_up_steps(iters)) * (1 - fraction)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-            batch = _to(batch, device)
+            batch = _to(collate(drawn), device)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
                 loss = n_gram_loss(model, batch, alphas, settings.segments)
             loss.total.backward()
@@ -354,15 +347,6 @@ def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
             print(note, file=sys.stderr)
         sets.append(items)
     return sets[0], sets[1]
-
-
-def _batches(
-    items: list[Item], settings: TrainSettings, step: int, per_epoch: int
-) -> Iterator[Batch]:
-    """Yield batches without end, starting with number ``step``."""
-    for number in count(step // per_epoch):
-        batches = epoch(items, settings.batch_size, settings.seed + number)
-        yield from islice(batches, step % per_epoch if number == step // per_epoch else 0, None)
 
 
 def _warm_up_steps(iters: int | None) -> int:

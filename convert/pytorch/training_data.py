@@ -1,6 +1,5 @@
-"""Training data: prompts and completions from JSONL files, tokenized and batched by length."""
+"""Training data: prompts and completions from JSONL files, tokenized, and batches of them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ from specstream_mlx.config import UserError
 from specstream_mlx.train.items import Item
 
 from .losses import Batch
-
-_WINDOW = 50
-"""Batches whose items are sorted by length together: little padding, yet a random order."""
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
@@ -90,25 +86,3 @@ def collate(items: list[Item]) -> Batch:
     for row, item in zip(tokens, items, strict=True):
         row[: len(item.tokens)] = torch.tensor(item.tokens)
     return Batch(tokens, torch.tensor([item.stream_from for item in items]), lengths)
-
-
-def epoch(items: list[Item], batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yield all items once, in batches of similar lengths, in an order that ``seed`` fixes."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(items), generator=generator).tolist()
-    groups = []
-    for start in range(0, len(order), _WINDOW * batch_size):
-        window = sorted(order[start : start + _WINDOW * batch_size], key=lambda i: _size(items[i]))
-        groups += [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
-    for index in torch.randperm(len(groups), generator=generator).tolist():
-        yield collate([items[i] for i in groups[index]])
-
-
-def batches_per_epoch(items: list[Item], batch_size: int) -> int:
-    """The number of batches that ``epoch`` yields."""
-    return -(-len(items) // batch_size)
-
-
-def _size(item: Item) -> tuple[int, int]:
-    """A sort key: the length to within 32 tokens, then the number of positions with streams."""
-    return len(item.tokens) // 32, item.completion_tokens

@@ -1,12 +1,11 @@
 """Training data: mlx-lm's formats, read by mlx-lm, as sequences with a prompt and a completion."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.datasets import create_dataset
 
@@ -14,9 +13,6 @@ from ..checked_files import read_json_lines, template_error
 from ..config import UserError, shown
 from ..prompts import chat_prompt
 from .items import Item
-
-_WINDOW = 50
-"""Batches whose items are sorted by length together: little padding, yet a random order."""
 
 
 @dataclass(frozen=True)
@@ -130,43 +126,3 @@ def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: 
     if was_cut:
         return tokens[:last]
     return [*tokens, tokenizer.eos_token_id] if last is None else tokens[: last + 1]
-
-
-class Batches:
-    """Batches of sequences of similar lengths, a pure function of the seed and their number.
-
-    Args:
-        items: to choose from.
-        batch_size: sequences in a batch; the last of an epoch may have fewer.
-        seed: of the order.
-    """
-
-    def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
-        self._items, self._size, self._seed = items, batch_size, seed
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return -(-len(self._items) // self._size)
-
-    def from_step(self, step: int) -> Iterator[list[Item]]:
-        """The batches from the ``step``-th on, counted from 0, without end."""
-        epoch, skipped = divmod(step, len(self))
-        while True:
-            for group in self._groups(epoch)[skipped:]:
-                yield [self._items[number] for number in group]
-            epoch, skipped = epoch + 1, 0
-
-    def _groups(self, epoch: int) -> list[list[int]]:
-        """The items of each batch of an epoch, by their numbers."""
-        generator = np.random.default_rng((self._seed, epoch))
-        order = generator.permutation(len(self._items)).tolist()
-        groups = []
-        for start in range(0, len(order), _WINDOW * self._size):
-            window = sorted(order[start : start + _WINDOW * self._size], key=self._length)
-            groups += [window[i : i + self._size] for i in range(0, len(window), self._size)]
-        return [groups[number] for number in generator.permutation(len(groups))]
-
-    def _length(self, number: int) -> tuple[int, int]:
-        """A sort key: the length to within 32 tokens, then the positions with streams."""
-        item = self._items[number]
-        return len(item.tokens) // 32, item.completion_tokens

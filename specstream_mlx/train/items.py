@@ -1,11 +1,16 @@
-"""Training items: a prompt with its completion, as token ids, for both trainers.
+"""Training items, a prompt with its completion as token ids, and their order, for both trainers.
 
 The PyTorch trainer reads this too, so nothing here needs MLX.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+_WINDOW = 50
+"""Batches whose items are sorted by length together: little padding, yet a random order."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,46 @@ class Item:
     def completion_tokens(self) -> int:
         """How many tokens the completion has, its end token included."""
         return len(self.tokens) - self.stream_from
+
+
+class Batches:
+    """Batches of sequences of similar lengths, a pure function of the seed and their number.
+
+    Args:
+        items: to choose from.
+        batch_size: sequences in a batch; the last of an epoch may have fewer.
+        seed: of the order.
+    """
+
+    def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
+        self._items, self._size, self._seed = items, batch_size, seed
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self._items) // self._size)
+
+    def from_step(self, step: int) -> Iterator[list[Item]]:
+        """The batches from the ``step``-th on, counted from 0, without end."""
+        epoch, skipped = divmod(step, len(self))
+        while True:
+            for group in self._groups(epoch)[skipped:]:
+                yield [self._items[number] for number in group]
+            epoch, skipped = epoch + 1, 0
+
+    def _groups(self, epoch: int) -> list[list[int]]:
+        """The items of each batch of an epoch, by their numbers."""
+        generator = np.random.default_rng((self._seed, epoch))
+        order = generator.permutation(len(self._items)).tolist()
+        groups = []
+        for start in range(0, len(order), _WINDOW * self._size):
+            window = sorted(order[start : start + _WINDOW * self._size], key=self._length)
+            groups += [window[i : i + self._size] for i in range(0, len(window), self._size)]
+        return [groups[number] for number in generator.permutation(len(groups))]
+
+    def _length(self, number: int) -> tuple[int, int]:
+        """A sort key: the length to within 32 tokens, then the positions with streams."""
+        item = self._items[number]
+        return len(item.tokens) // 32, item.completion_tokens
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:

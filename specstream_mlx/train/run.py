@@ -25,9 +25,9 @@ from ..adapters.lora import NO_LORA
 from ..config import VOCABULARY, UserError, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
-from .data import Batches, Split
+from .data import Split
 from .forward import StreamForward
-from .items import Item
+from .items import Batches, Item
 from .loss import n_gram_loss
 from .optimizer import GroupedOptimizer, Schedule, warm_up_and_fall
 from .parameters import Parameters, Trained, is_of_streams

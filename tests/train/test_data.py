@@ -5,12 +5,9 @@ import json
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import tiny_tokenizer
-from tiny_training import completions
 
 from specstream_mlx import UserError
-from specstream_mlx.train.data import Batches, read_split
-from specstream_mlx.train.items import Item
-from specstream_mlx.train.sequences import sequences_of
+from specstream_mlx.train.data import read_split
 
 
 @pytest.fixture(scope="module")
@@ -100,55 +97,3 @@ def test_bad_lines(rows, sentence, tokenizer, tmp_path):
     assert "train.jsonl" in str(error.value)
     with pytest.raises(UserError, match="is missing"):
         read_split(tmp_path / "none.jsonl", tokenizer, 50)
-
-
-def test_batches_are_a_function_of_seed_and_step():
-    items = [Item(list(range(5 + n % 40)), 2) for n in range(103)]
-    batches = Batches(items, 8, seed=3)
-    assert len(batches) == 13
-    drawn = batches.from_step(0)
-    two_epochs = [next(drawn) for _ in range(26)]
-    for epoch in (two_epochs[:13], two_epochs[13:]):
-        assert sorted(id(item) for batch in epoch for item in batch) == sorted(map(id, items))
-    assert two_epochs[:13] != two_epochs[13:]
-    for step in (0, 5, 13, 20):
-        later = batches.from_step(step)
-        assert [next(later) for _ in range(26 - step)] == two_epochs[step:]
-    assert next(Batches(items, 8, seed=4).from_step(0)) != two_epochs[0]
-    padding = sum(
-        8 * max(len(i.tokens) for i in b) - sum(len(i.tokens) for i in b) for b in two_epochs
-    )
-    assert padding < 0.2 * sum(len(i.tokens) for b in two_epochs for i in b)
-
-
-def test_what_is_scored():
-    """By hand: two sequences, two streams."""
-    items = [Item([1, 2, 3, 4, 5], 2), Item([6, 7, 8], 1)]
-    sequences, scored = sequences_of(items, [1.0, 0.5, 0.5], segment=2)
-    assert sequences.tokens.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
-    assert sequences.positions.tolist() == [[[1, 2], [3, 4]], [[0, 1], [2, 3]]]
-    assert sequences.prompt_rows == 1
-    columns = (scored.rows, scored.targets, scored.streams)
-    table = list(zip(*(column.tolist() for column in columns), strict=True))
-    first = [(0, 3, 0), (1, 4, 1), (2, 5, 2), (3, 4, 0), (4, 5, 1), (6, 5, 0)]
-    second = [(12, 7, 0), (13, 8, 1), (15, 8, 0)]
-    assert table == first + second
-    assert scored.weights.tolist() == pytest.approx(
-        [{0: 1 / 5, 1: 0.5 / 3, 2: 0.5 / 1}[stream] for _, _, stream in table]
-    )
-    assert scored.exits.tolist() == [0, 1, 2, 4, 5]
-    assert scored.exit_targets.tolist() == [3, 4, 5, 7, 8]
-
-
-def test_lengths_may_be_filled_up():
-    items = [Item([1, 2, 3, 4, 5], 2), Item([6, 7, 8], 1)]
-    sequences, scored = sequences_of(items, [0.0, 1.0, 1.0], segment=4, multiple=16)
-    assert sequences.tokens.shape == (2, 16)
-    assert sequences.positions.shape == (2, 4, 4)
-    assert scored.rows.size % 16 == scored.exits.size % 16 == 0
-    assert scored.weights.sum().item() == pytest.approx(2.0)
-    assert scored.exit_weights.sum().item() == pytest.approx(1.0)
-
-
-def test_completions_are_learnable():
-    assert len({row["prompt"] for row in completions(24)}) > 12

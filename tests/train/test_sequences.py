@@ -1,0 +1,35 @@
+"""Rows of a step: which are computed, and which are scored."""
+
+import pytest
+
+from specstream_mlx.train.items import Item
+from specstream_mlx.train.sequences import sequences_of
+
+
+def test_what_is_scored():
+    """By hand: two sequences, two streams."""
+    items = [Item([1, 2, 3, 4, 5], 2), Item([6, 7, 8], 1)]
+    sequences, scored = sequences_of(items, [1.0, 0.5, 0.5], segment=2)
+    assert sequences.tokens.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
+    assert sequences.positions.tolist() == [[[1, 2], [3, 4]], [[0, 1], [2, 3]]]
+    assert sequences.prompt_rows == 1
+    columns = (scored.rows, scored.targets, scored.streams)
+    table = list(zip(*(column.tolist() for column in columns), strict=True))
+    first = [(0, 3, 0), (1, 4, 1), (2, 5, 2), (3, 4, 0), (4, 5, 1), (6, 5, 0)]
+    second = [(12, 7, 0), (13, 8, 1), (15, 8, 0)]
+    assert table == first + second
+    assert scored.weights.tolist() == pytest.approx(
+        [{0: 1 / 5, 1: 0.5 / 3, 2: 0.5 / 1}[stream] for _, _, stream in table]
+    )
+    assert scored.exits.tolist() == [0, 1, 2, 4, 5]
+    assert scored.exit_targets.tolist() == [3, 4, 5, 7, 8]
+
+
+def test_lengths_may_be_filled_up():
+    items = [Item([1, 2, 3, 4, 5], 2), Item([6, 7, 8], 1)]
+    sequences, scored = sequences_of(items, [0.0, 1.0, 1.0], segment=4, multiple=16)
+    assert sequences.tokens.shape == (2, 16)
+    assert sequences.positions.shape == (2, 4, 4)
+    assert scored.rows.size % 16 == scored.exits.size % 16 == 0
+    assert scored.weights.sum().item() == pytest.approx(2.0)
+    assert scored.exit_weights.sum().item() == pytest.approx(1.0)
