@@ -10,6 +10,7 @@ from typer import Option
 from ..checked_files import read_text, reason
 from ..config import UserError, shown
 from . import reporting
+from .chart import chart
 from .groups import grouped
 from .parsing import at_least, positive
 
@@ -295,6 +296,7 @@ def train(
         except (ImportError, ValueError) as error:
             raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
     _iterate(run, wrapped)
+    _draw(run)
     print(run.write_adapter())
     if valid is not None and not reports.no_outcome:
         _tell_outcome(start, settings.adapter_path, valid)
@@ -470,6 +472,16 @@ def _iterate(run: "Run", wrapped: Any) -> None:
     if not ended:
         reporting.note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt
+
+
+def _draw(run: "Run") -> None:
+    """Draw loss and accepted length, where the log can be read and has more than one figure."""
+    from ..train.run import logged
+
+    for name, title in (("train_loss", "Train loss"), ("accepted_length", "Accepted length")):
+        points = logged(run.log, name) if run.log.is_file() else []
+        if len(points) > 1:
+            reporting.note("\n".join(chart(f"{title} by iteration", points)))
 
 
 def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:

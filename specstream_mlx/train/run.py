@@ -22,6 +22,7 @@ from mlx_lm.tuner.utils import build_schedule
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
 from ..adapters.lora import NO_LORA
+from ..checked_files import read_json_lines
 from ..config import VOCABULARY, UserError, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
@@ -156,6 +157,11 @@ class Run:
     def best(self) -> Path:
         """The file of the best checkpoint."""
         return self.directory / "best.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """The file of the figures, a JSON object a line."""
+        return self.settings.log or self.directory / "log.jsonl"
 
     def save(self, path: Path) -> None:
         """Write a checkpoint.
@@ -326,8 +332,7 @@ class Run:
         self._log(figures)
 
     def _log(self, figures: dict[str, Any]) -> None:
-        log = self.settings.log or self.directory / "log.jsonl"
-        append(log, json.dumps(figures) + "\n")
+        append(self.log, json.dumps(figures) + "\n")
 
 
 @dataclass
@@ -359,6 +364,23 @@ def run_directory(adapter_path: Path) -> Path:
 def last_checkpoint(directory: Path) -> Path:
     """The file of a run's last checkpoint in its directory."""
     return directory / "last.safetensors"
+
+
+def logged(log: Path, name: str) -> list[tuple[int, float]]:
+    """A figure by iteration; an interrupted run's is taken from where it went on.
+
+    Args:
+        log: a run's.
+        name: of the figure.
+    """
+    found: list[tuple[int, float]] = []
+    for _, figures in read_json_lines(log):
+        now = figures["iteration"]
+        if name in figures:
+            found = [point for point in found if point[0] < now] + [(now, figures[name])]
+        else:
+            found = [point for point in found if point[0] <= now]
+    return found
 
 
 def is_adapter(directory: Path) -> bool:

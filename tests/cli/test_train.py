@@ -53,6 +53,8 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert " parameters, 6 iterations on " in lines[0]
     assert any(line.startswith("Iter 3: Val loss ") for line in lines)
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
+    drawn = lines.index("Accepted length by iteration")
+    assert lines[drawn + 6].split() == ["0", "6"]
     assert "times plain mlx_lm on 1 held-out text, " in lines[-1]
     logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [figures["iteration"] for figures in logged] == [0, 3, 6, 6]

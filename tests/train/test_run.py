@@ -1,5 +1,7 @@
 """A training run: it learns, is interrupted and resumed, and leaves an adapter that decodes."""
 
+import json
+
 import mlx.core as mx
 import mlx_lm
 import numpy as np
@@ -12,6 +14,7 @@ from specstream_mlx import UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.train.checkpoint import Checkpoint
+from specstream_mlx.train.run import logged
 from specstream_mlx.train.validation import steps_of
 
 
@@ -51,6 +54,18 @@ def test_the_adapter_is_the_best_state_not_the_last(base, tmp_path):
     model, _ = load(base, adapter_path=tmp_path / "out")
     for name, array in best.parameters.items():
         assert mx.array_equal(model.adapter.stream_tensors[name], array)
+
+
+def test_the_log_of_a_run_that_was_interrupted(tmp_path):
+    def line(iteration, **figures):
+        return json.dumps({"iteration": iteration, **figures}) + "\n"
+
+    log = tmp_path / "log.jsonl"
+    first = line(0, accepted_length=1.0) + line(10, train_loss=5.0) + line(20, train_loss=4.0)
+    again = line(20, accepted_length=2.0) + line(10, train_loss=3.0)
+    log.write_text(first + again)
+    assert logged(log, "train_loss") == [(10, 3.0)]
+    assert logged(log, "accepted_length") == [(0, 1.0)]
 
 
 def test_stock_mlx_lm_reads_the_lora(base, tmp_path):
