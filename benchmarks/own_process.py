@@ -13,12 +13,22 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run_module(module: str, *arguments: object) -> str:
-    """What ``python -m module`` prints with these arguments."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def run_module(module: str, *arguments: object, torch_first: bool = False) -> str:
+    """What ``python -m module`` prints with these arguments.
+
+    Args:
+        module: its full name.
+        arguments: of the command line.
+        torch_first: import PyTorch before OpenBLAS is loaded for MLX, or it leaves its products to
+            that, and takes several times as long.
+    """
+    by_name = ("-m", module)
+    behind_torch = f"import torch, runpy; runpy.run_module({module!r}, run_name='__main__')"
+    start = ("-c", behind_torch) if torch_first else by_name
+    command = [sys.executable, *start, *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def measured_by(module: str, *arguments: object) -> dict[str, Any]:
-    """The JSON object that ``python -m module`` prints."""
-    return json.loads(run_module(module, *arguments))
+def measured_by(module: str, *arguments: object, torch_first: bool = False) -> dict[str, Any]:
+    """The JSON object that ``python -m module`` prints, see ``run_module``."""
+    return json.loads(run_module(module, *arguments, torch_first=torch_first))

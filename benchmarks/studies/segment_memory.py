@@ -87,7 +87,9 @@ def main(
         return
     sizes = ("--prompt", prompt, "--completion", completion, "--batch", batch)
     rows = [
-        measured_by(MODULE, "--one", "--model", model, *sizes, "--segments", number)
+        measured_by(
+            MODULE, "--one", "--model", model, *sizes, "--segments", number, torch_first=True
+        )
         for number in track(segments.split(","), "segments")
     ]
     facts = device.describe()

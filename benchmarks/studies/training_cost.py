@@ -270,18 +270,20 @@ def main(
         items = read_split(sample, tokenizer, _MOST_TOKENS).items
         flags = ("--model", model, "--data", sample, "--layers", layers, "--steps", steps)
         for way in track([*WAYS] * rounds, "trainers"):
-            runs[way].append(measured_by(MODULE, *flags, "--one", way))
+            torch_first = way.startswith("PyTorch")
+            found = measured_by(MODULE, *flags, "--one", way, torch_first=torch_first)
+            runs[way].append(found)
     tokens = sum(item.completion_tokens for item in items)
     sizes = (
         f"{model.name}: {len(items)} sequences of {min(len(i.tokens) for i in items)} to "
         f"{max(len(i.tokens) for i in items)} tokens, {tokens} of them in completions; the top "
         f"{layers} layers are trained; gamma = 4, conditioned heads."
     )
-    found = [summary(way, own, tokens) for way, own in runs.items()]
+    ways = [summary(way, own, tokens) for way, own in runs.items()]
     facts = device.describe()
-    lines = markdown(found, sizes, facts)
+    lines = markdown(ways, sizes, facts)
     name = f"training-cost-{machine_suffix(facts)}"
-    print(write_report(output, name, {"facts": facts, "sizes": sizes, "rows": found}, lines))
+    print(write_report(output, name, {"facts": facts, "sizes": sizes, "rows": ways}, lines))
 
 
 if __name__ == "__main__":
