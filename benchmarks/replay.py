@@ -1,0 +1,79 @@
+"""How an adapter would draft on text that its base wrote: exact replay, without decoding it.
+
+    python -m benchmarks.replay --model BASE --adapter-path DIR --data answers.jsonl
+
+Every position sees the text's own tokens before it, all texts are computed in a few calls, and the
+steps of a greedy chain draft are counted through each of them. On the base's greedy answers that is
+what decoding gives. The printed JSON has the accepted length (tokens per step), how often the main
+stream and each stream are right, and the loss.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specstream_mlx.adapters.description import describe
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.config import UserError
+from specstream_mlx.loading import load
+from specstream_mlx.train.data import read_split
+from specstream_mlx.train.run import Run
+from specstream_mlx.train.settings import TrainSettings
+from specstream_mlx.train.start import start_of
+
+from .own_process import measured_by
+
+MODULE = "benchmarks.replay"
+
+
+def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[str, Any]:
+    """Replay the texts of a file.
+
+    Args:
+        model: directory of the base, in MLX format.
+        adapter: directory of an adapter with streams, in MLX format.
+        data: JSONL of prompts and the base's answers.
+        max_seq_length: tokens; longer texts are left out.
+
+    Raises:
+        UserError: one of them cannot be read, or the adapter has no streams.
+    """
+    config = describe(adapter).stream_config
+    if config is None:
+        raise UserError(f"{adapter} has no streams, expected an adapter that drafts")
+    settings = TrainSettings(
+        model=str(model),
+        mode=config.mode,
+        stream_head=config.stream_head,
+        init_adapter=adapter,
+        batch_size=16,
+        val_batches=-1,
+    )
+    base, tokenizer = load(model)
+    start = start_of(settings, base, tokenizer)
+    texts = read_split(data, tokenizer, max_seq_length, config.prompt_template)
+    return asdict(Run(settings, start, texts, texts).validation()) | {"texts": len(texts.items)}
+
+
+def replayed(model: Path, adapter: Path, data: Path, max_seq_length: int = 512) -> dict[str, Any]:
+    """``replay`` in a process of its own."""
+    paths = ("--model", model, "--adapter-path", adapter, "--data", data)
+    return measured_by(MODULE, *paths, "--max-seq-length", max_seq_length)
+
+
+@one_line_errors
+def main(
+    model: Annotated[Path, typer.Option(help="Directory of the base, in MLX format.")],
+    adapter_path: Annotated[Path, typer.Option(help="Directory of an adapter with streams.")],
+    data: Annotated[Path, typer.Option(help="JSONL of prompts and the base's answers.")],
+    max_seq_length: Annotated[int, typer.Option(help="Longer texts are left out.")] = 512,
+) -> None:
+    """Print what an adapter's drafts would be on text that its base wrote."""
+    print(json.dumps(replay(model, adapter_path, data, max_seq_length)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,147 @@
+"""The same streams from nothing by both trainers: specstream-mlx train beside the PyTorch trainer.
+
+    python -m benchmarks.studies.two_trainers --model runs/adapters/base \\
+        --data runs/adapters/streams.jsonl --valid runs/adapters/streams-typed.jsonl --work runs/two
+
+Both take as many steps on the same batches in the same order, in float32, with the same settings;
+only the new weights are drawn by different generators. Both adapters are scored by exact replay on
+the same texts that the base wrote. The same command resumes.
+"""
+
+import json
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import typer
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+
+from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.cli.progress import track
+from specstream_mlx.hardware import device
+
+from ..own_process import run_module
+from ..replay import replayed
+from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
+
+_MOST_TOKENS = 512
+
+SHAPE = {
+    "num_msa_layers": 4,
+    "num_streams": 4,
+    "stream_init": "linear",
+    "stream_mlp": "base+adapter",
+    "stream_head": "conditioned",
+    "stream_head_rank": 64,
+}
+
+RATES = {"learning_rate": 1e-2, "embedding_learning_rate": 0.15}
+
+
+def by_pytorch(
+    model: Path, data: Path, output: Path, iters: int, batch_size: int, seed: int
+) -> Path:
+    """Train with the PyTorch trainer, or go on, and convert; returns the converted adapter."""
+    settings = SHAPE | RATES | {"iters": iters, "batch_size": batch_size, "seed": seed}
+    settings |= {"max_seq_length": _MOST_TOKENS}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    if (output / "checkpoint.pt").exists():
+        flags.append("--resume")
+    places = ("--model", model, "--data", data, "--output", output)
+    module = "specstream_mlx.convert.pytorch.trainer"
+    run_module(module, *places, *flags, "--no-bf16", torch_first=True)
+    convert_adapter(output / "adapter", model, output / "mlx")
+    return output / "mlx"
+
+
+def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, seed: int) -> Path:
+    """Train with ``specstream-mlx train``, or go on; returns the adapter."""
+    output.mkdir(parents=True, exist_ok=True)
+    directory, adapter = output / "data", output / "mlx"
+    directory.mkdir(exist_ok=True)
+    (directory / "train.jsonl").write_bytes(data.read_bytes())
+    settings = SHAPE | RATES | {"iters": iters, "batch_size": batch_size, "seed": seed}
+    settings |= {"model": str(model), "data": str(directory), "max_seq_length": _MOST_TOKENS}
+    config = output / "train.yaml"
+    config.write_text(json.dumps(settings))  # which is YAML
+    flags = ["-c", config, "--adapter-path", adapter, "--no-outcome"]
+    if (output / "mlx.training" / "last.safetensors").exists():
+        flags.append("--resume")
+    run_module("specstream_mlx", "train", *flags)
+    return adapter
+
+
+TRAINERS = {"specstream-mlx train": by_mlx, "PyTorch": by_pytorch}
+
+
+def one_run(
+    trainer: str, seed: int, model: Path, data: Path, valid: Path, work: Path, sizes: dict[str, int]
+) -> dict[str, Any]:
+    """Train and score, or read the result of an earlier call."""
+    output = work / f"{'mlx' if TRAINERS[trainer] is by_mlx else 'pytorch'}-{seed}-{sizes['iters']}"
+    file = output / "result.json"
+    if not file.exists():
+        began = time.monotonic()
+        adapter = TRAINERS[trainer](model, data, output, seed=seed, **sizes)
+        minutes = (time.monotonic() - began) / 60
+        found = replayed(model, adapter, valid, _MOST_TOKENS)
+        file.write_text(json.dumps({"trainer": trainer, "seed": seed, "minutes": minutes} | found))
+    return json.loads(file.read_text())
+
+
+COLUMNS = {
+    "trainer": "{trainer}",
+    "seed": "{seed}",
+    "streams right by depth": "{depths}",
+    "loss": "{loss:.3f}",
+    "accepted length": "{accepted_length:.3f}",
+    "minutes": "{minutes:.1f}",
+}
+
+
+def markdown(rows: list[dict[str, Any]], facts: str) -> list[str]:
+    """The lines of the report."""
+    shown = [
+        row | {"depths": " ".join(f"{share:.3f}" for share in row["accuracy"][1:])} for row in rows
+    ]
+    lengths = {
+        trainer: mean(row["accepted_length"] for row in rows if row["trainer"] == trainer)
+        for trainer in TRAINERS
+    }
+    ours, pytorch = lengths.values()
+    ratio = f"Accepted length of MLX's over PyTorch's, means over seeds: {ours / pytorch:.3f}."
+    return [facts, "", *table(COLUMNS, shown), "", ratio]
+
+
+@one_line_errors
+def main(
+    model: Annotated[Path, typer.Option(help="Directory of a base in MLX format.")],
+    data: Annotated[Path, typer.Option(help="JSONL of prompts and the base's answers.")],
+    valid: Annotated[Path, typer.Option(help="The same, to score on.")],
+    work: Annotated[Path, typer.Option(help="Directory for the runs.")],
+    iters: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 100,
+    batch_size: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 16,
+    seeds: Annotated[int, typer.Option(help="Runs of each trainer.", min=1)] = 2,
+    output: Output = RESULTS,
+) -> None:
+    """Train the same streams with both trainers and compare them (resumable)."""
+    sizes = {"iters": iters, "batch_size": batch_size}
+    pairs = [(trainer, seed) for seed in range(seeds) for trainer in TRAINERS]
+    rows = [
+        one_run(trainer, seed, model, data, valid, work, sizes)
+        for trainer, seed in track(pairs, "runs")
+    ]
+    facts = device.describe()
+    shape = ", ".join(f"{name} {value}" for name, value in SHAPE.items())
+    text = (
+        f"{measured_on(facts)}, {commit()}. Lossless streams from nothing, {iters} steps of "
+        f"{batch_size} texts: {shape}. Scored by replay on {rows[0]['texts']} texts that the base "
+        "wrote."
+    )
+    name = f"two-trainers-{machine_suffix(facts)}"
+    print(write_report(output, name, {"facts": text, "rows": rows}, markdown(rows, text)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
