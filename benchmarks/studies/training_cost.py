@@ -1,12 +1,13 @@
 """Time and memory of a training step: specstream-mlx train, mlx_lm.lora and the PyTorch trainer.
 
-    python -m benchmarks.studies.training_cost --model runs/adapters/base --data streams.jsonl
+    python -m benchmarks.studies.training_cost
+    python -m benchmarks.studies.training_cost --random 1.1B --ways "lossless, checkpointed"
 
-All take the same batch of the same sequences again and again, on the same model, with the same
-number of top layers trained: LoRA of rank 8 on them for mlx_lm.lora and for shared mode, streams in
-them for both modes. Every run has a process of its own, so that its peak is its own, and the rounds
-go through all of them in turn. Memory is the process's peak above what it held before the first
-step, and what MLX itself counts: its peak over the model's weights.
+All take the same batch of random tokens again and again, on the same model, with the same number of
+top layers trained: LoRA of rank 8 on them for mlx_lm.lora and for shared mode, streams in them for
+both modes. Every run has a process of its own, so that its peak is its own, and the rounds go
+through all of them in turn. Memory is the process's peak above what it held before the first step,
+and what MLX itself counts: its peak over the model's weights.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -24,7 +26,6 @@ import mlx.optimizers as optim
 import numpy as np
 import torch
 import typer
-from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlx_lm.tuner.callbacks import TrainingCallback
 from mlx_lm.tuner.trainer import TrainingArgs
 from mlx_lm.tuner.trainer import train as train_with_mlx_lm
@@ -32,26 +33,24 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from specstream_mlx.convert.pytorch import training_settings as pytorch_settings
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.trainer import build_model
-from specstream_mlx.convert.pytorch.training_data import collate, read_pairs, tokenize
-from transformers import AutoTokenizer
+from specstream_mlx.convert.pytorch.training_data import collate
 
+from specstream_mlx import bundled
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
-from specstream_mlx.config import Mode
+from specstream_mlx.config import Mode, UserError
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import load
-from specstream_mlx.train.data import Split, read_split
+from specstream_mlx.train.data import Split
 from specstream_mlx.train.items import Item
 from specstream_mlx.train.run import Run
 from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
 
-from ..own_process import measured_by, peak_bytes
+from ..own_process import measured_by, peak_bytes, run_module
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 
 MODULE = "benchmarks.studies.training_cost"
-
-_MOST_TOKENS = 1024
 
 _MLX_LM = "mlx_lm.lora"
 
@@ -74,44 +73,62 @@ class Steps(TrainingCallback):
         self.seconds.append(1 / train_info["iterations_per_second"])
 
 
-def padded(items: list[Item]) -> tuple[mx.array, mx.array]:
-    """The batch as mlx_lm makes it: tokens, filled up to one more than a multiple of 32, and where
-    each sequence's completion begins and ends.
+@dataclass(frozen=True)
+class Setup:
+    """What all trainers have in common.
+
+    Attributes:
+        model: directory of a base in MLX format.
+        layers: top layers that are trained.
+        steps: of a run.
+        batch: sequences of a step.
+        prompt, completion: tokens of each.
     """
-    longest = max(len(item.tokens) for item in items)
-    tokens = np.zeros((len(items), 1 + -(-longest // 32) * 32), np.int32)
-    for row, item in zip(tokens, items, strict=True):
-        row[: len(item.tokens)] = item.tokens
-    return mx.array(tokens), mx.array([(item.stream_from, len(item.tokens)) for item in items])
+
+    model: Path
+    layers: int
+    steps: int
+    batch: int
+    prompt: int
+    completion: int
+
+    def items(self, vocab_size: int) -> list[Item]:
+        """The batch: random tokens, the same for every trainer."""
+        size = (self.batch, self.prompt + self.completion)
+        tokens = np.random.default_rng(0).integers(vocab_size, size=size)
+        return [Item(row, self.prompt) for row in tokens.tolist()]
+
+    def flags(self) -> list[object]:
+        """The options that make it."""
+        return [part for name, value in vars(self).items() for part in (f"--{name}", value)]
 
 
-def mlx_lm_steps(
-    model: Path, data: Path, layers: int, steps: int, scratch: Path, checkpointed: bool
-) -> dict[str, Any]:
+def mlx_lm_steps(setup: Setup, scratch: Path, checkpointed: bool) -> dict[str, Any]:
     """Steps of mlx_lm's own trainer, on the model in the dtype that is fast here."""
-    base, tokenizer = load(model)
-    loaded = base.model
-    items = read_split(data, tokenizer, _MOST_TOKENS).items
-    loaded.freeze()
-    linear_to_lora_layers(loaded, layers, {"rank": 8, "scale": 2.0, "dropout": 0.0})
-    mx.eval(loaded.parameters())
+    base, _ = load(setup.model)
+    model = base.model
+    items = setup.items(base.config["vocab_size"])
+    model.freeze()
+    linear_to_lora_layers(model, setup.layers, {"rank": 8, "scale": 2.0, "dropout": 0.0})
+    mx.eval(model.parameters())
+    tokens = mx.array([item.tokens for item in items])
+    ends = mx.array([(item.stream_from, len(item.tokens)) for item in items])
 
     def batches(**options: Any) -> Iterator[tuple[mx.array, mx.array]]:
         while True:
-            yield padded(items)
+            yield tokens, ends
 
     arguments = TrainingArgs(
-        batch_size=len(items),
-        iters=steps,
+        batch_size=setup.batch,
+        iters=setup.steps,
         steps_per_report=1,
-        steps_per_save=steps + 1,
-        max_seq_length=_MOST_TOKENS,
+        steps_per_save=setup.steps + 1,
         adapter_file=str(scratch / "adapters.safetensors"),
         grad_checkpoint=checkpointed,
     )
     times, before = Steps(), Memory()
     train_with_mlx_lm(
-        loaded,
+        model,
         optim.AdamW(learning_rate=1e-5),
         items,
         args=arguments,
@@ -121,27 +138,25 @@ def mlx_lm_steps(
     return {"seconds": times.seconds, **before.above()}
 
 
-def our_steps(
-    model: Path, data: Path, layers: int, steps: int, scratch: Path, mode: Mode, variant: str
-) -> dict[str, Any]:
+def our_steps(setup: Setup, scratch: Path, mode: Mode, variant: str) -> dict[str, Any]:
     """Steps of ``specstream-mlx train``."""
     settings = TrainSettings(
-        model=str(model),
-        data=str(data.parent),
+        model=str(setup.model),
+        data="random",
         adapter_path=scratch / "adapter",
         mode=mode,
-        num_msa_layers=layers,
-        num_layers=layers,
-        iters=steps,
+        num_msa_layers=setup.layers,
+        num_layers=setup.layers,
+        batch_size=setup.batch,
+        iters=setup.steps,
         steps_per_report=1,
-        save_every=steps + 1,
+        save_every=setup.steps + 1,
         grad_checkpoint=variant == "checkpointed",
         compile=variant == "compiled",
     )
-    base, tokenizer = load(model)
-    items = read_split(data, tokenizer, _MOST_TOKENS).items
-    settings.batch_size = len(items)
+    base, tokenizer = load(setup.model)
     start = start_of(settings, base, tokenizer)
+    items = setup.items(base.config["vocab_size"])
     run = Run(settings, start, Split(items, 0), None)
     run.directory.mkdir()
     mx.eval(start.model.parameters(), run.parameters)
@@ -150,25 +165,24 @@ def our_steps(
     return {"seconds": times.seconds, **before.above()}
 
 
-def pytorch_steps(model: Path, data: Path, layers: int, steps: int, mode: Mode) -> dict[str, Any]:
+def pytorch_steps(setup: Setup, mode: Mode) -> dict[str, Any]:
     """Steps of the PyTorch trainer's kind, in float32."""
     settings = pytorch_settings.TrainSettings(
-        model=model,
-        data=data,
+        model=setup.model,
+        data=Path(),
         output=Path(),
         mode=mode,
-        num_msa_layers=layers,
+        num_msa_layers=setup.layers,
         stream_head="conditioned",
-        lora_layers=layers if mode == "shared" else None,
+        lora_layers=setup.layers if mode == "shared" else None,
     )
-    streaming = build_model(settings)
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    batch = collate(tokenize(read_pairs(data), tokenizer, None, _MOST_TOKENS))
-    optimizer = torch.optim.AdamW([p for p in streaming.parameters() if p.requires_grad], lr=1e-5)
+    model = build_model(settings)
+    batch = collate(setup.items(model.causal_lm.config.vocab_size))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
     seconds, before = [], Memory()
-    for _ in range(steps):
+    for _ in range(setup.steps):
         began = time.perf_counter()
-        n_gram_loss(streaming, batch, settings.alphas(settings.num_streams)).total.backward()
+        n_gram_loss(model, batch, settings.alphas(settings.num_streams)).total.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
@@ -190,16 +204,15 @@ class Memory:
         }
 
 
-def one_run(way: str, model: Path, data: Path, layers: int, steps: int) -> dict[str, Any]:
-    """Run one of ``WAYS`` for some steps: each step's seconds, bytes above the start."""
+def one_run(way: str, setup: Setup) -> dict[str, Any]:
+    """Run one of ``WAYS``: each step's seconds, and bytes above the start."""
     trainer, _, variant = way.partition(", ")
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = model, data, layers, steps
         if trainer == _MLX_LM:
-            return mlx_lm_steps(*arguments, Path(scratch), variant == "checkpointed")
+            return mlx_lm_steps(setup, Path(scratch), variant == "checkpointed")
         if trainer.startswith("PyTorch "):
-            return pytorch_steps(*arguments, trainer.removeprefix("PyTorch "))
-        return our_steps(*arguments, Path(scratch), trainer, variant)
+            return pytorch_steps(setup, trainer.removeprefix("PyTorch "))
+        return our_steps(setup, Path(scratch), trainer, variant)
 
 
 def summary(way: str, runs: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
@@ -229,7 +242,7 @@ COLUMNS = {
 
 def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> list[str]:
     """The lines of the report."""
-    first = rows[0]
+    first = rows[0]  # that the others are compared with
     shown = [
         row
         | {
@@ -246,44 +259,55 @@ def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> l
 
 @one_line_errors
 def main(
-    model: Annotated[Path, typer.Option(help="Directory of a base in MLX format.")],
-    data: Annotated[Path, typer.Option(help="JSONL of prompts and completions.")],
-    batch: Annotated[int, typer.Option(help="Sequences, the file's first.", min=1)] = 8,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Directory of a base in MLX format. Default: the bundled one."),
+    ] = None,
+    random: Annotated[
+        str | None, typer.Option(help="Instead: a random Llama in 4 bits, such as 1.1B.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 8,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens of each.", min=1)] = 48,
+    completion: Annotated[int, typer.Option(help="Completion tokens of each.", min=1)] = 80,
     layers: Annotated[int, typer.Option(help="Top layers that are trained.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of a run; the first is not counted.")] = 5,
+    steps: Annotated[int, typer.Option(help="Of a run; the first is not counted.", min=2)] = 5,
     rounds: Annotated[int, typer.Option(help="Runs of each.", min=1)] = 3,
+    ways: Annotated[str, typer.Option(help="Trainers, by semicolons; all.")] = ";".join(WAYS),
     output: Output = RESULTS,
     one: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure a training step of each trainer."""
-    if one:
-        with contextlib.redirect_stdout(sys.stderr):
-            found = one_run(one, model, data, layers, steps)
-        print(json.dumps(found))
-        return
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    chosen = [way.strip() for way in ways.split(";")]
+    for way in chosen:
+        if way not in WAYS:
+            raise UserError(f"--ways has {way!r}, expected some of {'; '.join(WAYS)}")
     with tempfile.TemporaryDirectory() as scratch:
-        rows = data.read_text().splitlines(keepends=True)[:batch]
-        sample = Path(scratch) / "train.jsonl"
-        sample.write_text("".join(rows))
-        tokenizer = load_tokenizer(model)
-        items = read_split(sample, tokenizer, _MOST_TOKENS).items
-        flags = ("--model", model, "--data", sample, "--layers", layers, "--steps", steps)
-        for way in track([*WAYS] * rounds, "trainers"):
+        model = model or bundled.base_path()
+        if random is not None:
+            model = Path(scratch) / random
+            run_module("benchmarks.studies.export_memory", "--size", random, "--base", model)
+        setup = Setup(model, layers, steps, batch, prompt, completion)
+        if one:
+            with contextlib.redirect_stdout(sys.stderr):
+                found = one_run(one, setup)
+            print(json.dumps(found))
+            return
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in chosen}
+        for way in track(chosen * rounds, "trainers"):
             torch_first = way.startswith("PyTorch")
-            found = measured_by(MODULE, *flags, "--one", way, torch_first=torch_first)
-            runs[way].append(found)
-    tokens = sum(item.completion_tokens for item in items)
-    sizes = (
-        f"{model.name}: {len(items)} sequences of {min(len(i.tokens) for i in items)} to "
-        f"{max(len(i.tokens) for i in items)} tokens, {tokens} of them in completions; the top "
-        f"{layers} layers are trained; gamma = 4, conditioned heads."
-    )
-    ways = [summary(way, own, tokens) for way, own in runs.items()]
+            arguments = (*setup.flags(), "--one", way)
+            runs[way].append(measured_by(MODULE, *arguments, torch_first=torch_first))
+        held = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    rows = [summary(way, own, batch * completion) for way, own in runs.items()]
     facts = device.describe()
-    lines = markdown(ways, sizes, facts)
-    name = f"training-cost-{machine_suffix(facts)}"
-    print(write_report(output, name, {"facts": facts, "sizes": sizes, "rows": ways}, lines))
+    sizes = (
+        f"{random or model.name}, {held / 1e6:.0f} MB: {batch} sequences of {prompt} prompt and "
+        f"{completion} completion tokens; the top {layers} layers are trained; gamma = 4, "
+        "conditioned heads."
+    )
+    lines = markdown(rows, sizes, facts)
+    name = f"training-cost{f'-random-{random}' if random else ''}-{machine_suffix(facts)}"
+    print(write_report(output, name, {"facts": facts, "sizes": sizes, "rows": rows}, lines))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,18 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
 from ..engine.borrowed_model import BorrowedModel, model_type_of
 from ..engine.key_selection import summed_weights
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
+from .activation_checkpointing import Parameters, Parts, checkpointed
 from .sequences import Sequences
+
+_ROWS = 512
+"""Of a part of a checkpointed layer's batch, at most, unless a single sequence has more."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class StreamForward:
         config: its ``config.json``.
         streams: in training.
         checkpoint: compute each trained layer again in the backward pass instead of keeping what it
-            computed, to save memory.
+            computed, and a few sequences at a time, to save memory.
 
     Attributes:
         model: the base in pieces.
@@ -91,21 +95,30 @@ class StreamForward:
         seed = _rows_at(main, beside)
         of_segments = seed.reshape(-1, sequences.positions.shape[-1], config.hidden_size)
         hidden = self.streams.seed(of_segments, config.num_streams).flatten(1, 2)
-        windows = set(self._windows[first:])
-        visibility = Visibility(sequences, config.num_streams, shared, windows, self._group_axis)
         if shared:
             main = main[:, : sequences.prompt_rows]
             hidden = mx.concatenate([of_segments, hidden], axis=1)
+        parts = self._parts(len(main), hidden.size // hidden.shape[-1])
+        windows = set(self._windows[first:])
+        visibilities = [
+            Visibility(sequences.of(p), config.num_streams, shared, windows, self._group_axis)
+            for p in parts.slices
+        ]
         for number in range(first, config.num_hidden_layers):
             main, rows = self._main_rows(number, main)
-            hidden = self._segments(number, hidden, rows, visibility)
+            hidden = self._segments(number, hidden, rows, parts, visibilities)
 
         if shared:
-            own, hidden = mx.split(hidden, [visibility.main_rows], axis=1)
+            own, hidden = mx.split(hidden, [visibilities[0].main_rows], axis=1)
             main = own.reshape(seed.shape)
         else:
             main = _rows_at(main, beside)
         return Hidden(seed, main, hidden.reshape(*beside.shape, config.num_streams, -1))
+
+    def _parts(self, sequences: int, rows: int) -> Parts:
+        """How a layer goes through a batch of so many rows: at once, unless checkpointed."""
+        of_one = max(1, rows // sequences)
+        return Parts(sequences, max(1, _ROWS // of_one) if self._checkpoint else sequences)
 
     def _main_rows(self, number: int, hidden: mx.array) -> tuple[mx.array, "MainRows"]:
         """One layer over main rows (B, rows, h) without streams, and what it leaves for others."""
@@ -114,24 +127,33 @@ class StreamForward:
         if not hidden.shape[1]:
             return hidden, left
 
-        def run(parameters: Parameters, hidden: mx.array) -> list[mx.array]:
-            _set(layer, parameters)
+        def run(
+            part: int, parameters: Parameters, inputs: list[mx.array], constants: list[mx.array]
+        ) -> list[mx.array]:
+            layer.update(parameters)
             rows = MainRows(window)
-            hidden = self.model.layer(number, hidden, rows, hidden.shape[1])
+            hidden = self.model.layer(number, inputs[0], rows, inputs[0].shape[1])
             asked = [] if rows.queries is None else [rows.queries]
             left.softcap = rows.softcap
             return [hidden, rows.keys, rows.values, *asked]
 
-        parameters = _trainable(layer)
-        again = self._checkpoint and parameters
-        hidden, left.keys, left.values, *asked = (mx.checkpoint(run) if again else run)(
-            parameters, hidden
-        )
+        parameters = layer.trainable_parameters()
+        if self._checkpoint and tree_flatten(parameters):
+            parts = self._parts(*hidden.shape[:2])
+            found = checkpointed(run, parts, parameters, [hidden], [])
+        else:
+            found = run(0, parameters, [hidden], [])
+        hidden, left.keys, left.values, *asked = found
         left.queries = asked[0] if asked else None
         return hidden, left
 
     def _segments(
-        self, number: int, hidden: mx.array, main: "MainRows", visibility: "Visibility"
+        self,
+        number: int,
+        hidden: mx.array,
+        main: "MainRows",
+        parts: Parts,
+        visibilities: list["Visibility"],
     ) -> mx.array:
         """One MSA layer over the rows of segments.
 
@@ -139,46 +161,33 @@ class StreamForward:
             number: of the layer.
             hidden: (B * S, rows, h).
             main: what the layer's main rows without streams left.
-            visibility: of the segments' rows.
+            parts: of the batch.
+            visibilities: of each part's rows.
         """
-        config, modules = self.streams.config, [self._layers[number]]
+        config, modules = self.streams.config, {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
-            modules.append(adapter)
-        count = visibility.main_rows
+            modules["adapter"] = adapter
+        count, of_main = visibilities[0].main_rows, main.arrays
 
         def run(
-            parameters: list[Parameters], hidden: mx.array, of_main: list[mx.array]
-        ) -> mx.array:
-            for module, own in zip(modules, parameters, strict=True):
-                _set(module, own)
+            part: int, parameters: Parameters, inputs: list[mx.array], constants: list[mx.array]
+        ) -> list[mx.array]:
+            for name, module in modules.items():
+                module.update(parameters.get(name, {}))
+            hidden, *arrays = [*inputs, *constants]
             beside = hidden.shape[1] - count
             rotate = self.streams.value_rotation(count, beside, config.num_streams)
             rows = SegmentRows(
-                main.with_arrays(*of_main) if of_main else main,
-                visibility,
-                rotate,
-                config.stream_keys,
+                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys
             )
-            return self.model.layer(number, hidden, rows, count)
+            return [self.model.layer(number, hidden, rows, count)]
 
-        of_main = [] if main.keys is None else [main.keys, main.values]
-        return (mx.checkpoint(run) if self._checkpoint else run)(
-            [_trainable(module) for module in modules], hidden, of_main
-        )
-
-
-Parameters = dict[str, mx.array]
-"""A module's trainable parameters by name."""
-
-
-def _trainable(module: nn.Module) -> Parameters:
-    return dict(tree_flatten(module.trainable_parameters()))
-
-
-def _set(module: nn.Module, parameters: Parameters) -> None:
-    """Let a module have these parameters: what is computed again must depend on its arguments."""
-    if parameters:
-        module.update(tree_unflatten(list(parameters.items())))
+        parameters = {name: module.trainable_parameters() for name, module in modules.items()}
+        # Lossless: nothing that is trained reaches the main rows.
+        inputs, constants = ([hidden, *of_main], []) if count else ([hidden], of_main)
+        if self._checkpoint:
+            return checkpointed(run, parts, parameters, inputs, constants)[0]
+        return run(0, parameters, inputs, constants)[0]
 
 
 def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
@@ -226,10 +235,17 @@ class MainRows:
         self.keys, self.values = keys, values
         return keys, values
 
-    def with_arrays(self, keys: mx.array, values: mx.array) -> "MainRows":
-        """The same rows with other arrays for their keys and values."""
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Keys, values and queries, as far as there are any."""
+        return [a for a in (self.keys, self.values, self.queries) if a is not None]
+
+    def with_arrays(self, arrays: list[mx.array]) -> "MainRows":
+        """The same rows with others in place of ``arrays``."""
         rows = copy(self)
-        rows.keys, rows.values = keys, values
+        if arrays:
+            rows.keys, rows.values, *queries = arrays
+            rows.queries = queries[0] if queries else None
         return rows
 
 

@@ -9,8 +9,8 @@ import mlx.nn as nn
 from .forward import Hidden, StreamForward
 from .sequences import Scored, Sequences
 
-LOGITS_AT_ONCE = 1 << 23
-"""Most logits of a slice of rows, to bound the memory."""
+_LOGITS_AT_ONCE, _LEAST_ROWS = 1 << 20, 32
+"""Of a slice of rows: most logits, to bound the memory, unless it would be this few rows."""
 
 Head = Callable[[mx.array], mx.array]
 """From hidden states (1, n, h) to logits (1, n, V)."""
@@ -49,7 +49,7 @@ def head_cross_entropy(
     Returns:
         (n,) float32, in nats.
     """
-    at_once = max(1, LOGITS_AT_ONCE // vocab_size)
+    at_once = rows_at_once(vocab_size)
 
     def of_slice(rows: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
         losses = nn.losses.cross_entropy(head(rows[None])[0].astype(mx.float32), wanted)
@@ -62,7 +62,10 @@ def head_cross_entropy(
         losses, gradients = [], []
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
-            (_, found), gradient = with_gradient(hidden[part], targets[part])
+            rows = hidden[part]
+            if gradients:  # one after the other, or MLX computes many slices at a time
+                (rows,) = mx.depends([rows], [losses[-1], gradients[-1]])
+            (_, found), gradient = with_gradient(rows, targets[part])
             losses.append(found)
             gradients.append(gradient)
         return mx.concatenate(losses), mx.concatenate(gradients)
@@ -74,6 +77,11 @@ def head_cross_entropy(
         return cotangents[0][:, None].astype(outputs[1].dtype) * outputs[1]
 
     return forward(hidden)[0]
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows' logits to hold at a time."""
+    return max(_LEAST_ROWS, _LOGITS_AT_ONCE // vocab_size)
 
 
 def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:

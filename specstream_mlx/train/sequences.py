@@ -6,7 +6,7 @@ known before it begins. Shapes: B sequences of T tokens, C positions with stream
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -34,6 +34,10 @@ class Sequences:
     def first(self) -> mx.array:
         """(B,) the first position with streams."""
         return self.positions[:, 0, 0]
+
+    def of(self, part: slice) -> "Sequences":
+        """Some of them."""
+        return replace(self, tokens=self.tokens[part], positions=self.positions[part])
 
 
 @dataclass(frozen=True)

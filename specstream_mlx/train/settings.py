@@ -46,7 +46,8 @@ class TrainSettings(StreamSettings):
             checkpoints.
         patience: validations without a longer accepted length after which the run ends; 0: none.
         segment: positions whose streams are computed together, App. I.
-        grad_checkpoint: compute layers again in the backward pass, to save memory.
+        grad_checkpoint: compute layers again in the backward pass, to save memory; not with
+            dropout.
         compile: compile the step for every shape that comes; lengths are then filled up.
         clear_cache_threshold: bytes of MLX's cache above which it is cleared.
         seed: of new weights, dropout and the order of the data.
@@ -130,6 +131,11 @@ class TrainSettings(StreamSettings):
             value = found[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
+        if self.grad_checkpoint and self.mode == "shared" and found["dropout"]:
+            raise UserError(
+                f"lora_parameters' dropout is {shown(found['dropout'])} with grad_checkpoint, "
+                "expected 0: what is computed again would drop others"
+            )
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the one that it continues, as text."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from .forward import StreamForward
 from .items import Item
-from .loss import LOGITS_AT_ONCE, predicting
+from .loss import predicting, rows_at_once
 from .sequences import sequences_of
 
 
@@ -87,7 +87,7 @@ def _scores(
     forward: StreamForward, read: mx.array, targets: mx.array
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whether each row's likeliest token is its target, and its cross entropy in nats."""
-    at_once = max(1, LOGITS_AT_ONCE // forward.vocab_size)
+    at_once = rows_at_once(forward.vocab_size)
     found, lost = [], []
     for start in range(0, len(read), at_once):
         wanted = targets[start : start + at_once]

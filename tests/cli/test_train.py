@@ -165,6 +165,11 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("iterations: 3\n", "c.yaml has 'iterations', which is no setting of train"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
         ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank, scale"),
+        (
+            "grad_checkpoint: true\nmode: shared\n"
+            "lora_parameters: {rank: 3, scale: 1.0, dropout: 0.1}\n",
+            "dropout is 0.1 with grad_checkpoint, expected 0",
+        ),
         ("iters: many\n", "iters is 'many', expected an integer"),
         ("lr_schedule: {name: none}\n", "lr_schedule is {'name': 'none'}: "),
     ],

@@ -194,8 +194,10 @@ def test_all_variants(variant, tmp_path):
 ALL_IN_ONE = {"checkpoint": True, "compiled": True, "multiple": 8, "segment": 3}
 
 
+@pytest.mark.parametrize("rows", [1, 300], ids=["a sequence a part", "two"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_checkpointed_and_compiled(mode, tmp_path):
+def test_checkpointed_and_compiled(mode, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(forward_module, "_ROWS", rows)
     fields = {"stream_head": "conditioned", "stream_head_rank": 5, "stream_keys": 6}
     assert_equal(Sides("Gemma 2", tmp_path, mode, **fields), **ALL_IN_ONE)
 

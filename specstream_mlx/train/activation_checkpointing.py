@@ -1,0 +1,103 @@
+"""Activation checkpointing: layers computed again in the backward pass, a few sequences at a time.
+
+``mx.checkpoint`` computes a whole batch again at once. Here the batch goes in parts one after the
+other, so that the memory of a layer is that of a part. A layer must not draw random numbers: it
+would draw others the second time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+Parameters = dict[str, Any]
+"""A tree of arrays, as of ``nn.Module.trainable_parameters``."""
+
+Layer = Callable[[int, Parameters, list[mx.array], list[mx.array]], list[mx.array]]
+"""From a part's number, parameters, and the part's inputs and constants to its outputs."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A batch in parts.
+
+    Attributes:
+        sequences: in the batch.
+        at_once: in a part; the last one may have fewer.
+    """
+
+    sequences: int
+    at_once: int
+
+    @property
+    def slices(self) -> list[slice]:
+        """The sequences of each part."""
+        starts = range(0, self.sequences, self.at_once)
+        return [slice(s, min(s + self.at_once, self.sequences)) for s in starts]
+
+    def cut(self, arrays: list[mx.array]) -> list[list[mx.array]]:
+        """Each part's rows of arrays whose first axis has as many rows for each sequence."""
+        each = [len(array) // self.sequences for array in arrays]
+        return [
+            [a[p.start * n : p.stop * n] for a, n in zip(arrays, each, strict=True)]
+            for p in self.slices
+        ]
+
+
+def checkpointed(
+    layer: Layer,
+    parts: Parts,
+    parameters: Parameters,
+    inputs: list[mx.array],
+    constants: list[mx.array],
+) -> list[mx.array]:
+    """Run a layer without keeping what it computes on the way.
+
+    Args:
+        layer: computes a part from its arguments, and draws nothing.
+        parts: of the batch.
+        parameters: get gradients.
+        inputs: get gradients; their first axis has as many rows for each sequence.
+        constants: get none; likewise.
+
+    Returns:
+        The outputs of all parts, joined along their first axis.
+    """
+    flat = tree_flatten(parameters)
+    count = len(flat)
+    cut_constants = parts.cut(constants)
+
+    def run(part: int, *arrays: mx.array) -> list[mx.array]:
+        own = [(name, array) for (name, _), array in zip(flat, arrays, strict=False)]
+        return layer(part, tree_unflatten(own), list(arrays[count:]), cut_constants[part])
+
+    @mx.custom_function
+    def forward(weights: list[mx.array], inputs: list[mx.array]) -> list[mx.array]:
+        outputs: list[list[mx.array]] = []
+        for part, own in enumerate(parts.cut(inputs)):
+            outputs.append(run(part, *weights, *_after(own, outputs)))
+        return [mx.concatenate(each) for each in zip(*outputs, strict=True)]
+
+    @forward.vjp
+    def backward(
+        primals: tuple[list[mx.array], list[mx.array]],
+        cotangents: list[mx.array],
+        outputs: list[mx.array],
+    ) -> tuple[list[mx.array], list[mx.array]]:
+        weights, inputs = primals
+        found: list[list[mx.array]] = []
+        all_parts = zip(parts.cut(inputs), parts.cut(cotangents), strict=True)
+        for part, (own, slopes) in enumerate(all_parts):
+            arrays = [*weights, *_after(own, found)]
+            found.append(mx.vjp(lambda *given, n=part: run(n, *given), arrays, slopes)[1])
+        columns = list(zip(*found, strict=True))
+        return [sum(each) for each in columns[:count]], list(map(mx.concatenate, columns[count:]))
+
+    return forward([array for _, array in flat], inputs)
+
+
+def _after(arrays: list[mx.array], earlier: list[list[mx.array]]) -> list[mx.array]:
+    """The arrays, to be used when what the last part brought has been computed."""
+    return mx.depends(arrays, earlier[-1]) if earlier else arrays
