@@ -184,7 +184,11 @@ class Run:
         """
         found = Checkpoint.load(path)
         found.check(path, self.settings.identity())
-        self.parameters, self._optimizer.state = found.parameters, found.optimizer
+        if found.parameters.keys() != self.parameters.keys():
+            raise UserError(f"{path} holds other parameters than this run trains")
+        # In this run's order: the norm of all gradients is a sum, which depends on it.
+        self.parameters = {name: found.parameters[name] for name in self.parameters}
+        self._optimizer.state = found.optimizer
         self.progress = Progress(**found.progress)
         self._trained.set(self.parameters)
 

@@ -128,6 +128,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(kind, base, tmp_path)
         second = make_run(base, tmp_path / str(stop) / "out", iters=8, **changes, resume=True)
         second.restore(second.last)
         assert second.progress.iterations == stop
+        assert list(second.parameters) == list(whole.parameters)  # norms are sums in this order
         assert second.iterate(Reports())
         ours, expected = Checkpoint.load(second.last), Checkpoint.load(whole.last)
         assert ours.parameters.keys() == expected.parameters.keys()
