@@ -22,9 +22,9 @@ def run_module(module: str, *arguments: object, torch_first: bool = False) -> st
         torch_first: import PyTorch before OpenBLAS is loaded for MLX, or it leaves its products to
             that, and takes several times as long.
     """
-    by_name = ("-m", module)
-    behind_torch = f"import torch, runpy; runpy.run_module({module!r}, run_name='__main__')"
-    start = ("-c", behind_torch) if torch_first else by_name
+    start = ["-m", module]
+    if torch_first:
+        start = ["-c", f"import torch, runpy; runpy.run_module({module!r}, run_name='__main__')"]
     command = [sys.executable, *start, *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 

@@ -20,13 +20,18 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import load
 from specstream_mlx.train.data import read_split
-from specstream_mlx.train.run import Run
+from specstream_mlx.train.forward import StreamForward
+from specstream_mlx.train.items import Batches
 from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
+from specstream_mlx.train.validation import validate
 
 from .own_process import measured_by
 
 MODULE = "benchmarks.replay"
+
+_AT_ONCE = 16
+"""Texts of a call."""
 
 
 def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[str, Any]:
@@ -49,13 +54,15 @@ def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[
         mode=config.mode,
         stream_head=config.stream_head,
         init_adapter=adapter,
-        batch_size=16,
-        val_batches=-1,
     )
     base, tokenizer = load(model)
     start = start_of(settings, base, tokenizer)
-    texts = read_split(data, tokenizer, max_seq_length, config.prompt_template)
-    return asdict(Run(settings, start, texts, texts).validation()) | {"texts": len(texts.items)}
+    start.model.eval()
+    items = read_split(data, tokenizer, max_seq_length, config.prompt_template).items
+    forward = StreamForward(start.model, base.config, start.streams)
+    batches = Batches(items, _AT_ONCE, seed=0).epoch(0)
+    found = validate(forward, batches, settings.alphas(config.num_streams), settings.segment)
+    return asdict(found) | {"texts": len(items)}
 
 
 def replayed(model: Path, adapter: Path, data: Path, max_seq_length: int = 512) -> dict[str, Any]:

@@ -10,26 +10,21 @@ replay on what it answers to texts typed for development. The same command resum
 from pathlib import Path
 from typing import Annotated, Any
 
-import mlx.core as mx
 import typer
-from mlx_lm.utils import load, quantize_model, save
 from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.train_adapters import (
-    greedy_outputs,
+    answers,
     mixed_prompts,
-    write_data,
+    write_base,
 )
-from specstream_mlx.convert.demo_model.typed_dev import typed_dev
+from specstream_mlx.convert.demo_model.typed_dev import typed_prompts
 
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.hardware import device
-from specstream_mlx.staging import staged_directory
 
 from ..replay import replayed
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from .two_trainers import by_mlx
-
-_GROUP_SIZE = 64
 
 _TYPED = 24
 """Typed texts of a task that the streams are scored on."""
@@ -40,27 +35,6 @@ _DIRECTORIES = {FULL: "bits16", PACKED: "bits4"}
 
 RUNS = ((FULL, FULL), (FULL, PACKED), (PACKED, PACKED))
 """What streams are trained against, and what they are run on."""
-
-
-def make_base(base: Path, target: Path, bits: int) -> None:
-    """Write a base in MLX format, its weights in float16 or packed; one that is there stays."""
-    if target.exists():
-        return
-    model, tokenizer, config = load(str(base), return_config=True)
-    model.set_dtype(mx.float32)
-    if bits < 16:
-        model, config = quantize_model(model, config, _GROUP_SIZE, bits)
-    model.set_dtype(mx.float16)
-    with staged_directory(target) as scratch:
-        save(scratch, base, model, tokenizer, config)
-
-
-def answers(base: Path, name: str, prompts: list[str]) -> Path:
-    """Write the greedy answers of a base to a file beside it, which stays if it is there."""
-    path = base.with_name(f"{base.name}-{name}.jsonl")
-    if not path.exists():
-        write_data(path, prompts, greedy_outputs(base, prompts))
-    return path
 
 
 COLUMNS = {
@@ -84,21 +58,21 @@ def main(
     """Train streams against 16-bit and 4-bit weights and run both on 4 bits (resumable)."""
     work.mkdir(parents=True, exist_ok=True)
     learned = [tasks.instructed(item) for item in mixed_prompts(prompts, f"targets-{seed}")]
-    typed = [
-        tasks.instructed(items[0]) for name in tasks.TASKS for items in typed_dev(name, _TYPED)
-    ]
+    typed = typed_prompts(_TYPED)
     bases = {name: work / directory for name, directory in _DIRECTORIES.items()}
     adapters: dict[str, Path] = {}
-    for (name, directory), bits in zip(bases.items(), (16, 4), strict=True):
-        make_base(base, directory, bits)
+    for (name, directory), bits in zip(bases.items(), (None, 4), strict=True):
+        if not directory.exists():
+            write_base(base, directory, bits)
         place = work / f"streams-{directory.name}-{iters}"
         adapters[name] = place / "mlx"
         if not adapters[name].exists():
-            data = answers(directory, "learned", learned)
+            data = answers(work / f"{directory.name}-learned.jsonl", directory, learned)
             by_mlx(directory, data, place, iters, batch_size, seed)
     rows: list[dict[str, Any]] = []
     for trained, run in RUNS:
-        found = replayed(bases[run], adapters[trained], answers(bases[run], "typed", typed))
+        data = answers(work / f"{bases[run].name}-typed.jsonl", bases[run], typed)
+        found = replayed(bases[run], adapters[trained], data)
         depths = " ".join(f"{share:.3f}" for share in found["accuracy"][1:])
         rows.append({"trained": trained, "run": run, "depths": depths, **found})
     facts = device.describe()

@@ -24,14 +24,12 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.train_adapters import (
     EMBEDDING_RATE,
     MOST_TOKENS,
-    greedy_outputs,
-    write_data,
+    answers,
 )
-from specstream_mlx.convert.demo_model.typed_dev import typed_dev
+from specstream_mlx.convert.demo_model.typed_dev import typed_prompts
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.backbone import Rope
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
@@ -193,15 +191,7 @@ def items_of(path: Path, model: Path) -> list[Item]:
 
 def typed_outputs(work: Path) -> Path:
     """Write the base's greedy output for typed texts; the file is kept if it is there already."""
-    path = work / "streams-typed.jsonl"
-    if not path.exists():
-        prompts = [
-            tasks.instructed(answers[0])
-            for name in tasks.TASKS
-            for answers in typed_dev(name, _TYPED)
-        ]
-        write_data(path, prompts, greedy_outputs(work / "base", prompts))
-    return path
+    return answers(work / "streams-typed.jsonl", work / "base", typed_prompts(_TYPED))
 
 
 @dataclass

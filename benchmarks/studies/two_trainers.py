@@ -72,14 +72,14 @@ def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, s
     return adapter
 
 
-TRAINERS = {"specstream-mlx train": by_mlx, "PyTorch": by_pytorch}
+TRAINERS = {"MLX": by_mlx, "PyTorch": by_pytorch}
 
 
 def one_run(
     trainer: str, seed: int, model: Path, data: Path, valid: Path, work: Path, sizes: dict[str, int]
 ) -> dict[str, Any]:
     """Train and score, or read the result of an earlier call."""
-    output = work / f"{'mlx' if TRAINERS[trainer] is by_mlx else 'pytorch'}-{seed}-{sizes['iters']}"
+    output = work / f"{trainer.lower()}-{seed}-{sizes['iters']}"
     file = output / "result.json"
     if not file.exists():
         began = time.monotonic()

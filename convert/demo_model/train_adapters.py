@@ -17,11 +17,12 @@ output.
 import json
 import random
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import mlx.core as mx
 import typer
 from mlx_lm import batch_generate
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, save
 from rich.console import Console
 
@@ -55,6 +56,30 @@ MOST_TOKENS = 512
 EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
 
 
+def write_base(
+    base: Path, target: Path, bits: int | None
+) -> tuple[TokenizerWrapper, dict[str, Any]]:
+    """Write a base in MLX format.
+
+    Args:
+        base: Hugging Face directory.
+        target: directory for the result.
+        bits: bits per weight; ``None``: not quantized. The rest is in float16.
+
+    Returns:
+        The base's tokenizer and its own configuration.
+    """
+    model, tokenizer, config = load(str(base), return_config=True)
+    model.set_dtype(mx.float32)
+    written_config = config
+    if bits is not None:
+        model, written_config = quantize_model(model, config, GROUP_SIZE, bits)
+    model.set_dtype(mx.float16)
+    with staged_directory(target) as scratch:
+        save(scratch, base, model, tokenizer, written_config)
+    return tokenizer, config
+
+
 def quantize_base(base: Path, work: Path, bits: int) -> None:
     """Quantize a base: ``work/base`` in MLX format, ``work/expanded`` with its values in float32.
 
@@ -63,12 +88,7 @@ def quantize_base(base: Path, work: Path, bits: int) -> None:
         work: directory for both.
         bits: bits per weight of the quantized base.
     """
-    model, tokenizer, config = load(str(base), return_config=True)
-    model.set_dtype(mx.float32)
-    model, quantized_config = quantize_model(model, config, GROUP_SIZE, bits)
-    model.set_dtype(mx.float16)
-    with staged_directory(work / "base") as scratch:
-        save(scratch, base, model, tokenizer, quantized_config)
+    tokenizer, config = write_base(base, work / "base", bits)
     model, _ = load_model(work / "base")
     model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
     model = dequantize_model(model)
@@ -112,6 +132,17 @@ def write_data(path: Path, prompts: list[str], completions: list[str]) -> None:
         for prompt, completion in zip(prompts, completions, strict=True):
             if completion:
                 print(json.dumps({"prompt": prompt, "completion": completion}), file=file)
+
+
+def answers(path: Path, base: Path, prompts: list[str]) -> Path:
+    """Write a base's greedy answers to prompts.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
+    if not path.exists():
+        write_data(path, prompts, greedy_outputs(base, prompts))
+    return path
 
 
 def mixed_prompts(count: int, seed: str) -> list[tasks.Item]:

@@ -13,3 +13,10 @@ def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
         [tasks.Item(task, values["input"], answer, ()) for answer in values["accepted"]]
         for values in map(json.loads, lines)
     ]
+
+
+def typed_prompts(count: int) -> list[str]:
+    """User turns of the first ``count`` typed texts of each task."""
+    return [
+        tasks.instructed(answers[0]) for task in tasks.TASKS for answers in typed_dev(task, count)
+    ]

@@ -51,24 +51,23 @@ class Batches:
         """The batches from the ``step``-th on, counted from 0, without end."""
         epoch, skipped = divmod(step, len(self))
         while True:
-            for group in self._groups(epoch)[skipped:]:
-                yield [self._items[number] for number in group]
+            yield from self.epoch(epoch)[skipped:]
             epoch, skipped = epoch + 1, 0
 
-    def _groups(self, epoch: int) -> list[list[int]]:
-        """The items of each batch of an epoch, by their numbers."""
-        generator = np.random.default_rng((self._seed, epoch))
-        order = generator.permutation(len(self._items)).tolist()
+    def epoch(self, number: int) -> list[list[Item]]:
+        """All batches of an epoch; each has other ones."""
+        generator = np.random.default_rng((self._seed, number))
+        drawn = [self._items[place] for place in generator.permutation(len(self._items))]
         groups = []
-        for start in range(0, len(order), _WINDOW * self._size):
-            window = sorted(order[start : start + _WINDOW * self._size], key=self._length)
+        for start in range(0, len(drawn), _WINDOW * self._size):
+            window = sorted(drawn[start : start + _WINDOW * self._size], key=_length)
             groups += [window[i : i + self._size] for i in range(0, len(window), self._size)]
-        return [groups[number] for number in generator.permutation(len(groups))]
+        return [groups[place] for place in generator.permutation(len(groups))]
 
-    def _length(self, number: int) -> tuple[int, int]:
-        """A sort key: the length to within 32 tokens, then the positions with streams."""
-        item = self._items[number]
-        return len(item.tokens) // 32, item.completion_tokens
+
+def _length(item: Item) -> tuple[int, int]:
+    """A sort key: the length to within 32 tokens, then the positions with streams."""
+    return len(item.tokens) // 32, item.completion_tokens
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:

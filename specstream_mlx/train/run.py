@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +141,8 @@ class Run:
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
         self._valid: list[list[Item]] = []
         if valid is not None:
-            batches = Batches(valid.items, settings.batch_size, 0)
-            count = len(batches) if settings.val_batches < 0 else settings.val_batches
-            self._valid = list(islice(batches.from_step(0), min(count, len(batches))))
+            batches = Batches(valid.items, settings.batch_size, 0).epoch(0)
+            self._valid = batches if settings.val_batches < 0 else batches[: settings.val_batches]
 
     # Its state on disk --------------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ class Run:
     @property
     def epoch(self) -> list[list[Item]]:
         """The batches of the first epoch."""
-        return list(islice(self._batches.from_step(0), len(self._batches)))
+        return self._batches.epoch(0)
 
     def gradients(self, items: list[Item]) -> tuple[mx.array, Parameters]:
         """Loss and gradients of a batch, not evaluated yet; nothing changes."""
