@@ -47,6 +47,8 @@ AT_ONCE, TOGETHER = 512, 64
 STEPS = {"streams": 1000, "shared": 600, "proofread": 400}
 TASK_STEPS = 200
 HEAD_STEPS = 150
+SAVE_STEPS = 50
+"""Steps between two checkpoints."""
 HEAD_ITEMS = 600
 """Texts that an adapter writes for the training of its head."""
 LORA_RANK = 14
@@ -250,6 +252,7 @@ def settings_of(
         "time_limit": minutes,
         "iters": iters,
         "seed": seed,
+        "save_every": SAVE_STEPS,
         "resume": (work / part / "checkpoint.pt").exists(),
         "init_adapter": start,
         "embedding_learning_rate": EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
@@ -334,6 +337,7 @@ def head_settings(
         max_seq_length=MOST_TOKENS,
         iters=iters,
         seed=seed,
+        save_every=SAVE_STEPS,
         resume=(output / "checkpoint.pt").exists(),
         prompt_template=config.prompt_template,
         **{name: getattr(config, name) for name in _OF_STREAMS},

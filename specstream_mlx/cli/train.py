@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from ..train.settings import TrainSettings
     from ..train.start import Start
 
-_IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
-"""What mlx_lm's configuration files may say besides, and the only thing that it may say."""
+_IGNORED = {
+    **{"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True},
+    "trust_remote_code": False,
+}
+"""Settings of mlx_lm.lora that mean nothing here, with the one value that they may have."""
+_WITHOUT_MEANING = ("test_batches", "config", "project_name")
+"""Settings of mlx_lm.lora that may have any value, as nothing here depends on them."""
 
 _HELD_OUT_TEXTS = 6
 
@@ -82,9 +87,12 @@ class AnswerOptions:
         ),
     ] = None
     max_tokens: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="The most tokens of an answer.")
-    ] = 256
-    temp: Annotated[float, Option(min=0, help="Temperature; 0: the likeliest answer.")] = 0.0
+        int | None,
+        Option(parser=at_least(1), metavar="N", help="The most tokens of an answer. Default: 256."),
+    ] = None
+    temp: Annotated[
+        float | None, Option(min=0, help="Temperature; 0 (default): the likeliest answer.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -271,8 +279,10 @@ def train(
     """
     settings = _settings(data, streams, optimizer, reports)
     settings.check()
-    if settings.data is not None and answers.prompts is not None:
-        raise UserError("--data and --prompts were both given, expected at most one")
+    for name, value in vars(answers).items():
+        if settings.data is not None and value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"--data and {flag} were both given, expected at most one")
 
     from mlx_lm.tuner.callbacks import get_reporting_callbacks
 
@@ -296,8 +306,8 @@ def train(
         except (ImportError, ValueError) as error:
             raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
     _iterate(run, wrapped)
-    _draw(run)
     print(run.write_adapter())
+    _draw(run)
     if valid is not None and not reports.no_outcome:
         _tell_outcome(start, settings.adapter_path, valid)
 
@@ -317,18 +327,17 @@ def _settings(*groups: Any) -> "TrainSettings":
     path = given.pop("config", None)
     values = (_read_config(path) if path else {}) | given
     for name in ("adapter_path", "init_adapter", "log"):
-        if values.get(name) is not None:
+        if name in values:
+            if not isinstance(values[name], (str, Path)):
+                raise UserError(f"{path}: {name} is {shown(values[name])}, expected a path")
             values[name] = Path(values[name])
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")
-    try:
-        return TrainSettings(**values)
-    except TypeError as error:
-        raise UserError(f"{path}: {reason(error)}") from None
+    return TrainSettings(**values)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file like mlx_lm's.
+    """The settings of a YAML file like mlx_lm's; what is ``null`` is not set.
 
     Raises:
         UserError: it cannot be read, or has a field that no setting goes by.
@@ -344,8 +353,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {reason(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {shown(values)}, expected settings by name")
+    values = {name: value for name, value in values.items() if value is not None}
     for name, value in list(values.items()):
-        if name in _IGNORED:
+        if name in _WITHOUT_MEANING:
+            del values[name]
+        elif name in _IGNORED:
             if value != _IGNORED[name] and not (name == "train" and value in ("all", "head")):
                 raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
             if name != "train" or value is True:
@@ -360,6 +372,8 @@ def _check_place(settings: "TrainSettings", directory: Path) -> None:
     from ..train.run import is_adapter, last_checkpoint
 
     target = settings.adapter_path
+    if not target.name:
+        raise UserError(f"--adapter-path is {target}, expected a new directory")
     if target.exists() and not (settings.resume and is_adapter(target)):
         raise UserError(f"{target} exists already, expected a new --adapter-path")
     begun = last_checkpoint(directory).exists()
@@ -392,18 +406,17 @@ def _prepared(
         data = Path(settings.data)
         if not data.is_dir():
             raise UserError(f"the data directory {data} does not exist")
-    prompts = [] if settings.data else read_prompts(answers.prompts or SHIPPED)
-    base, tokenizer = load(settings.model)
+    prompts = read_prompts(answers.prompts or SHIPPED) if settings.data is None else []
+    start = start_of(settings, *load(settings.model))
     if prompts:
         answering = Answering(
-            answers.max_tokens,
-            answers.temp,
+            answers.max_tokens or 256,
+            answers.temp or 0.0,
             seed=settings.seed,
             template=settings.prompt_template,
         )
         with progress("The base answers prompts") as show:
-            distil(base, tokenizer, prompts, data, answering, show)
-    start = start_of(settings, base, tokenizer)
+            distil(start.base, start.tokenizer, prompts, data, answering, show)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
         path = data / f"{name}.jsonl"
@@ -475,11 +488,15 @@ def _iterate(run: "Run", wrapped: Any) -> None:
 
 
 def _draw(run: "Run") -> None:
-    """Draw loss and accepted length, where the log can be read and has more than one figure."""
+    """Draw loss and accepted length, where the log has more than one figure of them."""
     from ..train.run import logged
 
     for name, title in (("train_loss", "Train loss"), ("accepted_length", "Accepted length")):
-        points = logged(run.log, name) if run.log.is_file() else []
+        try:
+            points = logged(run.log, name)
+        except UserError as error:
+            reporting.note(f"No chart: {error}")
+            return
         if len(points) > 1:
             reporting.note("\n".join(chart(f"{title} by iteration", points)))
 

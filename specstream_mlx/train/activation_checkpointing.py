@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-Parameters = dict[str, Any]
+Tree = dict[str, Any]
 """A tree of arrays, as of ``nn.Module.trainable_parameters``."""
 
-Layer = Callable[[int, Parameters, list[mx.array], list[mx.array]], list[mx.array]]
+Layer = Callable[[int, Tree, list[mx.array], list[mx.array]], list[mx.array]]
 """From a part's number, parameters, and the part's inputs and constants to its outputs."""
 
 
@@ -49,7 +49,7 @@ class Parts:
 def checkpointed(
     layer: Layer,
     parts: Parts,
-    parameters: Parameters,
+    parameters: Tree,
     inputs: list[mx.array],
     constants: list[mx.array],
 ) -> list[mx.array]:

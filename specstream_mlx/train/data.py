@@ -14,6 +14,8 @@ from ..config import UserError, shown
 from ..prompts import chat_prompt
 from .items import Item
 
+_FORMATS = "a prompt and a completion, messages of which the assistant's is the last, or a text"
+
 
 @dataclass(frozen=True)
 class Split:
@@ -34,9 +36,11 @@ def read_split(
     """Read a JSONL file of one of mlx-lm's formats.
 
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
-    completion ends where its end token does, whatever the chat template puts behind it; one whose
-    ``finish_reason`` is ``length`` was cut and gets no end token. A text has no prompt: its streams
-    run from its first token on.
+    completion ends where its end token does, whatever the chat template puts behind it. A line with
+    a ``finish_reason`` is an answer of the base (``distil``): it follows the prompt as it was
+    written, while the template may change what an assistant said before; if the reason is
+    ``length`` it was cut and gets no end token. A text has no prompt: its streams run from its
+    first token on.
 
     Args:
         path: the file.
@@ -46,18 +50,22 @@ def read_split(
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
 
     Raises:
-        UserError: the file cannot be read, a line has another format than the first, the chat
-            template refuses one, or no sequence is left.
+        UserError: the file cannot be read, a line has another format than the first, there is a
+            template and no prompts, the chat template refuses a line, or no sequence is left.
     """
     rows = []
     for number, value in read_json_lines(path):
         kind = _kind(value)
         if kind is None or (rows and kind != _kind(rows[0])):
-            expected = "as in the first line" if kind else "a prompt and a completion, or a text"
+            expected = "as in the first line" if kind else _FORMATS
             raise UserError(f"{path}, line {number} is {shown(value)}, expected {expected}")
         rows.append(value)
     if not rows:
         raise UserError(f"{path} is empty, expected a JSON object on each line")
+    if template is not None and _kind(rows[0]) != "prompt":
+        raise UserError(
+            f"{path} has {_kind(rows[0])} and no prompts, expected no --prompt-template"
+        )
     read = _reader(rows, tokenizer, template)
     items, too_long = [], 0
     for number, row in enumerate(rows, 1):
@@ -101,19 +109,20 @@ def _reader(
 ) -> Any:
     """What makes tokens and the length of the prompt out of a line."""
     kind = _kind(rows[0])
-    if kind == "prompt" and not tokenizer.has_chat_template:
-
-        def joined(row: Mapping[str, Any]) -> tuple[list[int], int]:
-            head = chat_prompt(tokenizer, row["prompt"], template)
-            return head + tokenizer.encode(row["completion"], add_special_tokens=False), len(head)
-
-        return joined
     if kind == "messages" and not tokenizer.has_chat_template:
         raise UserError("the data has messages, and the tokenizer no chat template to put them in")
     process = create_dataset(rows, tokenizer, SimpleNamespace(mask_prompt=kind != "text")).process
-    if kind != "prompt" or template is None:
+    if kind != "prompt":
         return process
-    return lambda row: process({**row, "prompt": template.replace("{text}", row["prompt"])})
+
+    def read(row: Mapping[str, Any]) -> tuple[list[int], int]:
+        if "finish_reason" in row or not tokenizer.has_chat_template:
+            head = chat_prompt(tokenizer, row["prompt"], template)
+            return head + tokenizer.encode(row["completion"], add_special_tokens=False), len(head)
+        prompt = row["prompt"] if template is None else template.replace("{text}", row["prompt"])
+        return process({**row, "prompt": prompt})
+
+    return read
 
 
 def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: bool) -> list[int]:

@@ -1,15 +1,16 @@
 """Self-distilled data: the base's own answers, which are what its streams must foresee."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
-from ..checked_files import prompt_lines, read_json_lines
+from ..checked_files import prompt_lines, read_json, read_json_lines
 from ..config import UserError, shown
 from ..engine.sampling import keyed_sampler
 from ..loading import SpeculativeModel
@@ -21,9 +22,6 @@ SHIPPED = Path(__file__).parent / "prompts.txt"
 
 _HELD_OUT = 20
 """Of so many prompts one is for validation."""
-
-Show = Callable[[float, float], None]
-"""Told how many answers are there, and how many there will be."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +85,39 @@ def distil(
     prompts: Sequence[str],
     directory: Path,
     answering: Answering,
-    show: Show = lambda done, total: None,
+    show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
     """Let the base answer prompts, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
 
-    Answers are written as they come, so a call that was interrupted goes on where it ended; those
-    that are there for these prompts stay.
+    Answers are written as they come, so a call that was interrupted goes on where it ended. What
+    they are answers to stands beside them, and other prompts or settings are refused.
 
     Args:
         model: without an adapter.
         tokenizer: its.
-        prompts: different ones.
+        prompts: at least two, different ones.
         directory: where the files go; it is made.
         answering: how the base answers.
         show: told how far it is.
 
     Raises:
-        UserError: a file cannot be read or written, or the base cannot read a prompt.
+        UserError: there is one prompt, the directory holds other answers, a file cannot be read or
+            written, or the base cannot read a prompt.
     """
+    if len(prompts) < 2:
+        raise UserError("there is one prompt, expected at least one to learn from and one to try")
     directory.mkdir(parents=True, exist_ok=True)
+    _claim(directory, prompts, answering)
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
     answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
     done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
     show(done, len(prompts))
     for name, wanted in parts.items():
-        left = [prompt for prompt in wanted if prompt not in answered[name]]
+        left = [place for place, prompt in enumerate(wanted) if prompt not in answered[name]]
         for start in range(0, len(left), answering.batch_size):
             group = left[start : start + answering.batch_size]
-            lines = _answers(model, tokenizer, group, answering, answering.seed + start)
+            lines = _answers(model, tokenizer, wanted, group, answering)
             append(directory / f"{name}.jsonl", "".join(lines))
             done += len(group)
             show(done, len(prompts))
@@ -124,14 +126,14 @@ def distil(
 def _answers(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
-    prompts: Sequence[str],
+    wanted: Sequence[str],
+    places: Sequence[int],
     answering: Answering,
-    seed: int,
 ) -> list[str]:
-    """A line of JSON for each prompt; ``seed`` is the first one's."""
-    samplers = None
+    """A line of JSON for each of the prompts at these places, which their draws depend on."""
+    prompts, samplers = [wanted[place] for place in places], None
     if answering.temp:
-        samplers = [keyed_sampler(seed + number, answering.temp) for number in range(len(prompts))]
+        samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
     response = batch_generate(
         model,
         tokenizer,
@@ -146,6 +148,25 @@ def _answers(
         values = {"prompt": prompt, "completion": text, "finish_reason": reason}
         lines.append(json.dumps(values, ensure_ascii=False) + "\n")
     return lines
+
+
+def _claim(directory: Path, prompts: Sequence[str], answering: Answering) -> None:
+    """Write down what the answers in a directory are answers to, or check what stands there."""
+    wanted = {
+        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16],
+        **asdict(answering),
+    }
+    path = directory / "answers.json"
+    if not path.exists():
+        with staged_file(path) as unfinished:
+            unfinished.write_text(json.dumps(wanted, indent=2) + "\n")
+    found = read_json(path)
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{path}: {name} was {shown(found.get(name))}, expected {shown(value)}: go on with "
+                "the same prompts and settings, or take another --adapter-path"
+            )
 
 
 def _answered(path: Path) -> set[str]:

@@ -26,11 +26,11 @@ from ..engine.key_selection import summed_weights
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
-from .activation_checkpointing import Parameters, Parts, checkpointed
+from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
 
 _ROWS = 512
-"""Of a part of a checkpointed layer's batch, at most, unless a single sequence has more."""
+"""A part of a checkpointed layer's batch has at most so many rows, but at least one sequence."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class StreamForward:
             return hidden, left
 
         def run(
-            part: int, parameters: Parameters, inputs: list[mx.array], constants: list[mx.array]
+            part: int, parameters: Tree, inputs: list[mx.array], constants: list[mx.array]
         ) -> list[mx.array]:
             layer.update(parameters)
             rows = MainRows(window)
@@ -170,7 +170,7 @@ class StreamForward:
         count, of_main = visibilities[0].main_rows, main.arrays
 
         def run(
-            part: int, parameters: Parameters, inputs: list[mx.array], constants: list[mx.array]
+            part: int, parameters: Tree, inputs: list[mx.array], constants: list[mx.array]
         ) -> list[mx.array]:
             for name, module in modules.items():
                 module.update(parameters.get(name, {}))

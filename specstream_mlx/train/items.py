@@ -71,7 +71,7 @@ def _length(item: Item) -> tuple[int, int]:
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:
-    """The tokens that come most often in completions, where these are as frequent in prompts.
+    """The tokens that come most often in completions; of equals, those that come more in all text.
 
     Args:
         items: training data.

@@ -1,4 +1,4 @@
-"""The n-gram loss of Speculative Streaming (arXiv 2402.11131, Eq. 6) and the streams' accuracy."""
+"""The n-gram loss of Speculative Streaming (arXiv 2402.11131, Eq. 6)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from .forward import Hidden, StreamForward
 from .sequences import Scored, Sequences
 
 _LOGITS_AT_ONCE, _LEAST_ROWS = 1 << 20, 32
-"""Of a slice of rows: most logits, to bound the memory, unless it would be this few rows."""
+"""Most logits of a slice of rows, which bounds the memory, and the least rows of one."""
 
 Head = Callable[[mx.array], mx.array]
 """From hidden states (1, n, h) to logits (1, n, V)."""
@@ -42,13 +42,15 @@ def head_cross_entropy(
 
     Args:
         head: final norm and LM head, frozen.
-        hidden: (n, h).
+        hidden: (n, h); n may be 0.
         targets: (n,) int32.
         vocab_size: V.
 
     Returns:
         (n,) float32, in nats.
     """
+    if not len(hidden):
+        return mx.zeros(0)
     at_once = rows_at_once(vocab_size)
 
     def of_slice(rows: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,14 +1,17 @@
 """The optimizer of a run: mlx's, with a learning rate of its own for streams and for embeddings."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
+from mlx_lm.tuner.utils import build_schedule
 
+from ..config import UserError, shown
 from .parameters import Parameters, is_of_streams
 
 Schedule = Callable[[mx.array], mx.array]
-"""From the number of updates done to a factor or a learning rate."""
+"""From the number of updates done to a learning rate."""
 
 KINDS: dict[str, type[optim.Optimizer]] = {
     "adam": optim.Adam,
@@ -20,16 +23,55 @@ KINDS: dict[str, type[optim.Optimizer]] = {
 """mlx_lm's names."""
 
 
-def warm_up_and_fall(updates: int, warm_up: float = 0.03) -> Schedule:
+def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedule:
     """A schedule that rises over a share of the updates while it falls linearly to 0 over all."""
     first = max(1, round(warm_up * updates))
 
-    def factor(step: mx.array) -> mx.array:
+    def rate(step: mx.array) -> mx.array:
         step = step.astype(mx.float32)
         rising = mx.minimum(1.0, (step + 1) / first)
-        return rising * mx.maximum(0.0, 1 - step / updates)
+        return peak * rising * mx.maximum(0.0, 1 - step / updates)
 
-    return factor
+    return rate
+
+
+def schedule_of(fields: Mapping[str, Any]) -> Schedule:
+    """mlx_lm's schedule by its ``name``, ``arguments`` and ``warmup``.
+
+    Raises:
+        UserError: a field is missing or wrong.
+    """
+    try:
+        schedule = build_schedule(fields)
+        schedule(mx.array(0))
+    except Exception as error:  # mlx_lm lets through whatever a wrong field leads to
+        raise UserError(f"lr_schedule is {shown(fields)}: {error}") from None
+    return schedule
+
+
+def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an optimizer: those asked for, and our defaults.
+
+    Args:
+        kind: a key of ``KINDS``.
+        options: those asked for.
+
+    Raises:
+        UserError: the optimizer has no such argument.
+    """
+    defaults: dict[str, Any] = {}
+    if kind in ("adam", "adamw"):
+        defaults["bias_correction"] = True
+    if kind == "adamw":
+        defaults["weight_decay"] = 0.0
+    if kind == "adafactor":  # otherwise it takes no learning rate
+        defaults["relative_step"] = False
+    try:
+        found = {**defaults, **options}
+        KINDS[kind](learning_rate=1.0, **found)
+    except TypeError as error:
+        raise UserError(f"optimizer_config's {kind} is {shown(options)}: {error}") from None
+    return found
 
 
 class GroupedOptimizer:
@@ -42,8 +84,8 @@ class GroupedOptimizer:
     Args:
         kind: a key of ``KINDS``.
         options: further arguments of that class.
-        rates: learning rate by group: ``lora``, ``streams``, ``embeddings``.
-        schedule: factor of all rates.
+        schedule: the learning rate.
+        factors: of the learning rate by group: ``lora``, ``streams``, ``embeddings``.
         max_grad_norm: gradients are clipped to this norm.
         names: of all parameters.
     """
@@ -52,8 +94,8 @@ class GroupedOptimizer:
         self,
         kind: str,
         options: Mapping[str, float],
-        rates: Mapping[str, float],
         schedule: Schedule,
+        factors: Mapping[str, float],
         max_grad_norm: float,
         names: list[str],
     ):
@@ -62,21 +104,23 @@ class GroupedOptimizer:
         for name in names:
             self._names.setdefault(_group(name), []).append(name)
         self._optimizers = {
-            group: KINDS[kind](learning_rate=_scaled(schedule, rates[group]), **options)
+            group: KINDS[kind](learning_rate=_scaled(schedule, factors[group]), **options)
             for group in self._names
         }
 
-    def apply(self, gradients: Parameters, parameters: Parameters) -> Parameters:
-        """The parameters after an update."""
-        clipped = {}
+    def apply(self, gradients: Parameters, parameters: Parameters) -> tuple[Parameters, mx.array]:
+        """The parameters after an update, and the sum of the norms that were clipped."""
+        clipped, norms = {}, mx.array(0.0)
         for pruner in (True, False):
             part = {n: g for n, g in gradients.items() if n.startswith("pruner.") == pruner}
-            clipped |= optim.clip_grad_norm(part, self._max_grad_norm)[0] if part else {}
+            if part:
+                own, norm = optim.clip_grad_norm(part, self._max_grad_norm)
+                clipped, norms = clipped | own, norms + norm
         updated = {}
         for group, names in self._names.items():
             own = {name: clipped[name] for name in names}
             updated |= self._optimizers[group].apply_gradients(own, parameters)
-        return updated
+        return updated, norms
 
     def init(self, parameters: Parameters) -> None:
         """Make the state for these parameters."""
@@ -119,5 +163,5 @@ def _group(name: str) -> str:
     return "streams" if is_of_streams(name) else "lora"
 
 
-def _scaled(schedule: Schedule, rate: float) -> Schedule:
-    return lambda step: rate * schedule(step)
+def _scaled(schedule: Schedule, factor: float) -> Schedule:
+    return lambda step: factor * schedule(step)

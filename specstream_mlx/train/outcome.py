@@ -19,8 +19,6 @@ ROUNDS = 2
 _PAYS = 1.05
 """Less of a gain than this cannot be told from the machine's own scatter."""
 
-Show = Callable[[float, float], None]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -62,7 +60,7 @@ def measure(
     tokenizer: TokenizerWrapper,
     prompts: Sequence[Sequence[int]],
     max_tokens: int = 96,
-    show: Show = lambda done, total: None,
+    show: Callable[[float, float], None] = lambda done, total: None,
 ) -> Outcome:
     """Decode prompts greedily in three ways, in turn; a first round on the first is not counted.
 

@@ -5,10 +5,11 @@ settings and of how many iterations are done, so a run that was interrupted and 
 same bytes as one that was not.
 """
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,19 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.tuner.callbacks import TrainingCallback
-from mlx_lm.tuner.utils import build_schedule
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
 from ..adapters.lora import NO_LORA
 from ..checked_files import read_json_lines
-from ..config import VOCABULARY, UserError, shown
+from ..config import VOCABULARY, UserError
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
 from .data import Split
 from .forward import StreamForward
 from .items import Batches, Item
 from .loss import n_gram_loss
-from .optimizer import GroupedOptimizer, Schedule, warm_up_and_fall
+from .optimizer import GroupedOptimizer, optimizer_options, schedule_of, warm_up_and_fall
 from .parameters import Parameters, Trained, is_of_streams
 from .sequences import Scored, Sequences, sequences_of
 from .settings import TrainSettings
@@ -40,7 +40,7 @@ _MULTIPLE = 32
 """Compiled steps have lengths filled up to multiples of this."""
 
 _MOST_ITERATIONS = 1 << 31
-"""So many draw otherwise with the next seed."""
+"""Seeds of a run: an iteration draws with the run's seed times this, plus its own number."""
 
 
 class StepFunction:
@@ -59,11 +59,10 @@ class StepFunction:
             positions: mx.array,
             prompt_rows: int,
             scored: dict[str, mx.array],
-        ) -> tuple[mx.array, mx.array, mx.array]:
+        ) -> mx.array:
             trained.set(parameters)
             sequences = Sequences(tokens, positions, prompt_rows)
-            loss = n_gram_loss(forward, sequences, Scored(**scored))
-            return loss.total, loss.per_stream, loss.pruner
+            return n_gram_loss(forward, sequences, Scored(**scored)).total
 
         self._function = mx.value_and_grad(loss_of)
         if compiled:
@@ -73,13 +72,13 @@ class StepFunction:
 
     def __call__(
         self, parameters: Parameters, sequences: Sequences, scored: Scored
-    ) -> tuple[tuple[mx.array, mx.array, mx.array], Parameters]:
-        """Total loss, that of the streams and of the pruner, and the gradients by name."""
-        losses, gradients = self._function(
+    ) -> tuple[mx.array, Parameters]:
+        """The loss, and its gradients by name."""
+        loss, gradients = self._function(
             parameters, sequences.tokens, sequences.positions, sequences.prompt_rows, vars(scored)
         )
         self._trained.set(parameters)  # in place of traced ones
-        return losses, gradients
+        return loss, gradients
 
 
 @dataclass
@@ -89,16 +88,14 @@ class Progress:
     Attributes:
         iterations: done.
         trained_tokens: completion tokens that were learned from, with repetitions.
-        seconds: spent on iterations.
-        best_length: the longest accepted length of a validation; 0 before the first.
+        best_length: the longest accepted length of a validation; ``None`` before the first.
         best_iteration: the iterations that were done at it.
         waited: validations since.
     """
 
     iterations: int = 0
     trained_tokens: int = 0
-    seconds: float = 0.0
-    best_length: float = 0.0
+    best_length: float | None = None
     best_iteration: int = 0
     waited: int = 0
 
@@ -121,7 +118,8 @@ class Run:
         self.settings, self.progress = settings, Progress()
         self.directory = run_directory(settings.adapter_path)
         self._start = start
-        set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
+        if start.chooses_vocabulary:
+            set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
         everything = Trained(start.model, start.streams).get()
         self._trained = Trained(start.model, start.streams, settings.train == "head")
         self.parameters = self._trained.get()
@@ -138,6 +136,8 @@ class Run:
         self._step = StepFunction(self._forward, self._trained, settings.compile)
         self._optimizer = _optimizer(settings, list(self.parameters))
         self._optimizer.init(self.parameters)
+        self._identity = settings.identity() | {"training data": _digest(train.items)}
+        self._saved = 0
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
         self._valid: list[list[Item]] = []
         if valid is not None:
@@ -170,7 +170,7 @@ class Run:
         Checkpoint(
             parameters=self.parameters,
             optimizer=self._optimizer.state,
-            identity=self.settings.identity(),
+            identity=self._identity,
             progress=asdict(self.progress),
         ).save(path)
 
@@ -181,13 +181,14 @@ class Run:
             UserError: it cannot be read, or belongs to a run with other settings.
         """
         found = Checkpoint.load(path)
-        found.check(path, self.settings.identity())
+        found.check(path, self._identity)
         if found.parameters.keys() != self.parameters.keys():
             raise UserError(f"{path} holds other parameters than this run trains")
         # In this run's order: the norm of all gradients is a sum, which depends on it.
         self.parameters = {name: found.parameters[name] for name in self.parameters}
         self._optimizer.state = found.optimizer
         self.progress = Progress(**found.progress)
+        self._saved = self.progress.iterations
         self._trained.set(self.parameters)
 
     def write_adapter(self) -> Path:
@@ -224,9 +225,10 @@ class Run:
             Whether the run has come to its end.
 
         Raises:
-            UserError: the loss is no number, or a file cannot be written.
+            UserError: loss or gradients are no numbers, or a file cannot be written.
         """
         settings, progress = self.settings, self.progress
+        together = settings.grad_accumulation_steps
         if not progress.iterations:
             self.save(self.last)  # so that a run that stops early can be resumed
             self._validate(callback)
@@ -242,24 +244,24 @@ class Run:
             loss, gradients = self.gradients(items)
             if gathered is not None:
                 gradients = tree_map(mx.add, gathered, gradients)
-            gathered = gradients
-            if (progress.iterations + 1) % settings.grad_accumulation_steps == 0:
-                share = 1 / settings.grad_accumulation_steps
-                mean = {name: gradient * share for name, gradient in gradients.items()}
-                self.parameters = self._optimizer.apply(mean, self.parameters)
+            gathered, norm = gradients, mx.array(0.0)
+            count = progress.iterations % together + 1
+            if count == together or progress.iterations + 1 == settings.iters:
+                mean = {name: gradient / count for name, gradient in gradients.items()}
+                self.parameters, norm = self._optimizer.apply(mean, self.parameters)
                 self._trained.set(self.parameters)
                 gathered = None
-            mx.eval(self.parameters, self._optimizer.state, loss, gathered)
-            if not math.isfinite(loss.item()):
-                raise UserError(
-                    f"the loss is {loss.item()} in iteration {progress.iterations + 1}, expected a "
-                    f"number: {self.last} holds an earlier state; try a smaller learning rate"
-                )
+            mx.eval(self.parameters, self._optimizer.state, loss, norm, gathered)
+            for name, value in (("loss", loss.item()), ("norm of the gradients", norm.item())):
+                if not math.isfinite(value):
+                    raise UserError(
+                        f"the {name} is {value} in iteration {progress.iterations + 1}, expected a "
+                        f"number: {self.last} holds an earlier state; try a smaller learning rate"
+                    )
             tokens = sum(item.completion_tokens for item in items)
             seconds = time.perf_counter() - began
             progress.iterations += 1
             progress.trained_tokens += tokens
-            progress.seconds += seconds
             self._window.add(loss.item(), tokens, seconds)
             self._after(callback, gathered is None)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
@@ -280,8 +282,7 @@ class Run:
         )
         self._start.model.train()
         mx.random.seed(settings.seed * _MOST_ITERATIONS + self.progress.iterations)
-        (loss, _, _), gradients = self._step(self.parameters, *step)
-        return loss, gradients
+        return self._step(self.parameters, *step)
 
     def _after(self, callback: TrainingCallback, is_update: bool) -> None:
         """Report, validate and save where it is time to."""
@@ -300,8 +301,9 @@ class Run:
             self._window = _Window()
         if done % settings.steps_per_eval == 0 or at_end:
             self._validate(callback)
-        if is_update and done % settings.save_every == 0:
+        if is_update and done >= self._saved + settings.save_every:
             self.save(self.last)
+            self._saved = done
 
     def _is_enough(self) -> bool:
         patience = self.settings.patience
@@ -317,12 +319,14 @@ class Run:
             return
         began, progress = time.perf_counter(), self.progress
         found = self.validation()
-        if progress.iterations and found.accepted_length > progress.best_length:
-            progress.best_length, progress.waited = found.accepted_length, 0
-            progress.best_iteration = progress.iterations
-            self.save(self.best)
-        elif progress.iterations:
-            progress.waited += 1
+        if progress.iterations or self.settings.init_adapter is not None:
+            best = progress.best_length
+            if best is None or found.accepted_length > best:
+                progress.best_length, progress.waited = found.accepted_length, 0
+                progress.best_iteration = progress.iterations
+                self.save(self.best)
+            else:
+                progress.waited += 1
         figures = {
             "iteration": progress.iterations,
             "val_loss": found.loss,
@@ -372,12 +376,17 @@ def logged(log: Path, name: str) -> list[tuple[int, float]]:
     """A figure by iteration; an interrupted run's is taken from where it went on.
 
     Args:
-        log: a run's.
+        log: a run's; lines without an iteration are another program's.
         name: of the figure.
+
+    Raises:
+        UserError: it cannot be read.
     """
     found: list[tuple[int, float]] = []
     for _, figures in read_json_lines(log):
-        now = figures["iteration"]
+        now = figures.get("iteration") if isinstance(figures, dict) else None
+        if now is None:
+            continue
         if name in figures:
             found = [point for point in found if point[0] < now] + [(now, figures[name])]
         else:
@@ -391,30 +400,29 @@ def is_adapter(directory: Path) -> bool:
 
 
 def _optimizer(settings: TrainSettings, names: list[str]) -> GroupedOptimizer:
-    streams = settings.stream_learning_rate or settings.learning_rate
-    rates = {
-        "lora": settings.learning_rate,
-        "streams": streams,
-        "embeddings": settings.embedding_learning_rate or streams,
-    }
-    options = dict(settings.optimizer_config.get(settings.optimizer, {}))
-    if settings.optimizer in ("adam", "adamw"):
-        options.setdefault("bias_correction", True)
-    if settings.optimizer == "adamw":
-        options.setdefault("weight_decay", 0.0)
+    rate = settings.learning_rate
+    streams = settings.stream_learning_rate or rate
+    embeddings = settings.embedding_learning_rate or streams
+    if settings.lr_schedule is None:
+        updates = -(-settings.iters // settings.grad_accumulation_steps)
+        schedule = warm_up_and_fall(rate, updates)
+    else:
+        schedule = schedule_of(settings.lr_schedule)
     return GroupedOptimizer(
-        settings.optimizer, options, rates, _schedule(settings), settings.max_grad_norm, names
+        settings.optimizer,
+        optimizer_options(
+            settings.optimizer, settings.optimizer_config.get(settings.optimizer, {})
+        ),
+        schedule,
+        {"lora": 1.0, "streams": streams / rate, "embeddings": embeddings / rate},
+        settings.max_grad_norm,
+        names,
     )
 
 
-def _schedule(settings: TrainSettings) -> Schedule:
-    """The factor of all learning rates, by the number of updates."""
-    if settings.lr_schedule is None:
-        return warm_up_and_fall(-(-settings.iters // settings.grad_accumulation_steps))
-    try:
-        schedule = build_schedule(settings.lr_schedule)
-        peak = float(settings.lr_schedule["arguments"][0])
-        schedule(mx.array(0))
-    except Exception as error:  # mlx_lm lets through whatever a wrong field leads to
-        raise UserError(f"lr_schedule is {shown(settings.lr_schedule)}: {error}") from None
-    return lambda step: schedule(step) / peak
+def _digest(items: Sequence[Item]) -> str:
+    """A short text that other items do not have."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(f"{item.stream_from} {list(item.tokens)}".encode())
+    return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, check_integer, is_number, shown
-from .optimizer import KINDS
+from .optimizer import KINDS, optimizer_options, schedule_of
 from .stream_settings import StreamSettings
 
 _FREE_TO_CHANGE = {
@@ -35,7 +35,8 @@ class TrainSettings(StreamSettings):
         learning_rate: of LoRA, and of streams and embeddings unless they have their own.
         stream_learning_rate: of streams and pruner; ``None``: ``learning_rate``.
         embedding_learning_rate: of the streams' embeddings; ``None``: ``stream_learning_rate``.
-        lr_schedule: mlx-lm's; ``None``: a warm-up, then a fall to 0 over all iterations.
+        lr_schedule: mlx-lm's, in place of ``learning_rate``; those of streams and embeddings keep
+            their ratio to it. ``None``: a warm-up, then a fall to 0 over all iterations.
         max_grad_norm: norm that gradients are clipped to.
         batch_size: sequences in an iteration.
         grad_accumulation_steps: iterations whose gradients make one update.
@@ -91,8 +92,9 @@ class TrainSettings(StreamSettings):
         """Check all that can be checked without reading a file.
 
         Raises:
-            UserError: a setting is out of range, or two exclude each other.
+            UserError: a setting is of another type or out of range, or two exclude each other.
         """
+        self._check_types()
         self.check_streams()
         if self.optimizer not in KINDS:
             found = shown(self.optimizer)
@@ -105,8 +107,14 @@ class TrainSettings(StreamSettings):
         check_integer("max_seq_length", self.max_seq_length, least=2)
         for name in ("patience", "clear_cache_threshold"):
             check_integer(name, getattr(self, name), least=0)
-        for name in ("num_layers", "val_batches"):
-            check_integer(name, getattr(self, name), least=-1)
+        check_integer("val_batches", self.val_batches, least=-1)
+        if self.num_layers != -1:
+            check_integer("num_layers", self.num_layers)
+            if self.mode == "lossless":
+                raise UserError(
+                    f"num_layers is {self.num_layers} in lossless mode, expected none: it is the "
+                    "number of layers with LoRA, in shared mode"
+                )
         check_integer("seed", self.seed, least=0, most=2**32 - 1)
         for name in (
             *("learning_rate", "stream_learning_rate", "embedding_learning_rate"),
@@ -115,9 +123,46 @@ class TrainSettings(StreamSettings):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
                 raise UserError(f"{name} is {shown(value)}, expected more than 0")
+        optimizer_options(self.optimizer, self.optimizer_config.get(self.optimizer, {}))
+        if self.lr_schedule is not None:
+            schedule_of(self.lr_schedule)
         self._check_lora()
         if self.mode == "shared" and self.data is None:
             raise UserError("mode is 'shared' without data, expected that of the application")
+
+    def _check_types(self) -> None:
+        kinds: dict[type, tuple[str, ...]] = {
+            str: ("model", "data", "prompt_template", "mode", "optimizer", "stream_head"),
+            bool: ("grad_checkpoint", "compile", "resume"),
+            dict: ("optimizer_config", "lr_schedule"),
+        }
+        for kind, names in kinds.items():
+            for name in names:
+                value = getattr(self, name)
+                optional = self.__dataclass_fields__[name].default is None
+                if not (isinstance(value, kind) or (optional and value is None)):
+                    said = {str: "a text", bool: "true or false", dict: "fields by name"}[kind]
+                    raise UserError(f"{name} is {shown(value)}, expected {said}")
+        for name, options in self.optimizer_config.items():
+            if not isinstance(options, dict):
+                raise UserError(
+                    f"optimizer_config's {name} is {shown(options)}, expected fields by name"
+                )
+        for name in ("model", "data"):
+            if getattr(self, name) == "":
+                raise UserError(f"{name} is empty, expected a directory")
+
+    def check_dropout(self, dropout: float) -> None:
+        """Check that LoRA's dropout, the settings' or that of ``init_adapter``, can be repeated.
+
+        Raises:
+            UserError: layers are computed again, and would drop others the second time.
+        """
+        if self.grad_checkpoint and dropout:
+            raise UserError(
+                f"lora_parameters' dropout is {shown(dropout)} with grad_checkpoint, expected 0: "
+                "what is computed again would drop others"
+            )
 
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}
@@ -131,11 +176,8 @@ class TrainSettings(StreamSettings):
             value = found[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
-        if self.grad_checkpoint and self.mode == "shared" and found["dropout"]:
-            raise UserError(
-                f"lora_parameters' dropout is {shown(found['dropout'])} with grad_checkpoint, "
-                "expected 0: what is computed again would drop others"
-            )
+        if self.mode == "shared" and self.init_adapter is None:
+            self.check_dropout(found["dropout"])
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the one that it continues, as text."""

@@ -6,16 +6,18 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, read_adapter
-from ..config import VOCABULARY, StreamConfig, UserError
+from ..config import VOCABULARY, StreamConfig, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
 from .items import Item, most_frequent
 from .parameters import initial_streams
 from .settings import TrainSettings
+from .stream_settings import SHAPE
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Start:
         streams: untrained, or those of ``init_adapter``.
         lora_parameters: mlx-lm's, ``None`` without LoRA.
         num_layers: top layers with LoRA.
+        chooses_vocabulary: a draft vocabulary is to be taken from the data (``set_vocabulary``).
     """
 
     base: SpeculativeModel
@@ -35,6 +38,7 @@ class Start:
     streams: Streams
     lora_parameters: dict[str, Any] | None
     num_layers: int
+    chooses_vocabulary: bool
 
     @property
     def model(self) -> nn.Module:
@@ -64,25 +68,46 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
     if settings.mode == "shared":
         parameters, count = settings.lora_parameters, settings.num_layers
         if adapter is not None:
-            parameters, count = adapter.config["lora_parameters"], adapter.config["num_layers"]
+            parameters = {"dropout": 0.0, **adapter.config["lora_parameters"]}
+            count = adapter.config["num_layers"]
         if count > layers:
             raise UserError(f"num_layers is {count}, expected at most the base's {layers}")
         count = layers if count < 0 else count
+        settings.check_dropout(parameters["dropout"])
         linear_to_lora_layers(model, count, parameters)
-        if not model.trainable_parameters():
-            raise UserError("LoRA's keys name no linear layer of the base, expected at least one")
+        _check_mounted(model)
     streams = initial_streams(config, settings.seed)
     if adapter is not None:
-        model.load_weights(list(adapter.lora.items()), strict=False)
-        streams.load_weights(list(adapter.stream_tensors.items()), strict=False)
-    return Start(base, tokenizer, streams, parameters, count)
+        tensors = dict(adapter.stream_tensors)
+        if settings.draft_vocabulary:
+            tensors.pop(VOCABULARY, None)
+        for module, own in ((model, adapter.lora), (streams, tensors)):
+            module.load_weights([(name, _trainable(t)) for name, t in own.items()], strict=False)
+    known = streams.vocabulary is None or (adapter is not None and not settings.draft_vocabulary)
+    return Start(base, tokenizer, streams, parameters, count, chooses_vocabulary=not known)
 
 
 def set_vocabulary(streams: Streams, items: Sequence[Item], vocab_size: int) -> None:
-    """Let the streams draft the most frequent tokens of these items, if not all."""
-    if streams.vocabulary is not None:
-        ids = most_frequent(items, streams.config.draft_vocabulary, vocab_size)
-        streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
+    """Let streams with a draft vocabulary draft the most frequent tokens of these items."""
+    ids = most_frequent(items, streams.config.draft_vocabulary, vocab_size)
+    streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
+
+
+def _trainable(tensor: mx.array) -> mx.array:
+    """A tensor as it is trained: in float32, unless it holds token ids."""
+    return tensor.astype(mx.float32) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
+
+
+def _check_mounted(model: nn.Module) -> None:
+    """Check that there is LoRA, and in layers alone: the head's gradient is never computed."""
+    names = [name for name, _ in tree_flatten(model.trainable_parameters())]
+    if not names:
+        raise UserError("LoRA's keys name no linear layer of the base, expected at least one")
+    outside = [name for name in names if "layers." not in name]
+    if outside:
+        raise UserError(
+            f"LoRA's keys name {outside[0].rpartition('.')[0]}, expected modules of layers alone"
+        )
 
 
 def _stream_config(
@@ -105,6 +130,11 @@ def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
     found = adapter.stream_config
     if found is None:
         raise UserError(f"init_adapter {adapter.path} has no streams, expected some")
+    kind = adapter.config.get("fine_tune_type", "lora")
+    if adapter.lora and kind != "lora":
+        raise UserError(
+            f"init_adapter {adapter.path}: fine_tune_type is {shown(kind)}, expected 'lora'"
+        )
     if found.mode != settings.mode:
         raise UserError(
             f"init_adapter {adapter.path}: mode is {found.mode!r}, expected {settings.mode!r} as "
@@ -115,8 +145,18 @@ def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
             f"init_adapter {adapter.path}: stream_head is 'conditioned', expected 'plain' as in "
             "this run"
         )
+    fixed = set(SHAPE)
     head = settings.head_fields()
     if found.stream_head == "conditioned":
-        head = {"stream_head": "conditioned", "stream_head_rank": found.stream_head_rank}
+        fixed.add("stream_head_rank")
+        head = {}
+    for name in sorted(fixed):
+        asked, has = getattr(settings, name), getattr(found, name)
+        if asked not in (has, TrainSettings.__dataclass_fields__[name].default):
+            raise UserError(
+                f"{name} is {shown(asked)}, expected none: init_adapter {adapter.path} has "
+                f"{shown(has)}"
+            )
+    vocabulary = settings.draft_vocabulary or found.draft_vocabulary
     template = settings.prompt_template or found.prompt_template
-    return replace(found, prompt_template=template, **head)
+    return replace(found, **{**head, "draft_vocabulary": vocabulary, "prompt_template": template})

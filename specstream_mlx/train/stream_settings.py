@@ -16,6 +16,12 @@ from ..config import (
     shown,
 )
 
+SHAPE = (
+    *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
+    *("stream_mlp", "stream_adapter_rank", "stream_keys", "pruner_rank", "pruner_form"),
+)
+"""Settings that streams cannot change once they are trained; the head is no part of it."""
+
 
 @dataclass(kw_only=True)
 class StreamSettings:
@@ -81,6 +87,11 @@ class StreamSettings:
         check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
         check_integer("stream_keys", self.stream_keys, least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
+        if not any(self.alphas(1)):
+            raise UserError(
+                f"alpha_streams is {shown(self.alpha_streams)} and the main stream's weight 0, "
+                "expected one above 0: there is nothing to learn"
+            )
 
     def _check_head_alone(self) -> None:
         if self.stream_head != "conditioned":

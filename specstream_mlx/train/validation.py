@@ -10,7 +10,7 @@ import numpy as np
 from .forward import StreamForward
 from .items import Item
 from .loss import predicting, rows_at_once
-from .sequences import sequences_of
+from .sequences import Scored, sequences_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def validate(
         sequences, scored = sequences_of(items, [1.0] * rows, segment, exits=False)
         read = predicting(forward, sequences, forward(sequences))
         read = read.reshape(-1, read.shape[-1])[scored.rows]
-        found, lost = _scores(forward, read, scored.targets)
+        found, lost = _scores(forward, read, scored)
         place, stream = np.array(scored.rows), np.array(scored.streams)
         np.add.at(losses, stream, lost)
         np.add.at(right, stream, found)
@@ -84,16 +84,24 @@ def steps_of(hits: np.ndarray) -> int:
 
 
 def _scores(
-    forward: StreamForward, read: mx.array, targets: mx.array
+    forward: StreamForward, read: mx.array, scored: Scored
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each row's likeliest token is its target, and its cross entropy in nats."""
-    at_once = rows_at_once(forward.vocab_size)
-    found, lost = [], []
+    """Whether each row's likeliest token is its target, and its cross entropy in nats.
+
+    With a draft vocabulary, a stream's likeliest token is that of the vocabulary, which is what it
+    drafts.
+    """
+    at_once, vocabulary = rows_at_once(forward.vocab_size), forward.streams.vocabulary
+    never = mx.zeros(forward.vocab_size, mx.bool_)
+    if vocabulary is not None:
+        never = mx.ones(forward.vocab_size, mx.bool_)
+        never[vocabulary] = False
+    found, lost = np.zeros(len(read), bool), np.zeros(len(read))
     for start in range(0, len(read), at_once):
-        wanted = targets[start : start + at_once]
-        logits = forward.model.head(read[None, start : start + at_once])[0].astype(mx.float32)
-        part = mx.argmax(logits, axis=-1) == wanted, nn.losses.cross_entropy(logits, wanted)
-        mx.eval(part)
-        found.append(np.array(part[0]))
-        lost.append(np.array(part[1]))
-    return np.concatenate(found), np.concatenate(lost)
+        part = slice(start, start + at_once)
+        wanted, of_stream = scored.targets[part], scored.streams[part] > 0
+        logits = forward.model.head(read[None, part])[0].astype(mx.float32)
+        drafted = mx.where(of_stream[:, None] & never, -mx.inf, logits)
+        found[part] = np.array(mx.argmax(drafted, axis=-1) == wanted)
+        lost[part] = np.array(nn.losses.cross_entropy(logits, wanted))
+    return found, lost

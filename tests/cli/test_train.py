@@ -10,7 +10,7 @@ from tiny_training import data_directory
 
 from specstream_mlx import load
 from specstream_mlx.train import distil
-from specstream_mlx.train.distil import SHIPPED, read_prompts
+from specstream_mlx.train.distil import SHIPPED, Answering, read_prompts
 
 train = sys.modules["specstream_mlx.cli.train"]  # the package has the command by that name
 
@@ -85,11 +85,44 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
 
 
+def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):
+    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out", "--prompts", prompts)
+    assert run(*flags, "--max-tokens", 8, *SMALL, "--estimate").exit_code == 0
+    changed = run(*flags, "--max-tokens", 9, *SMALL, "--estimate")
+    assert "answers.json: max_tokens was 8, expected 9: go on with the same" in last_line(changed)
+    prompts.write_text("check the report\nthe team\n")
+    changed = run(*flags, "--max-tokens", 8, *SMALL, "--estimate")
+    assert "answers.json: prompts was " in last_line(changed)
+    prompts.write_text("check the report\n")
+    flags = (*flags[:4], tmp_path / "other", *flags[5:])
+    assert "there is one prompt, expected" in last_line(run(*flags, *SMALL, "--estimate"))
+
+
+def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
+    answering = Answering(max_tokens=8, temp=1.0, batch_size=5)
+    model, tokenizer = load(base)
+    texts = read_prompts(prompts)
+    distil.distil(model, tokenizer, texts, tmp_path / "a", answering)
+    whole = (tmp_path / "a" / "train.jsonl").read_text().splitlines()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.jsonl").write_text("\n".join(whole[:7]) + "\n")
+    distil.distil(model, tokenizer, texts, tmp_path / "b", answering)
+    assert (tmp_path / "b" / "train.jsonl").read_text().splitlines() == whole
+
+
+def test_wrong_settings_are_told_before_anything_is_answered(base, prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(distil, "batch_generate", None)
+    flags = ("--model", base, "--prompts", prompts, "--adapter-path", tmp_path / "out")
+    assert "num_msa_layers is 99" in last_line(run("train", *flags, "--num-msa-layers", 99))
+    assert not (tmp_path / "out.training" / "data").exists()
+
+
 def test_an_adapter_for_one_application(base, data, tmp_path):
     out = tmp_path / "out"
     config = tmp_path / "lora.yaml"
     config.write_text(
         f"model: {base}\ntrain: true\nmask_prompt: true\nfine_tune_type: lora\n"
+        "resume_adapter_file: null\ntest: false\ntest_batches: 100\nreport_to: null\n"
         "mode: shared\niters: 50\nlearning_rate: 1e-2\nnum_msa_layers: 2\nbatch_size: 8\n"
         "lora_parameters: {keys: [self_attn.q_proj], rank: 3, scale: 4.0, dropout: 0.1}\n"
         "lr_schedule: {name: cosine_decay, warmup: 2, arguments: [1e-2, 6]}\n"
@@ -142,6 +175,9 @@ def last_line(result):
         (("--model", "BASE", "--mode", "shared"), "mode is 'shared' without data, expected"),
         (("--model", "BASE", "--data", "none"), "the data directory none does not exist"),
         (("--model", "BASE", "--data", "DATA", "--prompts", "p"), "--data and --prompts were both"),
+        (("--model", "BASE", "--data", "DATA", "--max-tokens", 9), "--data and --max-tokens were"),
+        (("--model", "BASE", "--data", ""), "data is empty, expected a directory"),
+        (("--model", "BASE", "--data", "DATA", "--num-layers", 2), "num_layers is 2 in lossless"),
         (("--model", "BASE", "--prompts", "p.txt"), "p.txt is missing"),
         (("--model", "BASE", "--data", "DATA", "--train", "head"), "without init_adapter"),
         (("--model", "BASE", "--data", "DATA", "--num-msa-layers", 9), "num_msa_layers is 9"),
@@ -171,6 +207,13 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
             "dropout is 0.1 with grad_checkpoint, expected 0",
         ),
         ("iters: many\n", "iters is 'many', expected an integer"),
+        ("prompt_template: 3\n", "prompt_template is 3, expected a text"),
+        ("grad_checkpoint: 'no'\n", "grad_checkpoint is 'no', expected true or false"),
+        ("log: 3\n", "c.yaml: log is 3, expected a path"),
+        ("optimizer: [adam]\n", "optimizer is ['adam'], expected a text"),
+        ("optimizer_config: {adamw: {beta: 1}}\n", "optimizer_config's adamw is {'beta': 1}: "),
+        ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
+        ("alpha_streams: 0\n", "alpha_streams is 0 and the main stream's weight 0, expected one"),
         ("lr_schedule: {name: none}\n", "lr_schedule is {'name': 'none'}: "),
     ],
 )

@@ -52,6 +52,25 @@ def test_an_answer_that_was_cut_has_no_end(tokenizer, tmp_path):
     assert tokenizer.decode(item.tokens[item.stream_from :]) == "the report"
 
 
+def test_own_answers_follow_the_prompt_as_they_were_written(tmp_path):
+    """Whatever the template makes of an earlier answer: this one drops what was thought."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    wrapped = TokenizerWrapper(tokenizer)
+    row = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
+    (item,) = read_split(write(tmp_path / "train.jsonl", row), wrapped, 100).items
+    assert tokenizer.decode(item.tokens[item.stream_from :]) == "noon the report<|end|>"
+    assert tokenizer.decode(item.tokens[: item.stream_from]).endswith("<|assistant|>")
+
+
+def test_a_prompt_template_needs_prompts(tokenizer, tmp_path):
+    with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
+        read_split(write(tmp_path / "train.jsonl", CHAT), tokenizer, 100, "please {text}")
+
+
 def test_without_a_chat_template(bare, tmp_path):
     (item,) = read_split(write(tmp_path / "train.jsonl", PAIR), bare, 100).items
     assert bare.decode(item.tokens) == "check the numbersthe report<|end|>"
@@ -86,7 +105,7 @@ def test_long_sequences_are_left_out(tokenizer, tmp_path):
         ([PAIR, '{"prompt": '], "line 2 is not valid JSON"),
         ([PAIR, {"prompt": "x"}], "line 2 is {'prompt': 'x'}, expected a prompt and a completion"),
         ([PAIR, {"text": "x"}], "line 2 is {'text': 'x'}, expected as in the first line"),
-        ([[1]], r"line 1 is \[1\], expected a prompt and a completion, or a text"),
+        ([[1]], r"line 1 is \[1\], expected a prompt and a completion, messages of which"),
         ([{"messages": CHAT["messages"][:1]}], "line 1 is "),
         ([{**PAIR, "completion": "noon " * 90}], "has no sequence of at most 50 tokens with"),
     ],

@@ -1,0 +1,66 @@
+"""Learning rates: mlx_lm's schedules, a rate for each group, every optimizer."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.tuner.utils import build_schedule
+
+from specstream_mlx import UserError
+from specstream_mlx.train.optimizer import (
+    KINDS,
+    GroupedOptimizer,
+    optimizer_options,
+    schedule_of,
+    warm_up_and_fall,
+)
+
+NAMES = ["streams.embeddings", "streams.head.up.weight", "model.layers.0.q.lora_a", "pruner.w"]
+FACTORS = {"lora": 1.0, "streams": 2.0, "embeddings": 5.0}
+SCHEDULES = {
+    "linear": {"name": "linear_schedule", "arguments": [0, 1e-4, 100]},
+    "cosine": {"name": "cosine_decay", "arguments": [1e-4, 100], "warmup": 10},
+}
+
+
+def step(kind, schedule, times=1):
+    """How far each parameter moves, with a gradient of ones."""
+    optimizer = GroupedOptimizer(kind, optimizer_options(kind, {}), schedule, FACTORS, 1e9, NAMES)
+    first = {name: mx.ones((4, 4)) for name in NAMES}
+    optimizer.init(first)
+    parameters = first
+    for _ in range(times):
+        gradients = {name: mx.ones((4, 4)) for name in NAMES}
+        parameters, norms = optimizer.apply(gradients, parameters)
+    assert norms.item() == pytest.approx(4 + 4 * 3**0.5, rel=1e-5)
+    moved = {name: mx.abs(parameters[name] - first[name]).max().item() for name in NAMES}
+    return optimizer.learning_rates, moved
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_optimizer_takes_the_learning_rate(kind):
+    _, little = step(kind, lambda count: mx.array(1e-4))
+    _, much = step(kind, lambda count: mx.array(1e-2))
+    for name in NAMES:
+        assert 0 < 20 * little[name] < much[name]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_mlx_lms_learning_rate(name):
+    theirs = build_schedule(SCHEDULES[name])
+    for times in (1, 5, 30):
+        rates, _ = step("sgd", schedule_of(SCHEDULES[name]), times)
+        expected = theirs(mx.array(times - 1)).item()
+        assert rates == pytest.approx({group: f * expected for group, f in FACTORS.items()})
+
+
+def test_warm_up_and_fall():
+    rate = warm_up_and_fall(2.0, 100)
+    assert [rate(mx.array(n)).item() for n in (0, 2, 50, 100)] == pytest.approx(
+        [2 / 3, 1.96, 1.0, 0.0]
+    )
+
+
+def test_wrong_fields():
+    with pytest.raises(UserError, match=r"lr_schedule is \{'name': 'none'\}: "):
+        schedule_of({"name": "none"})
+    with pytest.raises(UserError, match=r"optimizer_config's sgd is \{'beta': 1\}: "):
+        optimizer_options("sgd", {"beta": 1})
