@@ -293,6 +293,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "llama-4bit": mlx_model,
     "path/to/adapter": lambda path: stream_adapter_directory(path, path.parent / "mlx-model"),
     "streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
+    "my-streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
     "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
     "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
     "tools.mlpackage": core_ml_package,

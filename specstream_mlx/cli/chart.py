@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_LEAST_SPAN = 0.1
+"""Of the largest value: the height of a chart, so that what hardly changes looks like it."""
 
 
 def chart(
@@ -17,18 +19,19 @@ def chart(
         height: lines, at least 2.
 
     Returns:
-        The lines of the chart, with the least and the largest value and iteration at its axes.
+        The lines of the chart, with the values and iterations at its ends at its axes.
     """
     iterations, values = zip(*points, strict=True)
     low, high = min(values), max(values)
+    span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
     begin, end = iterations[0], iterations[-1]
     columns = []
     for column in range(width):
         at = begin + (end - begin) * column / max(1, width - 1)
         value = next(v for i, v in reversed(points) if i <= at)
-        share = (value - low) / (high - low) if high > low else 0.0
+        share = (value - low) / span
         columns.append(1 + round(share * (height * 8 - 1)))  # eighths of a line
-    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    labels = [f"{low + span:.2f}", *[""] * (height - 2), f"{low:.2f}"]
     margin = max(map(len, labels))
     lines = [title]
     for number, label in enumerate(labels):

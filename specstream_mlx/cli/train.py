@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from ..checked_files import read_text, reason
-from ..config import UserError, shown
+from ..config import UserError, check_integer, is_number, shown
 from . import reporting
 from .chart import chart
 from .groups import grouped
@@ -93,6 +93,9 @@ class AnswerOptions:
     temp: Annotated[
         float | None, Option(min=0, help="Temperature; 0 (default): the likeliest answer.")
     ] = None
+
+
+_ANSWERS = tuple(AnswerOptions.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -277,12 +280,7 @@ def train(
     [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets
     --adapter-path tickets-adapter --iters 600[/cyan]
     """
-    settings = _settings(data, streams, optimizer, reports)
-    settings.check()
-    for name, value in vars(answers).items():
-        if settings.data is not None and value is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"--data and {flag} were both given, expected at most one")
+    settings, answers = _settings(data, answers, streams, optimizer, reports)
 
     from mlx_lm.tuner.callbacks import get_reporting_callbacks
 
@@ -294,7 +292,10 @@ def train(
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
         run.restore(run.last)
-    reporting.note(f"Training {estimate(run).sentence()}")
+    if run.is_finished:
+        reporting.note(f"The run is at its end, after {run.progress.iterations} iterations")
+    else:
+        reporting.note(f"Training {estimate(run).sentence()}")
     if reports.estimate:
         return
     wrapped = None
@@ -308,12 +309,19 @@ def train(
     _iterate(run, wrapped)
     print(run.write_adapter())
     _draw(run)
-    if valid is not None and not reports.no_outcome:
+    if valid is None:
+        return
+    best = run.progress
+    reporting.note(
+        f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "
+        f"was the longest, {best.best_length:.2f}"
+    )
+    if not reports.no_outcome:
         _tell_outcome(start, settings.adapter_path, valid)
 
 
-def _settings(*groups: Any) -> "TrainSettings":
-    """The settings of the flags and, behind them, of the configuration file."""
+def _settings(*groups: Any) -> "tuple[TrainSettings, AnswerOptions]":
+    """What the flags say and, behind them, the configuration file, checked."""
     from ..train.settings import TrainSettings
 
     given = {
@@ -326,14 +334,24 @@ def _settings(*groups: Any) -> "TrainSettings":
         given.pop(name, None)
     path = given.pop("config", None)
     values = (_read_config(path) if path else {}) | given
-    for name in ("adapter_path", "init_adapter", "log"):
+    for name in ("adapter_path", "init_adapter", "log", "prompts"):
         if name in values:
             if not isinstance(values[name], (str, Path)):
                 raise UserError(f"{path}: {name} is {shown(values[name])}, expected a path")
             values[name] = Path(values[name])
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")
-    return TrainSettings(**values)
+    asked = {name: values.pop(name) for name in _ANSWERS if name in values}
+    settings = TrainSettings(**values)
+    settings.check()
+    check_integer("max_tokens", asked.get("max_tokens", 1))
+    temp = asked.get("temp", 0.0)
+    if not (is_number(temp) and temp >= 0):
+        raise UserError(f"temp is {shown(temp)}, expected a number of at least 0")
+    for name in asked if settings.data is not None else ():
+        flag = f"--{name.replace('_', '-')}"
+        raise UserError(f"--data and {flag} were both given, expected at most one")
+    return settings, AnswerOptions(**asked)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -362,7 +380,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
             if name != "train" or value is True:
                 del values[name]
-        elif name not in TrainSettings.__dataclass_fields__:
+        elif name not in _ANSWERS and name not in TrainSettings.__dataclass_fields__:
             raise UserError(f"{path} has {shown(name)}, which is no setting of train")
     return values
 
@@ -383,11 +401,10 @@ def _check_place(settings: "TrainSettings", directory: Path) -> None:
             "--adapter-path"
         )
     if settings.resume and not begun:
-        raise UserError(f"{directory} holds no checkpoint, expected the run to resume")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{directory} cannot be made: {error.strerror}") from None
+        raise UserError(
+            f"{directory} holds no checkpoint, expected the run to resume; without --resume one "
+            "begins, with the answers that are there"
+        )
 
 
 def _prepared(
@@ -405,7 +422,8 @@ def _prepared(
     if settings.data is not None:
         data = Path(settings.data)
         if not data.is_dir():
-            raise UserError(f"the data directory {data} does not exist")
+            found = "is a file" if data.exists() else "does not exist"
+            raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
     prompts = read_prompts(answers.prompts or SHIPPED) if settings.data is None else []
     start = start_of(settings, *load(settings.model))
     if prompts:
@@ -415,6 +433,7 @@ def _prepared(
             seed=settings.seed,
             template=settings.prompt_template,
         )
+        reporting.note(f"The base answers {len(prompts)} prompts")
         with progress("The base answers prompts") as show:
             distil(start.base, start.tokenizer, prompts, data, answering, show)
     splits: dict[str, Split | None] = {}
@@ -431,7 +450,9 @@ def _prepared(
                     "left out"
                 )
     if splits["valid"] is None:
-        reporting.note(f"{data} has no valid.jsonl: the last state is taken, unvalidated")
+        reporting.note(
+            f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured"
+        )
     return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
 
 

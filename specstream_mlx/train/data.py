@@ -38,9 +38,9 @@ def read_split(
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
     completion ends where its end token does, whatever the chat template puts behind it. A line with
     a ``finish_reason`` is an answer of the base (``distil``): it follows the prompt as it was
-    written, while the template may change what an assistant said before; if the reason is
-    ``length`` it was cut and gets no end token. A text has no prompt: its streams run from its
-    first token on.
+    written, in its own ``tokens`` if they are there, while the template may change what an
+    assistant said before; if the reason is ``length`` it was cut and gets no end token. A text has
+    no prompt: its streams run from its first token on.
 
     Args:
         path: the file.
@@ -93,11 +93,15 @@ def _kind(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
     if all(isinstance(value.get(name), str) for name in ("prompt", "completion")):
-        return "prompt"
+        return "prompt" if _are_tokens(value.get("tokens", [])) else None
     messages = value.get("messages")
     if isinstance(messages, list) and messages and all(map(_is_message, messages)):
         return "messages" if messages[-1]["role"] == "assistant" else None
     return "text" if isinstance(value.get("text"), str) and value["text"] else None
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
 def _is_message(value: Any) -> bool:
@@ -118,7 +122,10 @@ def _reader(
     def read(row: Mapping[str, Any]) -> tuple[list[int], int]:
         if "finish_reason" in row or not tokenizer.has_chat_template:
             head = chat_prompt(tokenizer, row["prompt"], template)
-            return head + tokenizer.encode(row["completion"], add_special_tokens=False), len(head)
+            written = row.get("tokens")
+            if written is None:
+                written = tokenizer.encode(row["completion"], add_special_tokens=False)
+            return head + written, len(head)
         prompt = row["prompt"] if template is None else template.replace("{text}", row["prompt"])
         return process({**row, "prompt": prompt})
 

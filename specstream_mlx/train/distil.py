@@ -23,6 +23,9 @@ SHIPPED = Path(__file__).parent / "prompts.txt"
 _HELD_OUT = 20
 """Of so many prompts one is for validation."""
 
+_LEAST_AT_ONCE, _STEPS = 4, 16
+"""Few prompts are answered in smaller groups, so that an interruption loses few answers."""
+
 
 @dataclass(frozen=True)
 class Answering:
@@ -31,7 +34,7 @@ class Answering:
     Attributes:
         max_tokens: the most tokens of an answer.
         temp: temperature; 0 for its likeliest tokens.
-        batch_size: prompts at once.
+        batch_size: most prompts at once, after which their answers are written.
         seed: of what is drawn.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
     """
@@ -106,17 +109,17 @@ def distil(
     """
     if len(prompts) < 2:
         raise UserError("there is one prompt, expected at least one to learn from and one to try")
-    directory.mkdir(parents=True, exist_ok=True)
     _claim(directory, prompts, answering)
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
     answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
     done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
     show(done, len(prompts))
+    at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
     for name, wanted in parts.items():
         left = [place for place, prompt in enumerate(wanted) if prompt not in answered[name]]
-        for start in range(0, len(left), answering.batch_size):
-            group = left[start : start + answering.batch_size]
+        for start in range(0, len(left), at_once):
+            group = left[start : start + at_once]
             lines = _answers(model, tokenizer, wanted, group, answering)
             append(directory / f"{name}.jsonl", "".join(lines))
             done += len(group)
@@ -142,10 +145,13 @@ def _answers(
         completion_batch_size=answering.batch_size,
         samplers=samplers,
         speculation=False,
+        return_token_ids=True,
     )
     lines = []
-    for prompt, text, reason in zip(prompts, response.texts, response.finish_reasons, strict=True):
-        values = {"prompt": prompt, "completion": text, "finish_reason": reason}
+    for prompt, text, ids, reason in zip(
+        prompts, response.texts, response.token_ids, response.finish_reasons, strict=True
+    ):
+        values = {"prompt": prompt, "completion": text, "tokens": ids, "finish_reason": reason}
         lines.append(json.dumps(values, ensure_ascii=False) + "\n")
     return lines
 

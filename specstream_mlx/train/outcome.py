@@ -46,13 +46,14 @@ class Outcome:
     def sentence(self) -> str:
         """What was won, in one sentence."""
         texts = f"{self.prompts} held-out text" + "s" * (self.prompts > 1)
-        figures = (
-            f"{self.speedup:.2f} times plain mlx_lm on {texts}, {self.lookup:.2f} times by prompt "
-            f"lookup alone, {self.call_reduction:.2f} times fewer target calls"
-        )
+        won = f"decoding is {self.speedup:.2f} times as fast as plain mlx_lm on {texts}"
+        calls = f"target calls are {self.call_reduction:.2f} times fewer"
+        lookup = f"prompt lookup, which needs no streams, alone {self.lookup:.2f} times"
         if self.pays:
-            return f"It paid: {figures}."
-        return f"It did not pay on this machine: {figures}."
+            return f"It paid: {won}, {lookup}; {calls}."
+        if self.speedup > self.lookup:
+            return f"It did not pay on this machine: {won}, within its scatter; {calls}."
+        return f"It did not pay on this machine: {won}, and {lookup}; {calls}."
 
 
 def measure(

@@ -235,7 +235,7 @@ class Run:
         gathered: Parameters | None = None
         self._window = _Window()
         for items in self._batches.from_step(progress.iterations):
-            if progress.iterations >= settings.iters or self._is_enough():
+            if self.is_finished:
                 break
             if gathered is None and stops():
                 self.save(self.last)
@@ -304,6 +304,11 @@ class Run:
         if is_update and done >= self._saved + settings.save_every:
             self.save(self.last)
             self._saved = done
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all iterations are done, or validation said that they are enough."""
+        return self.progress.iterations >= self.settings.iters or self._is_enough()
 
     def _is_enough(self) -> bool:
         patience = self.settings.patience

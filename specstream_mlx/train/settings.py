@@ -128,7 +128,7 @@ class TrainSettings(StreamSettings):
             schedule_of(self.lr_schedule)
         self._check_lora()
         if self.mode == "shared" and self.data is None:
-            raise UserError("mode is 'shared' without data, expected that of the application")
+            raise UserError("mode is 'shared' without --data, expected that of the application")
 
     def _check_types(self) -> None:
         kinds: dict[type, tuple[str, ...]] = {

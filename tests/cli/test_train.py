@@ -49,13 +49,15 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}\n"
     lines = result.stderr.splitlines()
-    assert lines[0].startswith("Training ")
-    assert " parameters, 6 iterations on " in lines[0]
+    assert lines[0] == "The base answers 25 prompts"
+    assert lines[1].startswith("Training ")
+    assert " parameters, 6 iterations on about " in lines[1]
     assert any(line.startswith("Iter 3: Val loss ") for line in lines)
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
     drawn = lines.index("Accepted length by iteration")
     assert lines[drawn + 6].split() == ["0", "6"]
-    assert "times plain mlx_lm on 1 held-out text, " in lines[-1]
+    assert lines[-2].startswith("The adapter is the state after ")
+    assert " times as fast as plain mlx_lm on 1 held-out text, " in lines[-1]
     logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [figures["iteration"] for figures in logged] == [0, 3, 6, 6]
     answered = {}
@@ -83,6 +85,14 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+
+
+def test_a_configuration_file_may_say_how_the_base_answers(base, prompts, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"prompts: {prompts}\nmax_tokens: 7\ntemp: 0.5\n")
+    flags = ("--model", base, "--adapter-path", tmp_path / "out", "-c", tmp_path / "c.yaml")
+    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    asked = json.loads((tmp_path / "out.training" / "data" / "answers.json").read_text())
+    assert (asked["max_tokens"], asked["temp"]) == (7, 0.5)
 
 
 def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):
@@ -114,7 +124,7 @@ def test_wrong_settings_are_told_before_anything_is_answered(base, prompts, tmp_
     monkeypatch.setattr(distil, "batch_generate", None)
     flags = ("--model", base, "--prompts", prompts, "--adapter-path", tmp_path / "out")
     assert "num_msa_layers is 99" in last_line(run("train", *flags, "--num-msa-layers", 99))
-    assert not (tmp_path / "out.training" / "data").exists()
+    assert not (tmp_path / "out.training").exists()
 
 
 def test_an_adapter_for_one_application(base, data, tmp_path):
@@ -146,7 +156,9 @@ def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     assert run("train", *flags).exit_code == 0
     before = (out / "speculative_streaming.safetensors").read_bytes()
     assert "exists already, expected a new --adapter-path" in refusal(run("train", *flags))
-    assert run("train", *flags, "--resume").exit_code == 0
+    again = run("train", *flags, "--resume")
+    assert again.exit_code == 0
+    assert "The run is at its end, after 6 iterations" in again.stderr
     assert (out / "speculative_streaming.safetensors").read_bytes() == before
     (out / "mine.txt").write_text("mine")
     assert "exists already" in refusal(run("train", *flags, "--resume"))
@@ -172,13 +184,14 @@ def last_line(result):
     [
         ((), "--model is missing"),
         (("--model", "nothing"), "nothing does not exist"),
-        (("--model", "BASE", "--mode", "shared"), "mode is 'shared' without data, expected"),
-        (("--model", "BASE", "--data", "none"), "the data directory none does not exist"),
+        (("--model", "BASE", "--mode", "shared"), "mode is 'shared' without --data, expected"),
+        (("--model", "BASE", "--data", "none"), "none does not exist, expected a directory with"),
         (("--model", "BASE", "--data", "DATA", "--prompts", "p"), "--data and --prompts were both"),
         (("--model", "BASE", "--data", "DATA", "--max-tokens", 9), "--data and --max-tokens were"),
+        (("--model", "BASE", "--data", "p.txt"), "p.txt is a file, expected a directory"),
         (("--model", "BASE", "--data", ""), "data is empty, expected a directory"),
         (("--model", "BASE", "--data", "DATA", "--num-layers", 2), "num_layers is 2 in lossless"),
-        (("--model", "BASE", "--prompts", "p.txt"), "p.txt is missing"),
+        (("--model", "BASE", "--prompts", "none.txt"), "none.txt is missing"),
         (("--model", "BASE", "--data", "DATA", "--train", "head"), "without init_adapter"),
         (("--model", "BASE", "--data", "DATA", "--num-msa-layers", 9), "num_msa_layers is 9"),
         (("--model", "BASE", "--data", "DATA", "--report-to", "x"), "--report-to x: "),
@@ -188,9 +201,11 @@ def last_line(result):
 )
 def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").touch()
     places = {"BASE": base, "DATA": data}
     result = run("train", *(places.get(flag, flag) for flag in flags), "--adapter-path", "out")
     assert sentence in last_line(result)
+    assert not (tmp_path / "out.training").exists()
 
 
 @pytest.mark.parametrize(
@@ -209,6 +224,8 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("iters: many\n", "iters is 'many', expected an integer"),
         ("prompt_template: 3\n", "prompt_template is 3, expected a text"),
         ("grad_checkpoint: 'no'\n", "grad_checkpoint is 'no', expected true or false"),
+        ("max_tokens: 0\n", "max_tokens is 0, expected an integer of at least 1"),
+        ("temp: hot\n", "temp is 'hot', expected a number"),
         ("log: 3\n", "c.yaml: log is 3, expected a path"),
         ("optimizer: [adam]\n", "optimizer is ['adam'], expected a text"),
         ("optimizer_config: {adamw: {beta: 1}}\n", "optimizer_config's adamw is {'beta': 1}: "),

@@ -66,6 +66,17 @@ def test_own_answers_follow_the_prompt_as_they_were_written(tmp_path):
     assert tokenizer.decode(item.tokens[: item.stream_from]).endswith("<|assistant|>")
 
 
+def test_own_answers_keep_their_tokens(tokenizer, tmp_path):
+    """Encoded again, a text may have others."""
+    letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "team"]
+    row = {"prompt": "check", "completion": "team", "finish_reason": "stop", "tokens": letters}
+    (item,) = read_split(write(tmp_path / "train.jsonl", row), tokenizer, 100).items
+    assert list(item.tokens[item.stream_from :]) == [*letters, tokenizer.eos_token_id]
+    wrong = write(tmp_path / "wrong.jsonl", {**row, "tokens": ["x"]})
+    with pytest.raises(UserError, match=r"wrong.jsonl, line 1 is "):
+        read_split(wrong, tokenizer, 100)
+
+
 def test_a_prompt_template_needs_prompts(tokenizer, tmp_path):
     with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
         read_split(write(tmp_path / "train.jsonl", CHAT), tokenizer, 100, "please {text}")
