@@ -83,7 +83,8 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
 
 def _print_error(sentence: str) -> None:
     """One line that says what the user gave and what was expected."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    sentence = " ".join(sentence.split()).replace(": Value error, ", ": ")  # typer's own words
+    print(f"error: {sentence}", file=sys.stderr)
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def _cost(report: "Report") -> "Table":
         parts = [(name, count) for name, count in adapter.parameters.items() if count]
         rows += [*parts, ("adapter in all", adapter.total_parameters)]
     if medusa is not None:
-        rows.append((f"for comparison: {medusa.heads} Medusa heads", medusa.parameters))
+        rows.append((f"Medusa with {medusa.heads} heads would add", medusa.parameters))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("part")
     table.add_column("parameters", justify="right", no_wrap=True)

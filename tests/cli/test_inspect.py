@@ -35,7 +35,7 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
         assert "\u2026" not in result.stdout
     assert "is not a directory here" in result.stderr
     text = run(shared, "--model", base).stdout
-    assert "4 Medusa heads" in text
+    assert "Medusa with 4 heads would add" in text
     assert re.search(r"^ *stream head +plain *$", text, re.MULTILINE)
     assert "1,024" in text
 

@@ -197,6 +197,7 @@ def last_line(result):
         (("--model", "BASE", "--data", "DATA", "--report-to", "x"), "--report-to x: "),
         (("--model", "BASE", "-c", "c.yaml"), "c.yaml is missing"),
         (("--model", "BASE", "--data", "DATA", "--iters", 0), "expected an integer of at least 1"),
+        (("--model", "BASE", "--mode", "x"), "Invalid value for '--mode': 'x' is not one of"),
     ],
 )
 def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
