@@ -434,8 +434,12 @@ def _prepared(
             template=settings.prompt_template,
         )
         reporting.note(f"The base answers {len(prompts)} prompts")
-        with progress("The base answers prompts") as show:
-            distil(start.base, start.tokenizer, prompts, data, answering, show)
+        try:
+            with progress("The base answers prompts") as show:
+                distil(start.base, start.tokenizer, prompts, data, answering, show)
+        except KeyboardInterrupt:
+            reporting.note("Stopped; the same command goes on with the answers that are there")
+            raise
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
         path = data / f"{name}.jsonl"
