@@ -183,8 +183,9 @@ def main(
         ),
     ] = None,
     vocabulary: Annotated[
-        int, typer.Option(help="Of the random Llama; at least the bundled one's.", min=4096)
-    ] = 4096,
+        int | None,
+        typer.Option(help="Tokens of the random Llama. Default: the model's."),
+    ] = None,
     items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
     output: Output = RESULTS,
@@ -194,6 +195,9 @@ def main(
     check_both(model_path, streams)
     base_path = model_path or bundled.base_path()
     base, tokenizer = load(base_path)
+    least = base.config["vocab_size"]
+    if vocabulary is not None and vocabulary < least:
+        raise UserError(f"--vocabulary is {vocabulary}, expected at least the model's {least}")
     adapters = [streams or bundled.streams_path()]
     adapter = adapter or (None if model_path else "sql")
     if adapter in bundled.adapter_names():
@@ -206,7 +210,7 @@ def main(
     prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
     models = with_adapters(base, adapters)
     if size:
-        models = with_streams(*random_llama(size.layers, size.hidden, vocabulary))
+        models = with_streams(*random_llama(size.layers, size.hidden, vocabulary or least))
     rows, plain = [], None
     for name, model in models:
         if plain is None:  # lossless comes first

@@ -31,7 +31,7 @@ def test_a_wrong_size_is_refused(text):
 @pytest.mark.skipif(not bundled.adapter_names(), reason="its prompts need the bundled tokenizer")
 def test_a_short_run(tmp_path, monkeypatch):
     monkeypatch.setattr(step_cost, "PLAIN_TOKENS", 4)
-    step_cost.main(random="2x64", vocabulary=4096, items=1, steps=4, output=tmp_path)
+    step_cost.main(random="2x64", items=1, steps=4, output=tmp_path)
     (path,) = tmp_path.glob("step-cost-random-2x64-*.json")
     result = json.loads(path.read_text())
     assert [row["method"] for row in result["rows"][-3:]] == [
@@ -54,6 +54,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_timed(tmp_path, monkeyp
         (["--random-llama", "8"], "the random Llama is '8'"),
         (["--model", str(tmp_path)], "found one of --model and --streams"),
         (["--adapter", str(tmp_path / "none")], "none"),
+        (["--random-llama", "8x64", "--vocabulary", "10"], "--vocabulary is 10, expected at least"),
     ):
         result = CliRunner().invoke(built, [*flags, "--output", str(tmp_path)])
         assert result.exit_code == 2 and not list(tmp_path.iterdir())
