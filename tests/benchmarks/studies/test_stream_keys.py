@@ -46,14 +46,14 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stream_keys, "HIDDEN", 128)
     options = {"model_path": None, "streams": None, "items": 1, "max_tokens": 12, "runs": 1}
     common = options | {"keys": 8, "texts": "dev", "output": tmp_path}
-    stream_keys.main(contexts="120,1100", timing=True, **common)
+    stream_keys.main(contexts="120,2100", timing=True, **common)
     (path,) = tmp_path.glob("*.json")
     near, far = json.loads(path.read_text())["rows"]
     assert near["quality"]["all"]["tokens"] > 0
     assert near["quality"]["few"]["accepted"] >= 1
     assert not far["quality"]
     assert all(min(far["times"][layers].values()) > 0 for layers in "26")
-    assert "| 1100 |" in capsys.readouterr().out
+    assert "| 2100 |" in capsys.readouterr().out
     stream_keys.main(contexts="120", timing=False, **common)
     assert not json.loads(path.read_text())["rows"][0]["times"]
 
