@@ -21,7 +21,7 @@ def test_a_prompt_that_is_longer_than_the_tokenizer_would_have_it():
     code, stderr = stderr_of("specstream_mlx", "generate", "-q", stdin="the report is late " * 900)
     assert code == 2
     (line,) = stderr.splitlines()
-    assert "the model's context (max_position_embeddings) holds 1024" in line
+    assert "the model's context (max_position_embeddings) holds 2048" in line
 
 
 def test_training_and_comparing_a_lora(base, tmp_path):
