@@ -14,7 +14,8 @@ needs_bundled = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [first_token.OURS, first_token.MLX_LM])
 def test_both_commands_come_to_text(way):
-    assert 0.1 < first_token.seconds_to_text(way, bundled.base_path(), "Hi Ana") < 300
+    prompt = "Proofread this message.\nhi ana can you send me the report"
+    assert 0.1 < first_token.seconds_to_text(way, bundled.base_path(), prompt) < 300
 
 
 def test_a_process_that_ends_without_text_is_no_measurement(tmp_path):
