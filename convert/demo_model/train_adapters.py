@@ -34,6 +34,7 @@ from specstream_mlx.config import Mode, UserError
 from specstream_mlx.loading import load as load_for_decoding
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.staging import staged_directory, staged_file
+from specstream_mlx.train.stream_settings import SHAPE
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
@@ -301,13 +302,6 @@ def head_data(work: Path, part: str, count: int, seed: int) -> Path:
     return path
 
 
-_OF_STREAMS = (
-    *("mode", "num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "stream_mlp"),
-    *("stream_adapter_rank", "pruner_rank", "pruner_form"),
-)
-"""What a run that trains the head alone has in common with the one that trained the streams."""
-
-
 def head_settings(
     work: Path, part: str, rank: int, iters: int, items: int, seed: int
 ) -> TrainSettings:
@@ -340,7 +334,7 @@ def head_settings(
         save_every=SAVE_STEPS,
         resume=(output / "checkpoint.pt").exists(),
         prompt_template=config.prompt_template,
-        **{name: getattr(config, name) for name in _OF_STREAMS},
+        **{name: getattr(config, name) for name in ("mode", *SHAPE)},
         **shared,
     )
 

@@ -42,7 +42,7 @@ def reported() -> Iterator[None]:
     except UserError as error:
         _print_error(str(error))
     except typer.TyperException as error:
-        _print_error(error.format_message())
+        _print_error(error.format_message().replace("Value error, ", ""))  # pydantic's own words
     except OSError as error:
         _print_error(file_error(error))
     else:
@@ -83,8 +83,7 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
 
 def _print_error(sentence: str) -> None:
     """One line that says what the user gave and what was expected."""
-    sentence = " ".join(sentence.split()).replace(": Value error, ", ": ")  # typer's own words
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
 
 
 @contextmanager

@@ -427,12 +427,9 @@ def _prepared(
     prompts = read_prompts(answers.prompts or SHIPPED) if settings.data is None else []
     start = start_of(settings, *load(settings.model))
     if prompts:
-        answering = Answering(
-            answers.max_tokens or 256,
-            answers.temp or 0.0,
-            seed=settings.seed,
-            template=settings.prompt_template,
-        )
+        asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        answering = Answering(**asked, seed=settings.seed, template=settings.prompt_template)
         reporting.note(f"The base answers {len(prompts)} prompts")
         try:
             with progress("The base answers prompts") as show:

@@ -137,7 +137,6 @@ class Run:
         self._optimizer = _optimizer(settings, list(self.parameters))
         self._optimizer.init(self.parameters)
         self._identity = settings.identity() | {"training data": _digest(train.items)}
-        self._saved = 0
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
         self._valid: list[list[Item]] = []
         if valid is not None:
@@ -188,7 +187,6 @@ class Run:
         self.parameters = {name: found.parameters[name] for name in self.parameters}
         self._optimizer.state = found.optimizer
         self.progress = Progress(**found.progress)
-        self._saved = self.progress.iterations
         self._trained.set(self.parameters)
 
     def write_adapter(self) -> Path:
@@ -263,7 +261,7 @@ class Run:
             progress.iterations += 1
             progress.trained_tokens += tokens
             self._window.add(loss.item(), tokens, seconds)
-            self._after(callback, gathered is None)
+            self._after(callback, 0 if gathered else count)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
                 mx.clear_cache()
         self.save(self.last)
@@ -284,8 +282,13 @@ class Run:
         mx.random.seed(settings.seed * _MOST_ITERATIONS + self.progress.iterations)
         return self._step(self.parameters, *step)
 
-    def _after(self, callback: TrainingCallback, is_update: bool) -> None:
-        """Report, validate and save where it is time to."""
+    def _after(self, callback: TrainingCallback, updated: int) -> None:
+        """Report, validate and save where it is time to.
+
+        Args:
+            callback: see ``iterate``.
+            updated: iterations that an update has just learned from; 0: there was none.
+        """
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
         if done % settings.steps_per_report == 0 or at_end:
@@ -301,9 +304,8 @@ class Run:
             self._window = _Window()
         if done % settings.steps_per_eval == 0 or at_end:
             self._validate(callback)
-        if is_update and done >= self._saved + settings.save_every:
+        if done % settings.save_every < updated:
             self.save(self.last)
-            self._saved = done
 
     @property
     def is_finished(self) -> bool:

@@ -152,18 +152,6 @@ class TrainSettings(StreamSettings):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty, expected a directory")
 
-    def check_dropout(self, dropout: float) -> None:
-        """Check that LoRA's dropout, the settings' or that of ``init_adapter``, can be repeated.
-
-        Raises:
-            UserError: layers are computed again, and would drop others the second time.
-        """
-        if self.grad_checkpoint and dropout:
-            raise UserError(
-                f"lora_parameters' dropout is {shown(dropout)} with grad_checkpoint, expected 0: "
-                "what is computed again would drop others"
-            )
-
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}
         found = self.lora_parameters
@@ -176,8 +164,6 @@ class TrainSettings(StreamSettings):
             value = found[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
-        if self.mode == "shared" and self.init_adapter is None:
-            self.check_dropout(found["dropout"])
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the one that it continues, as text."""

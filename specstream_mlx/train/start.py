@@ -73,7 +73,11 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
         if count > layers:
             raise UserError(f"num_layers is {count}, expected at most the base's {layers}")
         count = layers if count < 0 else count
-        settings.check_dropout(parameters["dropout"])
+        if settings.grad_checkpoint and parameters["dropout"]:
+            raise UserError(
+                f"lora_parameters' dropout is {shown(parameters['dropout'])} with grad_checkpoint, "
+                "expected 0: what is computed again would drop others"
+            )
         linear_to_lora_layers(model, count, parameters)
         _check_mounted(model)
     streams = initial_streams(config, settings.seed)

@@ -92,16 +92,19 @@ def _scores(
     drafts.
     """
     at_once, vocabulary = rows_at_once(forward.vocab_size), forward.streams.vocabulary
-    never = mx.zeros(forward.vocab_size, mx.bool_)
     if vocabulary is not None:
         never = mx.ones(forward.vocab_size, mx.bool_)
         never[vocabulary] = False
     found, lost = np.zeros(len(read), bool), np.zeros(len(read))
     for start in range(0, len(read), at_once):
         part = slice(start, start + at_once)
-        wanted, of_stream = scored.targets[part], scored.streams[part] > 0
+        wanted = scored.targets[part]
         logits = forward.model.head(read[None, part])[0].astype(mx.float32)
-        drafted = mx.where(of_stream[:, None] & never, -mx.inf, logits)
-        found[part] = np.array(mx.argmax(drafted, axis=-1) == wanted)
-        lost[part] = np.array(nn.losses.cross_entropy(logits, wanted))
+        losses = nn.losses.cross_entropy(logits, wanted)
+        if vocabulary is not None:
+            of_stream = scored.streams[part, None] > 0
+            logits = mx.where(of_stream & never, -mx.inf, logits)
+        right = mx.argmax(logits, axis=-1) == wanted
+        mx.eval(losses, right)
+        found[part], lost[part] = np.array(right), np.array(losses)
     return found, lost
