@@ -79,14 +79,17 @@ def weighted_loss(
     document: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """The mean cross entropy of the next token in nats, weighted by ``weight`` (B, T)."""
+    """The mean cross entropy of the next token in nats, weighted by ``weight`` (B, T).
+
+    It is 0 where all weights are: no item of a cycle may have found room in short rows.
+    """
     with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
         logits = logits_of(model, tokens, document)[:, :-1]
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     )
     weight = weight[:, 1:].flatten()
-    return (losses * weight).sum() / weight.sum()
+    return (losses * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
 @torch.compiler.set_stance("force_eager")  # lengths are many

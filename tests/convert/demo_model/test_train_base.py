@@ -36,6 +36,7 @@ def tokenizer():
 def toy(monkeypatch, tokenizer):
     """Runs of a toy model on short rows, with nothing compiled."""
     monkeypatch.setattr(packing, "ROW_TOKENS", (256, 512))
+    monkeypatch.setattr(packing, "LONGEST", 512)
     monkeypatch.setattr(train_base, "LONGEST", 512)
     monkeypatch.setattr(train_base, "EVALUATE_STEPS", 10)
     monkeypatch.setattr(train_base, "base_config", toy_config)
@@ -68,6 +69,14 @@ def test_a_run_learns_resumes_and_leaves_a_model(toy, tmp_path):
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert all(torch.equal(weights[name], value) for name, value in checkpoint["model"].items())
     assert (tmp_path / "before_decay.pt").exists()
+
+
+def test_rows_that_no_item_found_room_in_teach_nothing(toy, tokenizer):
+    model = train_base.build(tokenizer, 0)
+    run = train_base.Run(model, train_base.optimizers_of(model))
+    rows = packing.pack([[], []], 256, tokenizer.pad_token_id)
+    assert run.advance(rows, 1e-3, 0.4) == 0.0
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
 def test_time_in_which_a_run_was_stopped_is_not_counted(toy, tokenizer, monkeypatch):
