@@ -35,7 +35,13 @@ MODELS = [
     ("sliding windows", "shared", "adapter"),
     ("grouped heads, tied", "lossless", "conditioned head"),
     ("one kv head, untied", "shared", "conditioned head"),
+    ("full heads, biases", "lossless", "conditioned head"),
+    ("llama3 rope", "shared", "conditioned head"),
+    ("traditional linear rope, untied", "lossless", "conditioned head"),
+    ("sliding windows", "lossless", "conditioned head"),
 ]
+EVERY = range(len(MODELS))
+CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]
 DRAFTS = [
     *(DraftSettings(**fields) for fields in TREES.values()),
     *KINDS,
@@ -143,10 +149,10 @@ def check_one(rng, model):
     assert texts(model, prompt, count, drafting, **options) == expected
 
 
-def check_case(number):
-    """One case; its number says all."""
+def check_case(number, models=EVERY):
+    """One case; its number and the models to choose from say all."""
     rng = random.Random(number)
-    choice = rng.randrange(len(MODELS))
+    choice = rng.choice(models)
     windows = MODELS[choice][0] == "sliding windows"
     if rng.random() < 0.2 and not windows:
         check_batch(rng, model_of(choice))
@@ -164,3 +170,9 @@ def test_a_few_random_cases(first):
 def test_many_random_cases(count=300):
     for number in range(1000, 1000 + count):
         check_case(number)
+
+
+@pytest.mark.slow
+def test_many_random_cases_of_conditioned_heads(count=500):
+    for number in range(2000, 2000 + count):
+        check_case(number, CONDITIONED)
