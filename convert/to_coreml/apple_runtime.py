@@ -16,11 +16,13 @@ from coreai.runtime import NDArray
 
 
 class AppleRuntime:
-    """An asset on Apple's runtime, called as ``evaluate.Package`` is. A context manager.
+    """An asset on Apple's runtime: an ``executors.Executor``, and a context manager.
 
     Args:
         asset: an ``.aimodel``.
     """
+
+    title = "Core AI"
 
     def __init__(self, asset: Path):
         self._asset = ca.AIModelAsset.load(asset)

@@ -10,7 +10,20 @@ pytest.importorskip("coreai", reason="coreai-core is not installed: the extra [c
 
 from command_line import run
 from coreml_matrices import GROUP, NAME, purpose_made, quantized, write_package
-from coreml_packages import LORA_KEYS, SIZES, VOCAB_SIZE, Case, Pair, Runner, tree_of
+from coreml_packages import (
+    LORA_KEYS,
+    SIZES,
+    VOCAB_SIZE,
+    Case,
+    Pair,
+    Runner,
+    Told,
+    assert_same_steps,
+    by_engine,
+    by_package,
+    plain_text,
+    tree_of,
+)
 from random_models import random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.apple_runtime import AppleRuntime
 from specstream_mlx.convert.to_coreml.bundle import asset_of
@@ -18,6 +31,8 @@ from specstream_mlx.convert.to_coreml.core_ai import translated
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import METADATA
 from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx.loop import Request
 
 BOUND = 1e-4
 HALF_BOUND = 0.1
@@ -103,6 +118,18 @@ def test_apples_runtime_computes_what_numpy_does(name, tmp_path):
         sides = compared(Runner(package, "one"), Runner(runtime, "one"))
     assert sides.equal == sides.integers
     assert 0 < sides.worst <= BOUND
+
+
+def test_texts_decoded_through_apples_runtime_are_the_engines(tmp_path):
+    pair = Pair(tmp_path / "x.mlpackage", CASES["Qwen3, conditioned, shortlists"])
+    translated(pair.package, "exact").save_asset(tmp_path / "x.aimodel")
+    request = Request(random_prompt(9, vocab_size=VOCAB_SIZE), max_tokens=14)
+    truth = plain_text(pair.decoder(), request)
+    expected = by_engine(pair.decoder(), request, Told(truth))
+    with AppleRuntime(tmp_path / "x.aimodel") as runtime:
+        found = by_package(pair.package_decoder(executor=runtime), request, Told(truth))
+    assert_same_steps(found, expected)
+    assert max(len(step.tokens) for step in found) > 2
 
 
 @pytest.mark.parametrize("bits", [4, 8])
