@@ -30,6 +30,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any, Literal
 
+import mlx.core as mx
+import mlx.nn as nn
 import typer
 
 from specstream_mlx import bundled
@@ -42,7 +44,6 @@ from .invented import invented
 from .report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, STREAMS_ALONE, Base, Mounted, Run, interleaved, measure_costs
 from .speedup import check_texts
-from .task_text import log_likelihood
 from .texts import (
     MODES,
     TYPED,
@@ -101,6 +102,14 @@ def quality(
         "unchanged": exact_match(*zip(*right, strict=True)) if right else None,
         "from_text": 1 - statistics.mean(made_up),
     }
+
+
+def log_likelihood(model: nn.Module, prompt: Sequence[int], target: Sequence[int]) -> float:
+    """Sum of the target tokens' log-probabilities behind ``prompt``, in one forward pass."""
+    logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
+    logits = logits.astype(mx.float32)
+    picked = mx.take_along_axis(logits, mx.array(target)[:, None], axis=-1)[:, 0]
+    return (picked - mx.logsumexp(logits, axis=-1)).sum().item()
 
 
 def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:

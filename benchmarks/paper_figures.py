@@ -10,7 +10,7 @@ without pruning. ``msa-layers``: quality, call reduction and speed over the numb
 of adapters of one task; ``--adapters`` has a directory nsN for each, and without it the command
 says how to train them.
 
-Speed is the median over held-out items of (decode-only tokens/s) / (mlx_lm's on the same item).
+Speed is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text).
 Points go to ``benchmarks/results/figures/NAME-MACHINE.json`` as they are measured, so the same
 command resumes; delete a file to measure anew. The PNG lies beside it.
 """
@@ -38,7 +38,7 @@ from .figure_plot import check_matplotlib, draw
 from .figure_points import Point, PointFile
 from .report import RESULTS, Output, machine_suffix
 from .runner import CHAIN, MLX_LM, Base, Mounted, Way, interleaved
-from .texts import MODES, adapter_of, chosen_tasks, generator, held_out_texts, score
+from .texts import MODES, Chosen, Texts, TextSet, adapter_of, chosen_tasks, score
 
 TOP_K = (1, 2, 5, 10, 20, 50, 0)  # 0: all tokens
 VERIFIED: dict[str, tuple[VerifyName, DraftSettings]] = {
@@ -86,13 +86,15 @@ class Sizes:
 
     Attributes:
         tasks: of ``temperature``; the first one is that of ``streams``.
-        items: held-out items for a point.
+        origin: set of texts.
+        items: texts for a point.
         quality_items: the same for ``msa-layers``.
-        max_tokens: for an item.
+        max_tokens: of a text.
         max_nodes: nodes that pruning keeps.
     """
 
     tasks: tuple[str, ...]
+    origin: TextSet
     items: int
     quality_items: int
     max_tokens: int
@@ -136,7 +138,10 @@ def settings_of(name: str, sizes: Sizes, adapters: Mapping[int, Path]) -> dict[s
         },
         "msa-layers": {"layers": list(adapters), "items": sizes.quality_items},
     }
-    return own[name] | {"max_tokens": sizes.max_tokens, "generator": generator().generator_hash()}
+    return own[name] | {
+        "max_tokens": sizes.max_tokens,
+        "texts": Texts(sizes.origin, 1).facts()["texts"],
+    }
 
 
 def _top_k(base: Base, sizes: Sizes, task: str, mode: str, top_k: int) -> list[Point]:
@@ -150,7 +155,8 @@ def _top_k(base: Base, sizes: Sizes, task: str, mode: str, top_k: int) -> list[P
     }
     label = {0: "all", 1: "1\n(greedy)"}.get(top_k, str(top_k))
     plain = mounted.mlx_lm(sampler)
-    return _points(mounted, plain, ways, task, sizes.items, f"{task}, {mode}", label)
+    texts = Texts(sizes.origin, sizes.items)
+    return _points(mounted, plain, ways, task, texts, f"{task}, {mode}", label)
 
 
 def _full_trees(base: Base, sizes: Sizes, mode: str, gamma: int, width: int) -> list[Point]:
@@ -162,8 +168,9 @@ def _full_trees(base: Base, sizes: Sizes, mode: str, gamma: int, width: int) -> 
         f"gamma {gamma}": mounted.ours(tree),
         f"gamma {gamma}, pruned": mounted.ours(replace(tree, max_nodes=sizes.max_nodes)),
     }
+    texts = Texts(sizes.origin, sizes.items)
     panel = f"{task}, {mode}"
-    return _points(mounted, mounted.mlx_lm(), ways, task, sizes.items, panel, str(width))
+    return _points(mounted, mounted.mlx_lm(), ways, task, texts, panel, str(width))
 
 
 def _msa_layers(base: Base, sizes: Sizes, layers: int, adapter: Path) -> list[Point]:
@@ -174,8 +181,9 @@ def _msa_layers(base: Base, sizes: Sizes, layers: int, adapter: Path) -> list[Po
         if trained != layers:
             raise UserError(f"{adapter} has {trained} MSA layers, expected {layers} by its name")
         ways = {"likely tree": mounted.ours(LIKELY_DRAFTS), "chain": mounted.ours(CHAIN)}
+        texts = Texts(sizes.origin, sizes.quality_items)
         return _points(
-            mounted, mounted.mlx_lm(), ways, "sql", sizes.quality_items, "sql, shared", str(layers),
+            mounted, mounted.mlx_lm(), ways, "sql", texts, "sql, shared", str(layers),
             with_quality=True,
         )  # fmt: skip
 
@@ -185,13 +193,13 @@ def _points(
     plain: Way,
     ways: Mapping[str, Way],
     task: str,
-    items: int,
+    chosen: Texts,
     panel: str,
     x: str,
     with_quality: bool = False,
 ) -> list[Point]:
-    """The points of some ways beside mlx_lm, on held-out items."""
-    texts = held_out_texts(mounted.tokenizer, task, items)
+    """The points of some ways beside mlx_lm, on texts of a task."""
+    texts = chosen.of_task(mounted.model, mounted.tokenizer, task)
     found = interleaved([text.prompt for text in texts], {MLX_LM: plain} | ways)
     points = []
     for name in ways:
@@ -260,7 +268,7 @@ def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: P
         groups = groups_of(name, base, sizes, by_layers)
         for group, measure in track(groups.items(), name):
             file.add(group, measure, facts)
-        title = f"{figure.title}\n{machine}; {settings['items']} held-out items a point"
+        title = f"{figure.title}\n{machine}; {settings['items']} {settings['texts']} a point"
         written.append(output / f"{stem}.png")
         draw(file.points(), written[-1], title, figure.x_label, figure.measures)
     return written
@@ -278,9 +286,10 @@ def main(
     only: Annotated[
         str, typer.Option("--tasks", help="Tasks of temperature; streams takes the first.")
     ] = "sql,describe",
-    items: Annotated[int, typer.Option(help="Held-out items for a point.", min=1)] = 6,
+    origin: Chosen = "test",
+    items: Annotated[int, typer.Option(help="Texts for a point.", min=1)] = 6,
     quality_items: Annotated[int, typer.Option(help="The same for msa-layers.", min=1)] = 40,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 96,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
     max_nodes: Annotated[int, typer.Option(help="Nodes that pruning keeps.", min=2)] = 8,
     output: Output = RESULTS / "figures",
 ) -> None:
@@ -288,7 +297,7 @@ def main(
     written = figures(
         names or ["temperature", "streams"],
         adapters,
-        Sizes(tuple(chosen_tasks(only)), items, quality_items, max_tokens, max_nodes),
+        Sizes(tuple(chosen_tasks(only)), origin, items, quality_items, max_tokens, max_nodes),
         output,
     )
     for path in written:

@@ -40,7 +40,7 @@ from .random_llama import Size, random_llama, with_streams
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, ONE_TOKEN, PRUNED, TREE, Mounted, interleaved
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
-from .texts import INSTRUCTIONS, held_out_texts
+from .texts import INSTRUCTIONS, Texts
 
 PLAIN_TOKENS = 48
 WARM_UP = 2
@@ -207,7 +207,7 @@ def main(
     for path in adapters:  # what does not fit is refused before anything is timed
         base.swap_adapter(path)
     task = adapter if adapter in INSTRUCTIONS else "sql"
-    prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
+    prompts = [text.prompt for text in Texts("test", items).of_task(base, tokenizer, task)]
     models = with_adapters(base, adapters)
     if size:
         models = with_streams(*random_llama(size.layers, size.hidden, vocabulary or least))

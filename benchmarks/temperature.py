@@ -3,7 +3,7 @@
     python -m benchmarks.temperature                         # T = 1, all tasks, both modes
     python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
 
-Every item has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed. The ways:
+Every text has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed. The ways:
 
 - ``keyed``: the default; guesses believe the noise as far as the text shows that it helps;
 - ``keyed, s alone``: the streams' likeliest tokens, whatever the noise;
@@ -12,7 +12,7 @@ Every item has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed.
 
 All of ``keyed`` write the same text, which ``same text`` counts: in lossless mode mlx_lm's, in
 shared mode that of the same model decoding one token a step. Speeds are over ``mlx_lm``'s on the
-same item.
+same text.
 """
 
 import statistics
@@ -32,7 +32,7 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, Tasks, adapter_of, chosen_tasks, generator, held_out_texts
+from .texts import MODES, Chosen, Tasks, Texts, adapter_of, chosen_tasks
 
 
 class StreamsAlone(KeyedRule):
@@ -56,19 +56,19 @@ WAYS: dict[str, tuple[type[VerifyRule], DraftSettings]] = {
 
 
 def sampler_of(prompt: Sequence[int], temp: float) -> KeyedSampler:
-    """A fresh sampler with the seed of an item."""
+    """A fresh sampler with the seed of a text."""
     return keyed_sampler(sum(prompt), temp)
 
 
 def ours(mounted: Mounted, temp: float, rule: type[VerifyRule], drafts: DraftSettings) -> Way:
-    """A way of ours under each item's own seed."""
+    """A way of ours under each text's own seed."""
     return lambda prompt: mounted.ours(drafts, sampler_of(prompt, temp), rule)(prompt)
 
 
-def measure(base: Base, mode: str, task: str, temp: float, items: int) -> list[dict[str, Any]]:
-    """The rows of one task: all ways on held-out texts, in turn."""
+def measure(base: Base, mode: str, task: str, temp: float, texts: Texts) -> list[dict[str, Any]]:
+    """The rows of one task: all ways on its texts, in turn."""
     mounted = base.mount(adapter_of(task, mode))
-    prompts = [text.prompt for text in held_out_texts(mounted.tokenizer, task, items)]
+    prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
     ways: dict[str, Way] = {
         MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt, temp))(prompt),
         **{name: ours(mounted, temp, *way) for name, way in WAYS.items()},
@@ -80,7 +80,7 @@ def measure(base: Base, mode: str, task: str, temp: float, items: int) -> list[d
         expected = [plain(prompt) for prompt in prompts]
     return [
         {
-            **{"mode": mode, "task": task, "temp": temp, "way": name, "items": items},
+            **{"mode": mode, "task": task, "temp": temp, "way": name, "items": len(prompts)},
             **found.figures(name, MLX_LM),
             "same": found.same(name, expected) if name != "rejection" else None,
         }
@@ -123,8 +123,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
         for row in [*means(rows), *rows]
     ]
     about = (
-        f"{measured_on(facts)}; text generator {facts['generator']}; {facts['items']} held-out "
-        "items a task, each with a seed of its own."
+        f"{measured_on(facts)}; {facts['texts']}, {facts['items']} a task, each with a seed of its "
+        "own."
     )
     return [about, "", *table(COLUMNS, shown)]
 
@@ -135,8 +135,9 @@ def main(
         list[float] | None, typer.Option(help="A temperature above 0; may be given several times.")
     ] = None,
     only: Tasks = "",
-    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per item at most.", min=2)] = 96,
+    origin: Chosen = "test",
+    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
     output: Output = RESULTS,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the bundled model.
@@ -145,14 +146,14 @@ def main(
 
     [cyan]  python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly[/cyan]
     """
-    base = Base(bundled.base_path(), max_tokens)
+    base, texts = Base(bundled.base_path(), max_tokens), Texts(origin, items)
     cases = [
         (mode, task, one) for one in temp or [1.0] for mode in MODES for task in chosen_tasks(only)
     ]
     rows = []
     for mode, task, one in track(cases, "temperature"):
-        rows += measure(base, mode, task, one, items)
-    facts = base.facts() | {"generator": generator().generator_hash(), "items": items}
+        rows += measure(base, mode, task, one, texts)
+    facts = base.facts() | texts.facts()
     file = f"temperature-{machine_suffix(facts)}"
     print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
 

@@ -30,6 +30,9 @@ TextSet = Literal["test", "dev", "held-out"]
 Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
 """``--tasks``, see ``chosen_tasks``."""
 
+Chosen = Annotated[TextSet, typer.Option("--texts", help="Which texts are decoded.")]
+"""``--texts``, the ``origin`` of ``Texts``."""
+
 Modes = Annotated[str, typer.Option(help="lossless, shared; default: both.")]
 """``--modes``, to be read by ``names_in``."""
 
@@ -125,15 +128,6 @@ def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[s
         return [(item.content, (item.target,)) for item in generator().held_out(task, count)]
     lines = (TYPED / origin / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     return [(values["input"], values["accepted"]) for values in map(json.loads, lines)]
-
-
-def held_out_texts(
-    tokenizer: TokenizerWrapper, task: str, count: int, skipped: int = 0
-) -> list[Text]:
-    """So many held-out items of a task behind the first ``skipped`` ones, with its instruction."""
-    template = INSTRUCTIONS[task] + "\n{text}"
-    items = task_items("held-out", task, skipped + count)[skipped:]
-    return [Text(chat_prompt(tokenizer, text, template), tuple(answers)) for text, answers in items]
 
 
 def names_in(text: str, known: Sequence[str], kind: str) -> list[str]:

@@ -1,6 +1,6 @@
 """How often the bundled model's drafts are right, as tree files for the prediction.
 
-    python -m benchmarks.prediction.acceptance_table          # all eight tasks
+    python -m benchmarks.prediction.acceptance_table          # typed texts of all eight tasks
     python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
 
 Writes ``acceptance-lossless.json`` (the base's streams on every task) and
@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
@@ -22,7 +21,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
 from ..report import RESULTS, Output, table, write_text
-from ..texts import Tasks, adapter_of, chosen_tasks, held_out_texts
+from ..texts import Chosen, Tasks, Texts, adapter_of, chosen_tasks
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -36,14 +35,14 @@ def measure(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     chosen: list[str],
-    items: int,
+    texts: Texts,
     mode: str,
 ) -> AcceptanceCounts:
-    """Right candidates on held-out items of the tasks, counted together."""
+    """Right candidates on texts of the tasks, counted together."""
     total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
     for task in track(chosen, mode):
         model.swap_adapter(adapter_of(task, mode))
-        prompts = [text.prompt for text in held_out_texts(tokenizer, task, items)]
+        prompts = [text.prompt for text in texts.of_task(model, tokenizer, task)]
         settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
         ends = tokenizer.eos_token_ids
         counts = measure_acceptance(model, prompts, settings, MAX_TOKENS, ends)
@@ -52,7 +51,7 @@ def measure(
     return total
 
 
-def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) -> list[str]:
+def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) -> list[str]:
     """The lines of the report: both tables, by depth and rank."""
     columns = {"streams": "{mode}", "depth": "{depth}", "reached": "{reached}"}
     columns |= {f"rank {rank}": f"{{rates[{rank}]:.3f}}" for rank in range(TREE_WIDTH)}
@@ -62,9 +61,9 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) 
         for depth, rates in enumerate(counts.rates(), start=1)
     ]
     return [
-        f"Measured with `{command}` on the bundled demonstration model; text generator "
-        f"{generator}. Of the steps that reached a depth, the share in which the candidate of each "
-        "rank was right, given that the tokens before it were among the candidates.",
+        f"Measured with `{command}` on the bundled demonstration model; {texts.facts()['texts']}. "
+        "Of the steps that reached a depth, the share in which the candidate of each rank was "
+        "right, given that the tokens before it were among the candidates.",
         "",
         *table(columns, rows),
     ]
@@ -72,22 +71,23 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, generator: str) 
 
 @one_line_errors
 def main(
-    items: Annotated[int, typer.Option(help="Held-out items per task.", min=1)] = 4,
+    origin: Chosen = "test",
+    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 8,
     only: Tasks = "",
     output: Output = RESULTS,
 ) -> None:
     """Measure acceptance by depth and rank on the bundled model."""
-    chosen = chosen_tasks(only)
+    chosen, texts = chosen_tasks(only), Texts(origin, items)
     model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
     output.mkdir(parents=True, exist_ok=True)
     tables = {}
     for mode in ("lossless", "shared"):
         names = [task for task in chosen if mode == "lossless" or task in bundled.adapter_names()]
-        tables[mode] = measure(model, tokenizer, names, items, mode)
+        tables[mode] = measure(model, tokenizer, names, texts, mode)
         tables[mode].static_tree(TREE_SIZE).save(tree_file(output, mode))
-    command = f"python -m benchmarks.prediction.acceptance_table --items {items}"
+    command = f"python -m benchmarks.prediction.acceptance_table --texts {origin} --items {items}"
     command += f" --tasks {only}" if only else ""
-    text = "\n".join(markdown(tables, command, tasks.generator_hash())) + "\n"
+    text = "\n".join(markdown(tables, command, texts)) + "\n"
     write_text(output / "acceptance.md", text)
     print(text)
 

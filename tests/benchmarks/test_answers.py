@@ -1,10 +1,14 @@
 """The scores of answers, and who is credited with an accepted draft."""
 
+from types import SimpleNamespace
+
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from benchmarks.answers import by_lookup, drafted, quality
+from benchmarks.answers import by_lookup, drafted, perplexity, quality
 from benchmarks.runner import Run
+from benchmarks.texts import Text
 from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 
 
@@ -28,6 +32,30 @@ def test_quality():
 
 def test_quality_where_no_text_is_right_as_it_stands():
     assert quality("sql", ["SELECT b"], [("a", ["SELECT a"])])["unchanged"] is None
+
+
+def next_number(tokens):
+    """Logits of a model over four tokens that expects the next number, with probability 1/2."""
+    likely = (tokens[..., None] + 1) % 4 == mx.arange(4)
+    return mx.where(likely, mx.log(mx.array(1 / 2)), mx.log(mx.array(1 / 6)))
+
+
+class Digits:
+    """A tokenizer of the numbers 0 to 3, of which 3 ends a text."""
+
+    eos_token_id = 3
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return [int(character) for character in text]
+
+
+def test_perplexity_is_that_of_the_likeliest_accepted_answer():
+    mounted = SimpleNamespace(plain=next_number, tokenizer=Digits())
+    texts = [Text([0], ("12", "0")), Text([0, 1], ("0",))]
+    # "12" and its end: three times 1/2; "0": twice 1/6
+    assert perplexity(mounted, texts[:1]) == pytest.approx(2.0)
+    assert perplexity(mounted, texts) == pytest.approx((2**3 * 6**2) ** (1 / 5))
 
 
 def test_drafts_are_lookups_where_no_stream_proposed_them():

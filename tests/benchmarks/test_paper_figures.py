@@ -9,7 +9,7 @@ from benchmarks.figure_points import Point, PointFile
 from benchmarks.paper_figures import FIGURES, Sizes, figures, find_adapters
 from specstream_mlx import UserError
 
-SIZES = Sizes(("sql",), 1, 1, 8, 4)
+SIZES = Sizes(("sql",), "dev", 1, 1, 8, 4)
 
 
 def points(series, values):

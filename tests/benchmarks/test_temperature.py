@@ -17,7 +17,7 @@ def test_the_table_begins_with_means_over_tasks():
     rows = [row("sql", "keyed", 3.0), row("describe", "keyed", 2.0, same=3)]
     rows.append(row("sql", "rejection", 2.5, same=None))
     facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b"}
-    lines = temperature.markdown(rows, facts | {"generator": "g", "items": 4})
+    lines = temperature.markdown(rows, facts | {"texts": "typed texts (dev)", "items": 4})
     assert "| 1 | shared | mean | keyed | 2.50 | 2.0 | 1.50x | 7 of 8 |" in lines[4]
     assert "| 1 | shared | mean | rejection | 2.50 | 2.0 | 1.50x | - |" in lines[5]
     assert len(lines) == 4 + 2 + 3
