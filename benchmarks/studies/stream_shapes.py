@@ -40,7 +40,7 @@ from specstream_mlx.convert.pytorch.reference import (
     Trunk,
     tokens_after,
 )
-from specstream_mlx.convert.pytorch.trainer import evaluate
+from specstream_mlx.convert.pytorch.trainer import evaluate, is_quick_in_bf16
 from specstream_mlx.convert.pytorch.training_data import collate, read_pairs, tokenize
 from torch import Tensor, nn
 from transformers import AutoTokenizer
@@ -61,8 +61,8 @@ class Shape:
     """A shape of the streams.
 
     Attributes:
-        num_msa_layers, num_streams, stream_init, stream_mlp, head_rank: see ``StreamConfig``; a
-            rank of 0 is a plain head.
+        num_msa_layers, num_streams, stream_init, init_rank, stream_mlp, adapter_rank, head_rank:
+            see ``StreamConfig``; a ``head_rank`` of 0 is a plain head.
         next_rank: rank of the map of the next token's embedding; 0: none.
         prefix: keys and values that only streams see.
     """
@@ -70,7 +70,9 @@ class Shape:
     num_msa_layers: int = 3
     num_streams: int = 4
     stream_init: str = "linear"
+    init_rank: int = 8
     stream_mlp: str = "base+adapter"
+    adapter_rank: int = 8
     head_rank: int = 128
     next_rank: int = 0
     prefix: int = 0
@@ -84,10 +86,10 @@ class Shape:
             hidden_size=base.config.hidden_size,
             num_hidden_layers=base.config.num_hidden_layers,
             stream_init=self.stream_init,
-            stream_init_rank=8 if self.stream_init == "linear" else 0,
+            stream_init_rank=self.init_rank if self.stream_init == "linear" else 0,
             value_rotation_epsilon=0.5 if self.stream_init == "value_rotation" else 0.0,
             stream_mlp=self.stream_mlp,
-            stream_adapter_rank=0 if self.stream_mlp == "base" else 8,
+            stream_adapter_rank=0 if self.stream_mlp == "base" else self.adapter_rank,
             stream_head="conditioned" if self.head_rank else "plain",
             stream_head_rank=self.head_rank,
             base_fingerprint=base_fingerprint(directory),
@@ -103,6 +105,8 @@ SHAPES: dict[str, Shape] = {
     "identity": Shape(stream_init="identity"),
     "value rotation": Shape(stream_init="value_rotation"),
     **{f"MLP {kind}": Shape(stream_mlp=kind) for kind in ("adapter", "base")},
+    **{f"MLP adapter's rank {rank}": Shape(adapter_rank=rank) for rank in (32, 128)},
+    **{f"seed's rank {rank}": Shape(init_rank=rank) for rank in (32, 128)},
     **{f"rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
     "next token": Shape(next_rank=64),
     "plain, next token": Shape(head_rank=0, next_rank=64),
@@ -170,12 +174,14 @@ def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: i
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     alphas = [0.0] + [1.0] * model.config.num_streams
     batches = Batches(items, 16, seed).from_step(0)
+    bf16 = is_quick_in_bf16(torch.device("cpu"))
     began = time.monotonic()
     for step in track(range(steps), "steps"):
         factor = min(1.0, (step + 1) / 10) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = group["at"] * factor
-        loss = n_gram_loss(model, collate(next(batches)), alphas)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = n_gram_loss(model, collate(next(batches)), alphas)
         loss.total.backward()
         torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
         optimizer.step()

@@ -132,7 +132,7 @@ def train(
     model.to(device)
     bf16 = settings.bf16
     if bf16 is None:
-        bf16 = settings.dtype == "bfloat16" or _is_quick_in_bf16(device)
+        bf16 = settings.dtype == "bfloat16" or is_quick_in_bf16(device)
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if settings.train == "head":
         model.freeze_all_but_head()
@@ -206,7 +206,7 @@ def train(
     return adapter
 
 
-def _is_quick_in_bf16(device: torch.device) -> bool:
+def is_quick_in_bf16(device: torch.device) -> bool:
     """Whether a device has instructions for it; without them it takes many times as long."""
     return device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
 
