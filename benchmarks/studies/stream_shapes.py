@@ -6,12 +6,16 @@
 Every shape trains on the quantized demonstration base's own greedy output, for as many steps on the
 same batches, and is scored on the base's greedy output for texts typed for development: how often
 each stream's first choice is right where the tokens before it are, and the accepted length of a
-chain of them, which is what exact replay of a chain gives. The work directory is that of
-``train_adapters`` after its parts ``base`` and ``streams``, of which the training text is taken.
+chain of them, which is what exact replay of a chain gives. With ``--timed`` the shapes also decode
+the first typed texts of every task, in turns with mlx_lm, with prompt lookup and without. The work
+directory is that of ``train_adapters`` after its parts ``base`` and ``streams``, of which the
+training text is taken.
 
-Two shapes are more than the package runs: ``next token`` adds a low-rank map of the embedding of
-the token behind the row to the streams' seeds, as deferred streams could have it, and ``prefix``
-gives each layer keys and values that only streams see, as BiTA (arXiv 2401.12522) does.
+Three shapes are more than the package runs: ``next token`` adds a low-rank map of the embedding of
+the token behind the row to the streams' seeds, as deferred streams could have it; ``prefix`` gives
+each layer keys and values that only streams see, as BiTA (arXiv 2401.12522) does; ``LoRA`` gives
+the linear layers above the seed LoRA that only stream rows pass, as gated LoRA (arXiv 2507.11851)
+does for its mask tokens.
 """
 
 import json
@@ -42,6 +46,7 @@ from specstream_mlx.convert.pytorch.reference import (
 )
 from specstream_mlx.convert.pytorch.trainer import evaluate, is_quick_in_bf16
 from specstream_mlx.convert.pytorch.training_data import collate, read_pairs, tokenize
+from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
@@ -51,9 +56,16 @@ from specstream_mlx.config import StreamConfig, UserError
 from specstream_mlx.train.items import Batches, Item
 
 from ..report import RESULTS, Output, table, write_report
+from ..runner import MLX_LM, STREAMS_ALONE, Base, Way, interleaved, measure_costs
+from ..texts import Texts, chosen_tasks
+from ..typed_text import geometric_mean
+from .conditioned_heads import Swapped
 
 _TYPED = 24
 """Typed texts of a task that the shapes are scored on."""
+
+_TIMED_TOKENS = 96
+"""Most tokens of a text that is timed."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Shape:
             see ``StreamConfig``; a ``head_rank`` of 0 is a plain head.
         next_rank: rank of the map of the next token's embedding; 0: none.
         prefix: keys and values that only streams see.
+        lora_rank: rank of LoRA that only streams pass; 0: none.
     """
 
     num_msa_layers: int = 3
@@ -76,6 +89,12 @@ class Shape:
     head_rank: int = 128
     next_rank: int = 0
     prefix: int = 0
+    lora_rank: int = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether the package runs such streams."""
+        return not (self.next_rank or self.prefix or self.lora_rank)
 
     def config(self, base: nn.Module, directory: Path) -> StreamConfig:
         """The streams' configuration on a base."""
@@ -111,7 +130,25 @@ SHAPES: dict[str, Shape] = {
     "next token": Shape(next_rank=64),
     "plain, next token": Shape(head_rank=0, next_rank=64),
     **{f"prefix {length}": Shape(prefix=length) for length in (8, 16)},
+    "LoRA 8": Shape(stream_mlp="base", lora_rank=8),
+    "N_s 6, LoRA 8": Shape(num_msa_layers=6, stream_mlp="base", lora_rank=8),
+    "N_s 12, LoRA 8": Shape(num_msa_layers=12, stream_mlp="base", lora_rank=8),
 }
+
+
+class StreamsLora(nn.Module):
+    """A frozen linear layer, with LoRA while ``on`` is set."""
+
+    def __init__(self, linear: nn.Linear, rank: int):
+        super().__init__()
+        self.linear, self.on = linear, False
+        self.down = nn.Linear(linear.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y + self.up(self.down(x)) if self.on else y
 
 
 class WithExtras(SpeculativeStreamingModel):
@@ -140,6 +177,14 @@ class WithExtras(SpeculativeStreamingModel):
                 if shape.prefix
             }
         )
+        self.loras: list[StreamsLora] = []
+        if shape.lora_rank:
+            for layer in self.backbone.layers[config.first_msa_layer :]:
+                for block in (layer.self_attn, layer.mlp):
+                    for name, linear in list(block.named_children()):
+                        if isinstance(linear, nn.Linear):
+                            self.loras.append(StreamsLora(linear, shape.lora_rank))
+                            setattr(block, name, self.loras[-1])
 
     def trunk(self, tokens: Tensor, positions: Tensor, valid: Tensor, **options: Any) -> Trunk:
         if self.next is not None:
@@ -162,7 +207,13 @@ class WithExtras(SpeculativeStreamingModel):
             rope = tuple(F.pad(one, (0, 0, length, 0)) for one in rope)
             *rest, positions = rest
             rest = *rest, positions + length
-        return super().stream_rows(index, rope, keys, values, *rest)
+        for lora in self.loras:
+            lora.on = True
+        try:
+            return super().stream_rows(index, rope, keys, values, *rest)
+        finally:
+            for lora in self.loras:
+                lora.on = False
 
 
 def train(model: WithExtras, items: list[Item], steps: int, rate: float, seed: int) -> float:
@@ -223,12 +274,17 @@ class Result:
     chain: float = 0.0
 
 
+def trained_shape(work: Path, name: str, seed: int, steps: int) -> Path:
+    """The directory of a trained shape."""
+    return work / "shapes" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{steps}"
+
+
 def run(
     name: str, work: Path, items: list[Item], typed: list[Item], steps: int, rate: float, seed: int
 ) -> Result:
     """Train and score a shape, or read the result of an earlier run."""
     shape = SHAPES[name]
-    directory = work / "shapes" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{steps}"
+    directory = trained_shape(work, name, seed, steps)
     file = directory / "result.json"
     if file.exists():
         return Result(**json.loads(file.read_text()))
@@ -240,11 +296,55 @@ def run(
     with torch.no_grad():
         found = evaluate(model, typed, 16)
     directory.mkdir(parents=True, exist_ok=True)
-    if not shape.next_rank and not shape.prefix:
+    if shape.runs:
         write_adapter(model, directory / "adapter")
     result = Result(name, seed, steps, seconds, parameters, found["streams"], found["chain"])
     file.write_text(json.dumps(vars(result)) + "\n")
     return result
+
+
+def speeds(
+    work: Path, names: list[str], steps: int, timed: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    """The speedup over mlx_lm of each shape that the package runs, of those with the first seed.
+
+    Args:
+        work: the work directory.
+        names: of the shapes.
+        steps: that they trained.
+        timed: typed texts of each task.
+        rounds: runs of each text.
+
+    Returns:
+        By shape, the geometric means over the tasks: ``together`` and ``alone``, without lookup.
+    """
+    base, texts = Base(work / "base", _TIMED_TOKENS), Texts("dev", timed)
+    ways: dict[str, Way] = {}
+    tasks: dict[str, list[list[int]]] = {}
+    for name in names:
+        directory = trained_shape(work, name, 0, steps)
+        if not SHAPES[name].runs:
+            continue
+        if not (directory / "mlx").exists():
+            convert_adapter(directory / "adapter", work / "base", directory / "mlx")
+        mounted = base.mount(directory / "mlx")
+        tasks = {
+            task: [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
+            for task in chosen_tasks("")
+        }
+        measure_costs(mounted, [prompt for prompts in tasks.values() for prompt in prompts])
+        for key, drafts in (("together", None), ("alone", STREAMS_ALONE)):
+            ways[f"{name} {key}"] = Swapped(mounted, directory / "mlx", mounted.ours(drafts))
+        ways.setdefault(MLX_LM, mounted.mlx_lm())
+    compared = [interleaved(prompts, ways, rounds) for prompts in tasks.values()]
+    return {
+        name: {
+            key: geometric_mean([one.speedup(f"{name} {key}", MLX_LM) for one in compared])
+            for key in ("together", "alone")
+        }
+        for name in names
+        if SHAPES[name].runs
+    }
 
 
 COLUMNS = {
@@ -256,6 +356,7 @@ COLUMNS = {
     "spread": "{spread}",
     "s / step": "{seconds:.2f}",
 }
+TIMED_COLUMNS = {"over mlx_lm": "{together}", "without lookup": "{alone}"}
 
 
 def rows_of(results: list[Result]) -> list[dict[str, Any]]:
@@ -291,6 +392,8 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
     only: Annotated[str, typer.Option("--shapes", help="By semicolons; all.")] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each shape.", min=1)] = 1,
+    timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 3,
     output: Output = RESULTS,
 ) -> None:
     """Train and compare shapes of lossless streams (resumable)."""
@@ -304,20 +407,30 @@ def main(
     training = items_of(path, work / "expanded")[:items]
     typed = items_of(typed_outputs(work), work / "expanded")
     results: list[Result] = []
+    facts = (
+        f"Lossless streams, N_s 3, gamma 4, linear seeds and a conditioned head of rank 128 unless "
+        f"said otherwise; {steps} steps of 16 items of all tasks, learning rate "
+        f"{learning_rate:g}. Scored on the base's greedy output for {len(typed)} typed texts."
+    )
+
+    def report(columns: dict[str, str], rows: list[dict[str, Any]], about: str) -> str:
+        lines = [about, "", *table(columns, rows)]
+        summary = {"facts": about, "results": [vars(one) for one in results], "rows": rows}
+        return write_report(output, "stream-shapes", summary, lines)
+
     text = ""
     for seed in range(seeds):
         for name in track(names, f"shapes, seed {seed}"):
             results.append(run(name, work, training, typed, steps, learning_rate, seed))
-            rows = rows_of(results)
-            facts = (
-                f"Lossless streams, N_s 3, gamma 4, linear seeds and a conditioned head of rank "
-                f"128 unless said otherwise; {steps} steps of 16 items of all tasks, learning rate "
-                f"{learning_rate:g}. Scored on the base's greedy output for {len(typed)} typed "
-                "texts."
-            )
-            lines = [facts, "", *table(COLUMNS, rows)]
-            summary = {"facts": facts, "results": [vars(result) for result in results]}
-            text = write_report(output, "stream-shapes", summary, lines)
+            text = report(COLUMNS, rows_of(results), facts)
+    if timed:
+        found, rows = speeds(work, names, steps, timed, rounds), rows_of(results)
+        for row in rows:
+            for key in ("together", "alone"):
+                speedup = found.get(row["name"], {}).get(key)
+                row[key] = f"{speedup:.2f}x" if speedup else ""
+        about = f"{facts} Speed on {timed} texts a task, {_TIMED_TOKENS} tokens at most."
+        text = report(COLUMNS | TIMED_COLUMNS, rows, about)
     print(text)
 
 
