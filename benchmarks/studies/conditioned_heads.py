@@ -3,8 +3,9 @@
     python -m benchmarks.studies.conditioned_heads --work runs/adapters
     python -m benchmarks.studies.conditioned_heads --work runs/adapters --texts held-out --timed 0
 
-The work directory is that of ``train_adapters`` after its part ``heads``: there ``sql`` has an
-adapter with plain streams and ``sql-head`` the same one with a head that was trained behind it.
+The work directory is that of ``train_adapters`` after its parts ``heads``, ``streams`` and
+``plain-streams``: there ``sql`` has an adapter with plain streams and ``sql-head`` the same one
+with a head that was trained behind it; lossless streams were trained from nothing both ways.
 
 ``chain`` is the accepted length of chains of first guesses, ``depth 1``.. how many calls accepted
 so many drafts or more. ``speedup`` is that of ``generate`` over ``mlx_lm`` with the same LoRA,
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from specstream_mlx.convert.demo_model.train_adapters import PLAIN_STREAMS
 from specstream_mlx.convert.demo_model.work_directory import converted, head_of
 
 from specstream_mlx import UserError
@@ -44,16 +46,23 @@ HEADS = "plain", "conditioned"
 
 
 def adapters_of(work: Path, part: str) -> dict[str, Path]:
-    """The converted adapters of a part by head.
+    """The converted adapters by head, of a task or of the base.
+
+    Args:
+        work: the work directory.
+        part: a task, or ``streams``.
 
     Raises:
         UserError: one has not been trained.
     """
     found = {}
-    for head, name in zip(HEADS, (part, head_of(part)), strict=True):
+    lossless = part == "streams"
+    names = (PLAIN_STREAMS, part) if lossless else (part, head_of(part))
+    for head, name in zip(HEADS, names, strict=True):
         source = work / name / "adapter"
         if not source.exists():
-            raise UserError(f"{source} is missing, expected the part 'heads' of train_adapters")
+            needed = name if lossless else "heads"
+            raise UserError(f"{source} is missing, expected the part {needed!r} of train_adapters")
         found[head] = converted(work, name)
     return found
 

@@ -1,7 +1,7 @@
 """Which shape of lossless streams drafts best? Trained alike, one thing changed at a time.
 
     python -m benchmarks.studies.stream_shapes --work runs/adapters
-    python -m benchmarks.studies.stream_shapes --work runs/adapters --shapes "N_s 3;plain" --seeds 3
+    python -m benchmarks.studies.stream_shapes --work runs/adapters --shapes "N_s 6;plain" --seeds 3
 
 Every shape trains on the quantized demonstration base's own greedy output, for as many steps on the
 same batches, and is scored on the base's greedy output for texts typed for development: how often
@@ -31,9 +31,9 @@ import typer
 from specstream_mlx.convert.demo_model.train_adapters import (
     EMBEDDING_RATE,
     MOST_TOKENS,
-    answers,
+    TYPED_OUTPUTS,
+    typed_outputs,
 )
-from specstream_mlx.convert.demo_model.typed_dev import typed_prompts
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.backbone import Rope
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
@@ -61,9 +61,6 @@ from ..texts import Texts, chosen_tasks
 from ..typed_text import geometric_mean
 from .conditioned_heads import Swapped
 
-_TYPED = 24
-"""Typed texts of a task that the shapes are scored on."""
-
 _TIMED_TOKENS = 96
 """Most tokens of a text that is timed."""
 
@@ -83,9 +80,9 @@ class Shape:
     num_msa_layers: int = 3
     num_streams: int = 4
     stream_init: str = "linear"
-    init_rank: int = 8
+    init_rank: int = 128
     stream_mlp: str = "base+adapter"
-    adapter_rank: int = 8
+    adapter_rank: int = 64
     head_rank: int = 128
     next_rank: int = 0
     prefix: int = 0
@@ -119,20 +116,20 @@ SHAPES: dict[str, Shape] = {
     "as the others, unless said": Shape(),
     "plain": Shape(head_rank=0),
     "plain, N_s 6": Shape(head_rank=0, num_msa_layers=6),
-    **{f"N_s {layers}": Shape(num_msa_layers=layers) for layers in (2, 4, 6)},
+    **{f"N_s {layers}": Shape(num_msa_layers=layers) for layers in (1, 2, 4, 6, 8)},
     **{f"gamma {streams}": Shape(num_streams=streams) for streams in (6, 8)},
     "identity": Shape(stream_init="identity"),
     "value rotation": Shape(stream_init="value_rotation"),
+    **{f"seed's rank {rank}": Shape(init_rank=rank) for rank in (8, 32, 384)},
     **{f"MLP {kind}": Shape(stream_mlp=kind) for kind in ("adapter", "base")},
-    **{f"MLP adapter's rank {rank}": Shape(adapter_rank=rank) for rank in (32, 128)},
-    **{f"seed's rank {rank}": Shape(init_rank=rank) for rank in (32, 128)},
-    **{f"rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
+    **{f"MLP adapter's rank {rank}": Shape(adapter_rank=rank) for rank in (8, 128)},
+    **{f"head's rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
     "next token": Shape(next_rank=64),
     "plain, next token": Shape(head_rank=0, next_rank=64),
     **{f"prefix {length}": Shape(prefix=length) for length in (8, 16)},
-    "LoRA 8": Shape(stream_mlp="base", lora_rank=8),
-    "N_s 6, LoRA 8": Shape(num_msa_layers=6, stream_mlp="base", lora_rank=8),
-    "N_s 12, LoRA 8": Shape(num_msa_layers=12, stream_mlp="base", lora_rank=8),
+    "LoRA 8": Shape(lora_rank=8),
+    "N_s 6, seed's rank 384": Shape(num_msa_layers=6, init_rank=384),
+    "N_s 6, seed's rank 384, LoRA 8": Shape(num_msa_layers=6, init_rank=384, lora_rank=8),
 }
 
 
@@ -244,11 +241,6 @@ def items_of(path: Path, model: Path) -> list[Item]:
     """The tokenized items of a file of prompts and completions."""
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     return tokenize(read_pairs(path), tokenizer, None, MOST_TOKENS)
-
-
-def typed_outputs(work: Path) -> Path:
-    """Write the base's greedy output for typed texts; the file is kept if it is there already."""
-    return answers(work / "streams-typed.jsonl", work / "base", typed_prompts(_TYPED))
 
 
 @dataclass
@@ -389,7 +381,7 @@ def main(
     ),
     steps: Annotated[int, typer.Option(help="Training steps of each shape.", min=1)] = 150,
     items: Annotated[int, typer.Option(help="Training items at most.", min=1)] = 3000,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-2,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 4e-3,
     only: Annotated[str, typer.Option("--shapes", help="By semicolons; all.")] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each shape.", min=1)] = 1,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 0,
@@ -405,12 +397,13 @@ def main(
     if not path.exists():
         raise UserError(f"{path} is missing, expected the part 'streams' of train_adapters")
     training = items_of(path, work / "expanded")[:items]
-    typed = items_of(typed_outputs(work), work / "expanded")
+    typed = items_of(typed_outputs(work, TYPED_OUTPUTS), work / "expanded")
     results: list[Result] = []
     facts = (
-        f"Lossless streams, N_s 3, gamma 4, linear seeds and a conditioned head of rank 128 unless "
-        f"said otherwise; {steps} steps of 16 items of all tasks, learning rate "
-        f"{learning_rate:g}. Scored on the base's greedy output for {len(typed)} typed texts."
+        f"Lossless streams, N_s 3, gamma 4, linear seeds of rank 128, MLP adapters of rank 64 "
+        f"beside the MLP and a conditioned head of rank 128 unless said otherwise; {steps} steps "
+        f"of 16 items of all tasks, learning rate {learning_rate:g}. Scored on the base's greedy "
+        f"output for {len(typed)} typed texts."
     )
 
     def report(columns: dict[str, str], rows: list[dict[str, Any]], about: str) -> str:

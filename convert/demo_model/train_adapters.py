@@ -4,14 +4,14 @@
         --work runs/adapters base streams shared proofread sql summarize describe
 
 The named parts are made one after the other, and those that are finished are skipped, so the same
-command resumes. ``base`` quantizes the base. ``streams`` trains the lossless streams on the greedy
-output of the quantized base. ``shared`` trains one shared-mode adapter on all tasks, which is not
-shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter on
-items without instruction, which the adapter holds. ``heads`` gives the streams of all finished
-parts heads that know the token before, trained on what base and adapters write. All text comes from
-the mixture, and parts end after a number of steps, so a run that is stopped for a while loses
-nothing. PyTorch trains on the quantized values, expanded to float32: the streams must predict their
-output.
+command resumes. ``base`` quantizes the base. ``streams`` trains the lossless streams, with a head
+that knows the token before, on the greedy output of the quantized base; ``plain-streams`` the same
+with a plain head, to compare with. ``shared`` trains one shared-mode adapter on all tasks, which is
+not shipped: the tasks' adapters start from it. A task's name trains that task's shared-mode adapter
+on items without instruction, which the adapter holds. ``heads`` gives the streams of all finished
+tasks heads that know the token before, trained on what the adapters write. All text comes from the
+mixture, and parts end after a number of steps, so a run that is stopped for a while loses nothing.
+PyTorch trains on the quantized values, expanded to float32: the streams must predict their output.
 """
 
 import json
@@ -39,19 +39,26 @@ from specstream_mlx.train.stream_settings import SHAPE
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
-from .typed_dev import typed_dev
+from .typed_dev import typed_dev, typed_prompts
 from .work_directory import converted, head_of
 
 GROUP_SIZE = 64
 AT_ONCE, TOGETHER = 512, 64
 """Texts between two steps of a progress bar, and those that are written together."""
-STEPS = {"streams": 1000, "shared": 600, "proofread": 400}
+PLAIN_STREAMS = "plain-streams"
+LOSSLESS = "streams", PLAIN_STREAMS
+"""The parts that are lossless streams of the base."""
+STEPS = dict.fromkeys(LOSSLESS, 1000) | {"shared": 600, "proofread": 400}
 TASK_STEPS = 200
 HEAD_STEPS = 150
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
 HEAD_ITEMS = 600
 """Texts that an adapter writes for the training of its head."""
+SEED_RANK, MLP_ADAPTER_RANK = 384, 64
+"""Of the lossless streams; see `benchmarks.studies.stream_shapes`."""
+TYPED_OUTPUTS = 24
+"""Typed texts of a task whose continuations by the base lossless streams are scored on."""
 LORA_RANK = 14
 """With it, base, streams and eight adapters with heads stay below what the package may have."""
 MOST_TOKENS = 512
@@ -167,6 +174,15 @@ def stream_data(work: Path, count: int, seed: int) -> Path:
     return path
 
 
+def typed_outputs(work: Path, count: int) -> Path:
+    """Write the base's greedy output for ``count`` typed texts of each task.
+
+    Returns:
+        The file, which is kept if it is there already.
+    """
+    return answers(work / "streams-typed.jsonl", work / "base", typed_prompts(count))
+
+
 def shared_data(work: Path, count: int, seed: int) -> Path:
     """Write what the shared adapter trains on: items of all tasks, with their instructions.
 
@@ -233,7 +249,7 @@ def settings_of(
     """The settings with which a part is trained; its data is written if it is missing.
 
     Args:
-        part: ``streams``, ``shared`` or the name of a task.
+        part: a part of ``LOSSLESS``, ``shared`` or the name of a task.
         work: the work directory.
         minutes: wall time after which the run ends; ``None``: any.
         iters: steps after which it ends; ``None``: any, and ``minutes`` is given.
@@ -247,7 +263,7 @@ def settings_of(
         "output": work / part,
         "num_streams": 4,
         "stream_init": "linear",
-        "num_msa_layers": msa_layers["lossless" if part == "streams" else "shared"],
+        "num_msa_layers": msa_layers["lossless" if part in LOSSLESS else "shared"],
         "batch_size": 16,
         "max_seq_length": MOST_TOKENS,
         "time_limit": minutes,
@@ -258,12 +274,17 @@ def settings_of(
         "init_adapter": start,
         "embedding_learning_rate": EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
     }
-    if part == "streams":
+    if part in LOSSLESS:
+        head = {"stream_head": "conditioned", "stream_head_rank": 128} if part == "streams" else {}
         return TrainSettings(
-            data=stream_data(work, items // 3, seed),
+            data=stream_data(work, items * 2 // 3, seed),
+            valid_data=typed_outputs(work, TYPED_OUTPUTS),
             mode="lossless",
+            stream_init_rank=SEED_RANK,
             stream_mlp="base+adapter",
-            learning_rate=5e-3 if start else 1e-2,
+            stream_adapter_rank=MLP_ADAPTER_RANK,
+            learning_rate=2e-3 if start else 4e-3,
+            **head,
             **common,
         )
     if part == "shared":
@@ -286,13 +307,11 @@ def settings_of(
 
 
 def head_data(work: Path, part: str, count: int, seed: int) -> Path:
-    """Write what a part's head trains on: texts that the base or the adapter itself writes.
+    """Write what the head of a task's adapter trains on: texts that the adapter itself writes.
 
     Returns:
         The file, which is kept if it is there already.
     """
-    if part == "streams":
-        return stream_data(work, count, seed)
     path = work / f"{part}-written.jsonl"
     if not path.exists():
         data = task_data(work, part, count, seed).read_text().splitlines()
@@ -305,11 +324,11 @@ def head_data(work: Path, part: str, count: int, seed: int) -> Path:
 def head_settings(
     work: Path, part: str, rank: int, iters: int, items: int, seed: int
 ) -> TrainSettings:
-    """The settings with which the head of a finished part is trained, on its frozen streams.
+    """The settings with which a head is trained on the frozen streams of a finished adapter.
 
     Args:
         work: the work directory.
-        part: ``streams`` or the name of a task.
+        part: the name of a task.
         rank: of the head.
         iters: steps.
         items: training items of a task's adapter.
@@ -317,7 +336,6 @@ def head_settings(
     """
     adapter, output = work / part / "adapter", work / head_of(part)
     config = describe(adapter).stream_config
-    shared = {} if part == "streams" else {"lora_rank": LORA_RANK}
     return TrainSettings(
         model=work / "expanded",
         data=head_data(work, part, items, seed),
@@ -334,8 +352,8 @@ def head_settings(
         save_every=SAVE_STEPS,
         resume=(output / "checkpoint.pt").exists(),
         prompt_template=config.prompt_template,
+        lora_rank=LORA_RANK,
         **{name: getattr(config, name) for name in ("mode", *SHAPE)},
-        **shared,
     )
 
 
@@ -343,7 +361,9 @@ def head_settings(
 def main(
     parts: Annotated[
         list[str],
-        typer.Argument(help="Parts to make: base, streams, shared, names of tasks, heads."),
+        typer.Argument(
+            help=f"Parts to make: base, {', '.join(LOSSLESS)}, shared, names of tasks, heads."
+        ),
     ],
     base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
     work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
@@ -384,11 +404,11 @@ def main(
             if not (work / "expanded" / "config.json").exists():
                 quantize_base(base, work, bits)
         elif part == "heads":
-            for name in ("streams", *tasks.TASKS):
+            for name in tasks.TASKS:
                 finished = (work / name / "adapter").exists()
                 if finished and not (work / head_of(name) / "adapter").exists():
                     train(head_settings(work, name, head_rank, iters or HEAD_STEPS, items, seed))
-        elif part in ("streams", "shared") or part in tasks.TASKS:
+        elif part in (*LOSSLESS, "shared") or part in tasks.TASKS:
             if not (work / part / "adapter").exists():
                 steps = iters or (None if minutes else STEPS.get(part, TASK_STEPS))
                 start_of_part = start or (shared_adapter(work) if part in tasks.TASKS else None)
@@ -398,7 +418,8 @@ def main(
         else:
             known = ", ".join(tasks.TASKS)
             raise UserError(
-                f"unknown part {part!r}, expected base, streams, shared, heads, {known}"
+                f"unknown part {part!r}, expected base, {', '.join(LOSSLESS)}, shared, heads, "
+                f"{known}"
             )
         console.print(f"{part}: done")
 

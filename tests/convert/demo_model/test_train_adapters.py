@@ -49,10 +49,19 @@ def test_the_shared_adapter_learns_all_tasks_with_their_instructions(tmp_path):
 
 def test_lossless_streams_learn_what_the_base_writes(tmp_path):
     found = settings(tmp_path, "streams")
+    found.check()
     assert (found.mode, found.num_msa_layers) == ("lossless", 6)
-    data = lines(found.data)
-    assert len(data) == 8
-    assert all(line["completion"] == "to " + line["prompt"] for line in data)
+    assert len(lines(found.data)) == 16
+    for data in lines(found.data), lines(found.valid_data):
+        assert all(line["completion"] == "to " + line["prompt"] for line in data)
+
+
+def test_plain_streams_differ_from_those_that_are_shipped_by_the_head_alone(tmp_path):
+    shipped, plain = settings(tmp_path, "streams"), settings(tmp_path, "plain-streams")
+    plain.check()
+    assert (shipped.stream_head, plain.stream_head) == ("conditioned", "plain")
+    head = {"stream_head", "stream_head_rank", "output"}
+    assert {k for k, v in vars(shipped).items() if v != vars(plain)[k]} == head
 
 
 def test_data_that_is_there_is_kept(tmp_path):
