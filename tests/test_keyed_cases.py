@@ -23,6 +23,8 @@ from tiny_models import tiny_tokenizer
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
 from specstream_mlx.drafting.drafter import FixedDrafting
 from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.engine import guessing
+from specstream_mlx.engine import step as engine_step
 from specstream_mlx.loop import decode
 
 MODELS = [
@@ -175,4 +177,25 @@ def test_many_random_cases(count=300):
 @pytest.mark.slow
 def test_many_random_cases_of_conditioned_heads(count=500):
     for number in range(2000, 2000 + count):
+        check_case(number, CONDITIONED)
+
+
+@pytest.fixture
+def shortlists(monkeypatch):
+    """Conditioned heads score a few tokens behind each path, as on large vocabularies."""
+    monkeypatch.setattr(engine_step, "WHOLE_HEAD", 0)
+    monkeypatch.setattr(guessing, "SHORTLIST", 7)
+
+
+@pytest.mark.usefixtures("shortlists")
+@pytest.mark.parametrize("first", range(3000, 3020, 5))
+def test_a_few_random_cases_of_shortlists(first):
+    for number in range(first, first + 5):
+        check_case(number, CONDITIONED)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shortlists")
+def test_many_random_cases_of_shortlists(count=200):
+    for number in range(4000, 4000 + count):
         check_case(number, CONDITIONED)

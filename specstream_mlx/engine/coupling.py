@@ -32,7 +32,8 @@ class Coupling:
         self._merits = -_DOUBT * self._strengths  # log-likelihoods
         self._newest: mx.array | None = None  # (strengths, vocab) scores of this step
         self._open: mx.array | None = None  # the same of the step before, not judged yet
-        self._ids: mx.array | None = None
+        self._newest_ids: mx.array | None = None  # the tokens that they are of
+        self._open_ids: mx.array | None = None
 
     def scores(
         self,
@@ -49,16 +50,15 @@ class Coupling:
             learns: whether the first row is the first stream's, which the strength is judged by.
             ids: (n,) the tokens that they are of; ``None``: of the whole vocabulary.
         """
-        self._ids = ids
         if learns and self._strengths.size > 1:
-            self._newest = logits[0] + self._strengths[:, None] * gumbel[0]
+            self._newest, self._newest_ids = logits[0] + self._strengths[:, None] * gumbel[0], ids
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
 
     def _scores_of(self, token: int | mx.array) -> mx.array:
         """(strengths,) the open scores of a token; -inf for one that the streams cannot draft."""
-        if self._ids is None:
+        if self._open_ids is None:
             return self._open[:, token]
-        return mx.where(self._ids == token, self._open, -mx.inf).max(axis=-1)
+        return mx.where(self._open_ids == token, self._open, -mx.inf).max(axis=-1)
 
     def learn(self, tokens: Sequence[int] | mx.array) -> None:
         """Judge the guesses of the step before by the first token that this step committed."""
@@ -66,3 +66,4 @@ class Coupling:
             found = self._scores_of(tokens[0]) - mx.logsumexp(self._open, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(found, _WORST)
         self._open, self._newest = self._newest, None
+        self._open_ids = self._newest_ids
