@@ -29,7 +29,7 @@ from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, shape_of
 from .verify.rule import VerifyRule
 
-WHOLE_HEAD = 16384
+WHOLE_HEAD = 4096
 """Tokens up to which conditioned heads score all of them behind every path."""
 
 
