@@ -3,8 +3,9 @@
     python -m specstream_mlx.convert.demo_model.bundle --work runs/adapters
 
 It takes ``base``, ``streams`` and the tasks' adapters from ``train_adapters``, with heads where
-they were trained, and writes ``bundled/base``, ``bundled/streams`` and ``bundled/adapters/<task>``:
-MLX format, adapters in float16, at most 45 MB in all. Each part appears complete or not at all.
+they were trained and pay, and writes ``bundled/base``, ``bundled/streams`` and
+``bundled/adapters/<task>``: MLX format, adapters in float16, at most 45 MB in all. Each part
+appears complete or not at all.
 """
 
 import json
@@ -28,6 +29,9 @@ from .work_directory import trained
 
 MOST_BYTES = 45_000_000
 NAME = "specstream-mlx demonstration model"
+PLAIN = ("proofread",)
+"""Tasks whose streams keep plain heads: where nearly every guess is right, a head that knows the
+token before takes more time than it saves (``benchmarks.studies.conditioned_heads``)."""
 BASE_FILES = (
     *("config.json", "generation_config.json", "model.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -84,9 +88,10 @@ def collect(work: Path, scratch: Path) -> list[str]:
     if not adapters:
         raise UserError(f"{work} has no <task>/adapter, expected at least one finished task")
     copy_base(work / "base", scratch / "base")
-    copy_adapter(trained(work, "streams"), work / "base", scratch / "streams")
+    copy_adapter(work / "streams" / "adapter", work / "base", scratch / "streams")
     for name in adapters:
-        copy_adapter(trained(work, name), work / "base", scratch / "adapters" / name)
+        source = work / name / "adapter" if name in PLAIN else trained(work, name)
+        copy_adapter(source, work / "base", scratch / "adapters" / name)
     if (total := size_of(scratch)) > MOST_BYTES:
         raise UserError(
             f"base, streams and {len(adapters)} adapters have {total / 1e6:.1f} MB, "
