@@ -8,7 +8,7 @@ Every text has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed.
 - ``keyed``: the default; guesses believe the noise as far as the text shows that it helps;
 - ``keyed, s alone``: the streams' likeliest tokens, whatever the noise;
 - ``keyed, s and noise``: what the noise would draw from the streams' own distribution;
-- ``rejection``: the papers' rule, a chain of drafts that are drawn.
+- ``rejection``: the papers' rule, a chain of drafts that are drawn; for plain heads alone.
 
 All of ``keyed`` write the same text, which ``same text`` counts: in lossless mode mlx_lm's, in
 shared mode that of the same model decoding one token a step. Speeds are over ``mlx_lm``'s on the
@@ -69,9 +69,11 @@ def measure(base: Base, mode: str, task: str, temp: float, texts: Texts) -> list
     """The rows of one task: all ways on its texts, in turn."""
     mounted = base.mount(adapter_of(task, mode))
     prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
+    conditioned = mounted.model.streams.config.stream_head == "conditioned"
+    names = [name for name in WAYS if not (conditioned and name == "rejection")]
     ways: dict[str, Way] = {
         MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt, temp))(prompt),
-        **{name: ours(mounted, temp, *way) for name, way in WAYS.items()},
+        **{name: ours(mounted, temp, *WAYS[name]) for name in names},
     }
     found = interleaved(prompts, ways)
     expected = found.first_runs(MLX_LM)
@@ -84,7 +86,7 @@ def measure(base: Base, mode: str, task: str, temp: float, texts: Texts) -> list
             **found.figures(name, MLX_LM),
             "same": found.same(name, expected) if name != "rejection" else None,
         }
-        for name in WAYS
+        for name in names
     ]
 
 
