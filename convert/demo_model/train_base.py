@@ -25,6 +25,7 @@ from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
 
+from ..pytorch.trainer import is_quick_in_bf16
 from . import tasks
 from .muon import Muon
 from .packing import LONGEST, PackedRows, TrainingRows, encode, pack
@@ -36,8 +37,7 @@ PROMPT_WEIGHT = 0.4
 learn from, and prompts are English too."""
 LATE_PROMPT_WEIGHT, LATE = 0.1, 0.4
 """Their weight from where the learning rate has fallen to this share of its height."""
-HAS_BF16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
-"""Without the instructions, products in bfloat16 take fifty times as long as in float32."""
+BF16 = is_quick_in_bf16(torch.device("cpu"))
 WARMUP_STEPS = 60
 SAVE_SECONDS = 300
 EVALUATE_STEPS = 100
@@ -83,7 +83,7 @@ def weighted_loss(
 
     It is 0 where all weights are: no item of a cycle may have found room in short rows.
     """
-    with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
         logits = logits_of(model, tokens, document)[:, :-1]
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
@@ -114,7 +114,7 @@ def evaluate(
             encoded = [encode(tokenizer, item) for item in answers]
             longest = max(len(ids) for ids, _ in encoded)
             rows = pack([[one] for one in encoded], longest, tokenizer.pad_token_id)
-            with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
                 logits = logits_of(model, rows.tokens, rows.document)[:, :-1].float()
             wanted, scored = rows.tokens[:, 1:], rows.target[:, 1:]
             losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none") * scored
@@ -156,7 +156,7 @@ def optimizers_of(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
-        Muon(matrices, dtype=torch.bfloat16 if HAS_BF16 else torch.float32),
+        Muon(matrices, dtype=torch.bfloat16 if BF16 else torch.float32),
         torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

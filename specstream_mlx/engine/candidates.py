@@ -3,6 +3,8 @@
 import mlx.core as mx
 
 _GROUP = 64
+_SHORT = 512
+"""Values that a sort takes no longer for than a partition and a sort of what that leaves."""
 
 
 def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
@@ -67,8 +69,9 @@ def _largest(values: mx.array, width: int) -> mx.array:
     if width == 1:
         return mx.argmax(values, axis=-1, keepdims=True).astype(mx.int32)
     rows, count = values.shape
+    if count <= _SHORT:
+        return mx.argsort(-values, axis=-1)[:, :width].astype(mx.int32)
     if count < 2 * width * _GROUP:
-        # A partition and a short sort take a seventh of the time of a sort on the CPU.
         place = mx.argpartition(-values, kth=min(width, count) - 1, axis=-1)[:, :width]
         place = mx.sort(place, axis=-1)  # so that of equal ones the first comes first
         order = mx.argsort(-mx.take_along_axis(values, place, axis=-1), axis=-1)

@@ -30,10 +30,9 @@ class Coupling:
     def __init__(self, strengths: Sequence[float] = STRENGTHS):
         self._strengths = mx.array(strengths)
         self._merits = -_DOUBT * self._strengths  # log-likelihoods
-        self._newest: mx.array | None = None  # (strengths, vocab) scores of this step
-        self._open: mx.array | None = None  # the same of the step before, not judged yet
-        self._newest_ids: mx.array | None = None  # the tokens that they are of
-        self._open_ids: mx.array | None = None
+        # (strengths, n) scores, and the n tokens that they are of; None: the whole vocabulary.
+        self._newest: tuple[mx.array, mx.array | None] | None = None
+        self._open: tuple[mx.array, mx.array | None] | None = None  # of the step before
 
     def scores(
         self,
@@ -51,19 +50,20 @@ class Coupling:
             ids: (n,) the tokens that they are of; ``None``: of the whole vocabulary.
         """
         if learns and self._strengths.size > 1:
-            self._newest, self._newest_ids = logits[0] + self._strengths[:, None] * gumbel[0], ids
+            self._newest = logits[0] + self._strengths[:, None] * gumbel[0], ids
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
-
-    def _scores_of(self, token: int | mx.array) -> mx.array:
-        """(strengths,) the open scores of a token; -inf for one that the streams cannot draft."""
-        if self._open_ids is None:
-            return self._open[:, token]
-        return mx.where(self._open_ids == token, self._open, -mx.inf).max(axis=-1)
 
     def learn(self, tokens: Sequence[int] | mx.array) -> None:
         """Judge the guesses of the step before by the first token that this step committed."""
         if self._open is not None:
-            found = self._scores_of(tokens[0]) - mx.logsumexp(self._open, axis=-1)
+            scores, ids = self._open
+            found = _scores_of(tokens[0], scores, ids) - mx.logsumexp(scores, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(found, _WORST)
         self._open, self._newest = self._newest, None
-        self._open_ids = self._newest_ids
+
+
+def _scores_of(token: int | mx.array, scores: mx.array, ids: mx.array | None) -> mx.array:
+    """(strengths,) of a token among the scores of ``ids``; -inf for one that is not there."""
+    if ids is None:
+        return scores[:, token]
+    return mx.where(ids == token, scores, -mx.inf).max(axis=-1)

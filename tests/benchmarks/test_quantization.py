@@ -99,5 +99,5 @@ def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
     (file,) = tmp_path.glob("*.json")
     rows = json.loads(file.read_text())["rows"]
     (four,) = [r for r in rows if (r["variant"], r["mode"]) == ("int4", "shared")]
-    assert quantization.share_of_whole(four, rows) >= 0.85  # 0.895 was seen on these few texts
+    assert quantization.share_of_whole(four, rows) >= 0.9
     assert four["stored_bytes"] < rows[0]["stored_bytes"] / 3
