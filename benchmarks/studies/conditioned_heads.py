@@ -13,31 +13,20 @@ decode only, and ``streams alone`` the same without prompt lookup; all of them t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from specstream_mlx.convert.demo_model.train_adapters import PLAIN_STREAMS
-from specstream_mlx.convert.demo_model.work_directory import converted, head_of
+from specstream_mlx.convert.demo_model.work_directory import PLAIN_STREAMS, converted, head_of
 
 from specstream_mlx import UserError
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
+from ..adapters_in_turn import alone, drafting_ways
 from ..answers import DEPTHS, drafted
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
-from ..runner import (
-    CHAIN,
-    MLX_LM,
-    STREAMS_ALONE,
-    Base,
-    Mounted,
-    Run,
-    Way,
-    interleaved,
-    measure_costs,
-)
+from ..runner import CHAIN, MLX_LM, Base, Way, interleaved
 from ..speedup import check_texts
 from ..texts import MODES, Modes, Tasks, Texts, TextSet, chosen_tasks, names_in
 from ..typed_text import geometric_mean
@@ -67,25 +56,6 @@ def adapters_of(work: Path, part: str) -> dict[str, Path]:
     return found
 
 
-@dataclass(frozen=True)
-class Swapped:
-    """Decodes with an adapter, which is mounted before every text.
-
-    Attributes:
-        mounted: base and tokenizer.
-        adapter: directory.
-        way: how to decode once it is mounted.
-    """
-
-    mounted: Mounted
-    adapter: Path
-    way: Way
-
-    def __call__(self, prompt: Sequence[int]) -> Run:
-        self.mounted.model.swap_adapter(self.adapter)
-        return self.way(prompt)
-
-
 def measure(
     base: Base, work: Path, task: str, mode: str, texts: Texts, timed: int, rounds: int
 ) -> list[dict[str, Any]]:
@@ -103,9 +73,7 @@ def measure(
         row |= {"chain": figures["call_reduction"], "depths": figures["depths"]}
         rows.append(row | {"runs": runs})
         if timed:
-            measure_costs(mounted, prompts)
-            for name, drafts in ((head, None), (f"{head}, {STREAMS_ALONE}", STREAMS_ALONE)):
-                ways[name] = Swapped(mounted, adapter, mounted.ours(drafts))
+            ways |= drafting_ways(mounted, adapter, head, prompts)
             ways.setdefault(MLX_LM, mounted.mlx_lm())
     plain = [run.tokens for run in rows[0].pop("runs")]
     other = [run.tokens for run in rows[1].pop("runs")]
@@ -116,7 +84,7 @@ def measure(
         compared = interleaved(prompts[:timed], ways, rounds)
         for row in rows:
             row["speedup"] = compared.speedup(row["head"], MLX_LM)
-            row["streams_alone"] = compared.speedup(f"{row['head']}, {STREAMS_ALONE}", MLX_LM)
+            row["streams_alone"] = compared.speedup(alone(row["head"]), MLX_LM)
     return rows
 
 

@@ -26,9 +26,6 @@ from ..replay import replayed
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from .two_trainers import by_mlx
 
-_TYPED = 24
-"""Typed texts of a task that the streams are scored on."""
-
 FULL, PACKED = "16 bits", "4 bits"
 
 _DIRECTORIES = {FULL: "bits16", PACKED: "bits4"}
@@ -58,7 +55,7 @@ def main(
     """Train streams against 16-bit and 4-bit weights and run both on 4 bits (resumable)."""
     work.mkdir(parents=True, exist_ok=True)
     learned = [tasks.instructed(item) for item in mixed_prompts(prompts, f"targets-{seed}")]
-    typed = typed_prompts(_TYPED)
+    typed = typed_prompts()
     bases = {name: work / directory for name, directory in _DIRECTORIES.items()}
     adapters: dict[str, Path] = {}
     for (name, directory), bits in zip(bases.items(), (None, 4), strict=True):

@@ -31,7 +31,6 @@ import typer
 from specstream_mlx.convert.demo_model.train_adapters import (
     EMBEDDING_RATE,
     MOST_TOKENS,
-    TYPED_OUTPUTS,
     typed_outputs,
 )
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -53,13 +52,14 @@ from transformers import AutoTokenizer
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.hardware import device
 from specstream_mlx.train.items import Batches, Item
 
-from ..report import RESULTS, Output, table, write_report
-from ..runner import MLX_LM, STREAMS_ALONE, Base, Way, interleaved, measure_costs
+from ..adapters_in_turn import alone, drafting_ways
+from ..report import RESULTS, Output, measured_on, table, write_report
+from ..runner import MLX_LM, Base, Way, interleaved
 from ..texts import Texts, chosen_tasks
 from ..typed_text import geometric_mean
-from .conditioned_heads import Swapped
 
 _TIMED_TOKENS = 96
 """Most tokens of a text that is timed."""
@@ -297,8 +297,8 @@ def run(
 
 def speeds(
     work: Path, names: list[str], steps: int, timed: int, rounds: int
-) -> dict[str, dict[str, float]]:
-    """The speedup over mlx_lm of each shape that the package runs, of those with the first seed.
+) -> list[dict[str, Any]]:
+    """How quickly the shapes that the package runs decode, those of the first seed.
 
     Args:
         work: the work directory.
@@ -308,35 +308,35 @@ def speeds(
         rounds: runs of each text.
 
     Returns:
-        By shape, the geometric means over the tasks: ``together`` and ``alone``, without lookup.
+        A row for each: its ``name`` and the geometric means over the tasks of its speedup over
+        mlx_lm, ``together`` with prompt lookup and ``alone``.
     """
     base, texts = Base(work / "base", _TIMED_TOKENS), Texts("dev", timed)
-    ways: dict[str, Way] = {}
-    tasks: dict[str, list[list[int]]] = {}
-    for name in names:
+    plain = base.mount(None)
+    tasks = [
+        [text.prompt for text in texts.of_task(plain.model, plain.tokenizer, task)]
+        for task in chosen_tasks("")
+    ]
+    all_prompts = [prompt for prompts in tasks for prompt in prompts]
+    running = [name for name in names if SHAPES[name].runs]
+    ways: dict[str, Way] = {MLX_LM: plain.mlx_lm()}
+    for name in running:
         directory = trained_shape(work, name, 0, steps)
-        if not SHAPES[name].runs:
-            continue
-        if not (directory / "mlx").exists():
-            convert_adapter(directory / "adapter", work / "base", directory / "mlx")
-        mounted = base.mount(directory / "mlx")
-        tasks = {
-            task: [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
-            for task in chosen_tasks("")
+        adapter = directory / "mlx"
+        if not adapter.exists():
+            convert_adapter(directory / "adapter", work / "base", adapter)
+        ways |= drafting_ways(base.mount(adapter), adapter, name, all_prompts)
+    compared = [interleaved(prompts, ways, rounds) for prompts in tasks]
+    return [
+        {
+            "name": name,
+            **{
+                key: geometric_mean([one.speedup(way, MLX_LM) for one in compared])
+                for key, way in (("together", name), ("alone", alone(name)))
+            },
         }
-        measure_costs(mounted, [prompt for prompts in tasks.values() for prompt in prompts])
-        for key, drafts in (("together", None), ("alone", STREAMS_ALONE)):
-            ways[f"{name} {key}"] = Swapped(mounted, directory / "mlx", mounted.ours(drafts))
-        ways.setdefault(MLX_LM, mounted.mlx_lm())
-    compared = [interleaved(prompts, ways, rounds) for prompts in tasks.values()]
-    return {
-        name: {
-            key: geometric_mean([one.speedup(f"{name} {key}", MLX_LM) for one in compared])
-            for key in ("together", "alone")
-        }
-        for name in names
-        if SHAPES[name].runs
-    }
+        for name in running
+    ]
 
 
 COLUMNS = {
@@ -348,7 +348,11 @@ COLUMNS = {
     "spread": "{spread}",
     "s / step": "{seconds:.2f}",
 }
-TIMED_COLUMNS = {"over mlx_lm": "{together}", "without lookup": "{alone}"}
+SPEED_COLUMNS = {
+    "shape": "{name}",
+    "over mlx_lm": "{together:.2f}x",
+    "without lookup": "{alone:.2f}x",
+}
 
 
 def rows_of(results: list[Result]) -> list[dict[str, Any]]:
@@ -397,7 +401,7 @@ def main(
     if not path.exists():
         raise UserError(f"{path} is missing, expected the part 'streams' of train_adapters")
     training = items_of(path, work / "expanded")[:items]
-    typed = items_of(typed_outputs(work, TYPED_OUTPUTS), work / "expanded")
+    typed = items_of(typed_outputs(work), work / "expanded")
     results: list[Result] = []
     facts = (
         f"Lossless streams, N_s 3, gamma 4, linear seeds of rank 128, MLP adapters of rank 64 "
@@ -405,25 +409,26 @@ def main(
         f"of 16 items of all tasks, learning rate {learning_rate:g}. Scored on the base's greedy "
         f"output for {len(typed)} typed texts."
     )
+    speed_facts = (
+        f"Over mlx_lm on {timed} typed texts a task, {_TIMED_TOKENS} tokens at most, {rounds} "
+        f"times each; geometric mean over the tasks; {measured_on(device.describe())}."
+    )
 
-    def report(columns: dict[str, str], rows: list[dict[str, Any]], about: str) -> str:
-        lines = [about, "", *table(columns, rows)]
-        summary = {"facts": about, "results": [vars(one) for one in results], "rows": rows}
-        return write_report(output, "stream-shapes", summary, lines)
+    def report(faster: list[dict[str, Any]]) -> str:
+        rows = rows_of(results)
+        lines = [facts, "", *table(COLUMNS, rows)]
+        if faster:
+            lines += ["", speed_facts, "", *table(SPEED_COLUMNS, faster)]
+        summary = {"facts": facts, "results": [vars(one) for one in results], "rows": rows}
+        return write_report(output, "stream-shapes", summary | {"speeds": faster}, lines)
 
     text = ""
     for seed in range(seeds):
         for name in track(names, f"shapes, seed {seed}"):
             results.append(run(name, work, training, typed, steps, learning_rate, seed))
-            text = report(COLUMNS, rows_of(results), facts)
+            text = report([])
     if timed:
-        found, rows = speeds(work, names, steps, timed, rounds), rows_of(results)
-        for row in rows:
-            for key in ("together", "alone"):
-                speedup = found.get(row["name"], {}).get(key)
-                row[key] = f"{speedup:.2f}x" if speedup else ""
-        about = f"{facts} Speed on {timed} texts a task, {_TIMED_TOKENS} tokens at most."
-        text = report(COLUMNS | TIMED_COLUMNS, rows, about)
+        text = report(speeds(work, names, steps, timed, rounds))
     print(text)
 
 

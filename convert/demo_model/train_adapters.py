@@ -40,14 +40,11 @@ from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
 from .typed_dev import typed_dev, typed_prompts
-from .work_directory import converted, head_of
+from .work_directory import LOSSLESS, converted, head_of
 
 GROUP_SIZE = 64
 AT_ONCE, TOGETHER = 512, 64
 """Texts between two steps of a progress bar, and those that are written together."""
-PLAIN_STREAMS = "plain-streams"
-LOSSLESS = "streams", PLAIN_STREAMS
-"""The parts that are lossless streams of the base."""
 STEPS = dict.fromkeys(LOSSLESS, 1000) | {"shared": 600, "proofread": 400}
 TASK_STEPS = 200
 HEAD_STEPS = 150
@@ -56,9 +53,7 @@ SAVE_STEPS = 50
 HEAD_ITEMS = 600
 """Texts that an adapter writes for the training of its head."""
 SEED_RANK, MLP_ADAPTER_RANK = 384, 64
-"""Of the lossless streams; see `benchmarks.studies.stream_shapes`."""
-TYPED_OUTPUTS = 24
-"""Typed texts of a task whose continuations by the base lossless streams are scored on."""
+"""Of the lossless streams; see ``benchmarks.studies.stream_shapes``."""
 LORA_RANK = 14
 """With it, base, streams and eight adapters with heads stay below what the package may have."""
 MOST_TOKENS = 512
@@ -174,13 +169,13 @@ def stream_data(work: Path, count: int, seed: int) -> Path:
     return path
 
 
-def typed_outputs(work: Path, count: int) -> Path:
-    """Write the base's greedy output for ``count`` typed texts of each task.
+def typed_outputs(work: Path) -> Path:
+    """Write the base's greedy output for typed texts of each task.
 
     Returns:
         The file, which is kept if it is there already.
     """
-    return answers(work / "streams-typed.jsonl", work / "base", typed_prompts(count))
+    return answers(work / "streams-typed.jsonl", work / "base", typed_prompts())
 
 
 def shared_data(work: Path, count: int, seed: int) -> Path:
@@ -278,7 +273,7 @@ def settings_of(
         head = {"stream_head": "conditioned", "stream_head_rank": 128} if part == "streams" else {}
         return TrainSettings(
             data=stream_data(work, items * 2 // 3, seed),
-            valid_data=typed_outputs(work, TYPED_OUTPUTS),
+            valid_data=typed_outputs(work),
             mode="lossless",
             stream_init_rank=SEED_RANK,
             stream_mlp="base+adapter",

@@ -15,8 +15,11 @@ def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     ]
 
 
-def typed_prompts(count: int) -> list[str]:
-    """User turns of the first ``count`` typed texts of each task."""
+def typed_prompts(count: int = 24) -> list[str]:
+    """User turns of the first ``count`` typed texts of each task.
+
+    So many lossless streams are scored on, by what the base answers.
+    """
     return [
         tasks.instructed(answers[0]) for task in tasks.TASKS for answers in typed_dev(task, count)
     ]

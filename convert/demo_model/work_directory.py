@@ -7,6 +7,10 @@ from pathlib import Path
 
 from ..to_mlx.adapter import convert_adapter
 
+PLAIN_STREAMS = "plain-streams"
+LOSSLESS = "streams", PLAIN_STREAMS
+"""The parts that are lossless streams of the base, with a head and without."""
+
 
 def head_of(part: str) -> str:
     """The name of the part that is another one with a head."""

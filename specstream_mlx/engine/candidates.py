@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 _GROUP = 64
-_SHORT = 512
+_SHORT = 1024
 """Values that a sort takes no longer for than a partition and a sort of what that leaves."""
 
 
