@@ -27,23 +27,12 @@ from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table
 
 _MOST_TOKENS = 512
 
-SHAPE = {
-    "num_msa_layers": 4,
-    "num_streams": 4,
-    "stream_init": "linear",
-    "stream_mlp": "base+adapter",
-    "stream_head": "conditioned",
-    "stream_head_rank": 64,
-}
-
-RATES = {"learning_rate": 1e-2, "embedding_learning_rate": 0.15}
-
 
 def by_pytorch(
     model: Path, data: Path, output: Path, iters: int, batch_size: int, seed: int
 ) -> Path:
     """Train with the PyTorch trainer, or go on, and convert; returns the converted adapter."""
-    settings = SHAPE | RATES | {"iters": iters, "batch_size": batch_size, "seed": seed}
+    settings = {"iters": iters, "batch_size": batch_size, "seed": seed}
     settings |= {"max_seq_length": _MOST_TOKENS}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if (output / "checkpoint.pt").exists():
@@ -61,7 +50,7 @@ def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, s
     directory, adapter = output / "data", output / "mlx"
     directory.mkdir(exist_ok=True)
     (directory / "train.jsonl").write_bytes(data.read_bytes())
-    settings = SHAPE | RATES | {"iters": iters, "batch_size": batch_size, "seed": seed}
+    settings = {"iters": iters, "batch_size": batch_size, "seed": seed}
     settings |= {"model": str(model), "data": str(directory), "max_seq_length": _MOST_TOKENS}
     config = output / "train.yaml"
     config.write_text(json.dumps(settings))  # which is YAML
@@ -133,11 +122,10 @@ def main(
         for trainer, seed in track(pairs, "runs")
     ]
     facts = device.describe()
-    shape = ", ".join(f"{name} {value}" for name, value in SHAPE.items())
     text = (
         f"{measured_on(facts)}, {commit()}. Lossless streams from nothing, {iters} steps of "
-        f"{batch_size} texts: {shape}. Scored by replay on {rows[0]['texts']} texts that the base "
-        "wrote."
+        f"{batch_size} texts, each trainer with its defaults. Scored by replay on "
+        f"{rows[0]['texts']} texts that the base wrote."
     )
     name = f"two-trainers-{machine_suffix(facts)}"
     print(write_report(output, name, {"facts": text, "rows": rows}, markdown(rows, text)))

@@ -40,7 +40,7 @@ from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
 from .typed_dev import typed_dev, typed_prompts
-from .work_directory import LOSSLESS, converted, head_of
+from .work_directory import LOSSLESS, PLAIN_STREAMS, converted, head_of
 
 GROUP_SIZE = 64
 AT_ONCE, TOGETHER = 512, 64
@@ -270,7 +270,6 @@ def settings_of(
         "embedding_learning_rate": EMBEDDING_RATE / 5 if start else EMBEDDING_RATE,
     }
     if part in LOSSLESS:
-        head = {"stream_head": "conditioned", "stream_head_rank": 128} if part == "streams" else {}
         return TrainSettings(
             data=stream_data(work, items * 2 // 3, seed),
             valid_data=typed_outputs(work),
@@ -279,7 +278,7 @@ def settings_of(
             stream_mlp="base+adapter",
             stream_adapter_rank=MLP_ADAPTER_RANK,
             learning_rate=2e-3 if start else 4e-3,
-            **head,
+            stream_head="plain" if part == PLAIN_STREAMS else "conditioned",
             **common,
         )
     if part == "shared":
@@ -294,6 +293,8 @@ def settings_of(
         mode="shared",
         lora_rank=LORA_RANK,
         prompt_template=template,
+        stream_init_rank=8,
+        stream_head="plain",  # heads are trained behind the finished streams
         learning_rate=2e-3 if start else 3e-3,
         # What a proofread text needs most is an exact main stream.
         alpha_streams=0.15 if part == "proofread" else 0.4,

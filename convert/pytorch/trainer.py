@@ -38,6 +38,7 @@ from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
 from specstream_mlx.train.items import Batches, Item, most_frequent
+from specstream_mlx.train.stream_settings import LearningRates
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
@@ -139,7 +140,8 @@ def train(
     trainable = {name: p for name, p in weights.items() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train: expected stream embeddings, adapters, a pruner or LoRA")
-    rates = _learning_rates(settings, trainable)
+    peaks = settings.learning_rates(model.config.hidden_size)
+    rates = _by_rate(peaks, trainable)
     groups = [{"params": [trainable[name] for name in names]} for names in rates.values()]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     pruner = [p for name, p in trainable.items() if name.startswith("pruner.")]
@@ -186,7 +188,7 @@ def train(
                 "loss": loss.total.item(),
                 "per_stream": loss.per_stream.tolist(),
                 "pruner": loss.pruner.item(),
-                "learning_rate": settings.learning_rate * factor,
+                "learning_rate": peaks.streams * factor,
                 "seconds": time.monotonic() - started,
             }
             if step % settings.log_every == 0 or step == iters:
@@ -221,14 +223,14 @@ def _check_new(output: Path, *parts: Path) -> None:
             )
 
 
-def _learning_rates(settings: TrainSettings, names: Iterable[str]) -> dict[float, list[str]]:
+def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str]]:
     """The names of the parameters by learning rate."""
-    streams = settings.stream_learning_rate or settings.learning_rate
-    embeddings = settings.embedding_learning_rate or streams
     rates: dict[float, list[str]] = {}
     for name in names:
-        rate = settings.learning_rate if name.startswith("base.") else streams
-        rates.setdefault(embeddings if name == "streams.embeddings" else rate, []).append(name)
+        rate = peaks.lora if name.startswith("base.") else peaks.streams
+        if name == "streams.embeddings":
+            rate = peaks.embeddings
+        rates.setdefault(rate, []).append(name)
     return rates
 
 
@@ -403,10 +405,14 @@ def main(
     num_streams: Annotated[int, typer.Option(help="Streams beside each position (gamma).")] = 4,
     num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams (N_s).")] = 4,
     stream_init: Annotated[
-        str, typer.Option(help="How streams start: identity, linear or value_rotation.")
-    ] = "identity",
+        str | None,
+        typer.Option(
+            help="How streams start: identity, linear or value_rotation. Default: linear in "
+            "lossless, identity in shared mode."
+        ),
+    ] = None,
     stream_init_rank: Annotated[
-        int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 8.")
+        int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 128.")
     ] = None,
     value_rotation_epsilon: Annotated[
         float,
@@ -418,19 +424,20 @@ def main(
     stream_mlp: Annotated[
         str | None,
         typer.Option(
-            help="The streams' MLP: base, adapter or base+adapter. Default: adapter in lossless, "
-            "base in shared mode."
+            help="The streams' MLP: base, adapter or base+adapter. Default: base+adapter in "
+            "lossless, base in shared mode."
         ),
     ] = None,
     stream_adapter_rank: Annotated[
-        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
+        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 64.")
     ] = None,
     stream_head: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="The streams' head: plain, or conditioned on the token before the predicted one."
+            help="The streams' head: conditioned (default) on the token before the predicted one, "
+            "or plain."
         ),
-    ] = "plain",
+    ] = None,
     stream_head_rank: Annotated[
         int | None, typer.Option(help="Rank of --stream-head conditioned. Default: 128.")
     ] = None,
@@ -474,8 +481,12 @@ def main(
         typer.Option(help="Linear layers with LoRA, such as q_proj,v_proj. Default: all."),
     ] = None,
     learning_rate: Annotated[
-        float, typer.Option(help="AdamW's learning rate; it falls to 0 linearly.")
-    ] = 5e-4,
+        float | None,
+        typer.Option(
+            help="AdamW's learning rate; it falls to 0 linearly. Default: 5e-4 for LoRA, and for "
+            "streams 4e-3, less where hidden_size is above 384."
+        ),
+    ] = None,
     stream_learning_rate: Annotated[
         float | None,
         typer.Option(help="Learning rate of streams and pruner. Default: --learning-rate."),

@@ -25,11 +25,6 @@ class TrainSettings(StreamSettings):
         lora_alpha: PEFT's alpha, in shared mode only; ``None``: twice the rank.
         lora_layers: number of top layers with LoRA, in shared mode only; ``None``: all.
         lora_targets: names of the linear layers with LoRA, in shared mode only; ``None``: all.
-        learning_rate: AdamW's after the warm-up; it falls to 0 linearly.
-        stream_learning_rate: learning rate of streams and pruner, new weights that may move faster
-            than LoRA on a trained base; ``None``: ``learning_rate``.
-        embedding_learning_rate: learning rate of the stream embeddings, which must grow to the
-            size of the hidden state that they are added to; ``None``: ``stream_learning_rate``.
         weight_decay: AdamW's.
         max_grad_norm: norm that gradients are clipped to.
         batch_size: sequences per step.
@@ -57,9 +52,6 @@ class TrainSettings(StreamSettings):
     lora_alpha: float | None = None
     lora_layers: int | None = None
     lora_targets: tuple[str, ...] | None = None
-    learning_rate: float = 5e-4
-    stream_learning_rate: float | None = None
-    embedding_learning_rate: float | None = None
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     batch_size: int = 32
@@ -93,8 +85,7 @@ class TrainSettings(StreamSettings):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
         for name in (
-            *("lora_rank", "lora_alpha", "lora_layers", "learning_rate", "max_grad_norm"),
-            *("stream_learning_rate", "embedding_learning_rate"),
+            *("lora_rank", "lora_alpha", "lora_layers", "max_grad_norm"),
             *("batch_size", "iters", "epochs", "time_limit", "max_seq_length", "segments"),
             *("log_every", "save_every"),
         ):

@@ -167,7 +167,13 @@ class OptimizerOptions:
         Option(help="Default: adamw."),
     ] = None
     learning_rate: Annotated[
-        float | None, Option(parser=positive, metavar="X", help="Its peak. Default: 5e-4.")
+        float | None,
+        Option(
+            parser=positive,
+            metavar="X",
+            help="Its peak. Default: 5e-4 for LoRA, and for streams 4e-3, less where hidden_size "
+            "is above 384.",
+        ),
     ] = None
     stream_learning_rate: Annotated[
         float | None,

@@ -134,7 +134,8 @@ class Run:
         self._alphas = settings.alphas(start.streams.config.num_streams)
         self._exits = any(name.startswith("pruner.") for name in self.parameters)
         self._step = StepFunction(self._forward, self._trained, settings.compile)
-        self._optimizer = _optimizer(settings, list(self.parameters))
+        hidden_size = start.streams.config.hidden_size
+        self._optimizer = _optimizer(settings, hidden_size, list(self.parameters))
         self._optimizer.init(self.parameters)
         self._identity = settings.identity() | {"training data": _digest(train.items)}
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
@@ -292,10 +293,11 @@ class Run:
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
         if done % settings.steps_per_report == 0 or at_end:
+            rates = self._optimizer.learning_rates
             figures = {
                 "iteration": done,
                 **self._window.figures(),
-                "learning_rate": max(self._optimizer.learning_rates.values()),
+                "learning_rate": rates.get("streams", max(rates.values())),
                 "trained_tokens": self.progress.trained_tokens,
                 "peak_memory": mx.get_peak_memory() / 1e9,
             }
@@ -406,22 +408,23 @@ def is_adapter(directory: Path) -> bool:
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
 
 
-def _optimizer(settings: TrainSettings, names: list[str]) -> GroupedOptimizer:
-    rate = settings.learning_rate
-    streams = settings.stream_learning_rate or rate
-    embeddings = settings.embedding_learning_rate or streams
+def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> GroupedOptimizer:
+    peaks = settings.learning_rates(hidden_size)
+    factors = {name: rate / peaks.lora for name, rate in vars(peaks).items()}
     if settings.lr_schedule is None:
         updates = -(-settings.iters // settings.grad_accumulation_steps)
-        schedule = warm_up_and_fall(rate, updates)
+        schedule = warm_up_and_fall(peaks.lora, updates)
     else:
         schedule = schedule_of(settings.lr_schedule)
+        if settings.learning_rate is None:
+            factors = dict.fromkeys(factors, 1.0)
     return GroupedOptimizer(
         settings.optimizer,
         optimizer_options(
             settings.optimizer, settings.optimizer_config.get(settings.optimizer, {})
         ),
         schedule,
-        {"lora": 1.0, "streams": streams / rate, "embeddings": embeddings / rate},
+        factors,
         settings.max_grad_norm,
         names,
     )

@@ -20,8 +20,7 @@ _FREE_TO_CHANGE = {
 class TrainSettings(StreamSettings):
     """What to train, on what, and for how long. Names and defaults are mlx_lm's where it has them.
 
-    What is said of the streams stands at ``StreamSettings``; their head is conditioned here unless
-    another is asked for.
+    What is said of the streams stands at ``StreamSettings``.
 
     Args:
         model: the base, as ``load`` takes it; quantized ones stay as they are.
@@ -32,11 +31,9 @@ class TrainSettings(StreamSettings):
         lora_parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``, in shared mode.
         optimizer: a key of ``optimizer.KINDS``.
         optimizer_config: further arguments, by optimizer.
-        learning_rate: of LoRA, and of streams and embeddings unless they have their own.
-        stream_learning_rate: of streams and pruner; ``None``: ``learning_rate``.
-        embedding_learning_rate: of the streams' embeddings; ``None``: ``stream_learning_rate``.
-        lr_schedule: mlx-lm's, in place of ``learning_rate``; those of streams and embeddings keep
-            their ratio to it. ``None``: a warm-up, then a fall to 0 over all iterations.
+        lr_schedule: mlx-lm's, in place of the learning rates, which keep their ratio to
+            ``learning_rate`` where that is given, and are all the same otherwise. ``None``: a
+            warm-up, then a fall to 0 over all iterations.
         max_grad_norm: norm that gradients are clipped to.
         batch_size: sequences in an iteration.
         grad_accumulation_steps: iterations whose gradients make one update.
@@ -59,16 +56,12 @@ class TrainSettings(StreamSettings):
     model: str
     data: str | None = None
     adapter_path: Path = Path("adapters")
-    stream_head: str = field(default="conditioned", kw_only=True)
     num_layers: int = -1
     lora_parameters: dict[str, Any] = field(
         default_factory=lambda: {"rank": 8, "dropout": 0.0, "scale": 2.0}
     )
     optimizer: str = "adamw"
     optimizer_config: dict[str, dict[str, Any]] = field(default_factory=dict)
-    learning_rate: float = 5e-4
-    stream_learning_rate: float | None = None
-    embedding_learning_rate: float | None = None
     lr_schedule: dict[str, Any] | None = None
     max_grad_norm: float = 1.0
     batch_size: int = 4
@@ -116,16 +109,17 @@ class TrainSettings(StreamSettings):
                     "number of layers with LoRA, in shared mode"
                 )
         check_integer("seed", self.seed, least=0, most=2**32 - 1)
-        for name in (
-            *("learning_rate", "stream_learning_rate", "embedding_learning_rate"),
-            "max_grad_norm",
-        ):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value > 0):
-                raise UserError(f"{name} is {shown(value)}, expected more than 0")
+        if not (is_number(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise UserError(f"max_grad_norm is {shown(self.max_grad_norm)}, expected more than 0")
         optimizer_options(self.optimizer, self.optimizer_config.get(self.optimizer, {}))
         if self.lr_schedule is not None:
             schedule_of(self.lr_schedule)
+            for name in ("stream_learning_rate", "embedding_learning_rate"):
+                if self.learning_rate is None and getattr(self, name) is not None:
+                    raise UserError(
+                        f"{name} is given with lr_schedule and without learning_rate, expected "
+                        "that too: the schedule is multiplied by their ratio"
+                    )
         self._check_lora()
         if self.mode == "shared" and self.data is None:
             raise UserError("mode is 'shared' without --data, expected that of the application")

@@ -150,7 +150,7 @@ def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
             "this run"
         )
     fixed = set(SHAPE)
-    head = settings.head_fields()
+    head = settings.head_fields(found.hidden_size)
     if found.stream_head == "conditioned":
         fixed.add("stream_head_rank")
         head = {}

@@ -1,4 +1,6 @@
-"""What a run trains: the streams' shape and the weights of their losses, for both trainers.
+"""What a run trains: the streams' shape, the weights of their losses and the learning rates.
+
+Both trainers share it.
 
 The PyTorch trainer reads this too, so nothing here needs MLX.
 """
@@ -22,6 +24,23 @@ SHAPE = (
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
+INIT_RANK, ADAPTER_RANK, HEAD_RANK = 128, 64, 128
+"""Ranks where none is asked for, see ``benchmarks.studies.stream_shapes``; at most hidden_size."""
+
+_LORA_RATE = 5e-4
+_STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
+"""Of streams: the best for a hidden_size of 384, and what it is times the size of larger models, as
+muP (arXiv 2203.03466) has it for matrices under Adam."""
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The peaks of the learning rates: of LoRA, of streams and pruner, of the embeddings."""
+
+    lora: float
+    streams: float
+    embeddings: float
+
 
 @dataclass(kw_only=True)
 class StreamSettings:
@@ -36,15 +55,20 @@ class StreamSettings:
         prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
         stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
-            ``base`` in shared mode, for a rank it is 8 where the rank is used, and 128 for
-            ``stream_head_rank``.
+            see ``StreamConfig``. ``None`` is ``linear``, ``base+adapter`` and ``conditioned`` in
+            lossless mode and ``identity``, ``base`` and ``conditioned`` in shared mode, where LoRA
+            helps the streams; for a rank that is used it is ``INIT_RANK``, ``ADAPTER_RANK`` or
+            ``HEAD_RANK``.
         draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
             0: all.
         stream_keys: see ``StreamConfig``; 0: all keys.
         alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
             shared mode.
         alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
+        learning_rate: of all that is trained, unless streams or embeddings have their own;
+            ``None``: one for LoRA and one for streams, which are new, see ``learning_rates``.
+        stream_learning_rate: of streams and pruner.
+        embedding_learning_rate: of the streams' embeddings; ``None``: that of streams.
     """
 
     mode: str = "lossless"
@@ -53,12 +77,12 @@ class StreamSettings:
     prompt_template: str | None = None
     num_streams: int = 4
     num_msa_layers: int = 4
-    stream_init: str = "identity"
+    stream_init: str | None = None
     stream_init_rank: int | None = None
     value_rotation_epsilon: float = 0.0
     stream_mlp: str | None = None
     stream_adapter_rank: int | None = None
-    stream_head: str = "plain"
+    stream_head: str | None = None
     stream_head_rank: int | None = None
     draft_vocabulary: int = 0
     stream_keys: int = 0
@@ -66,6 +90,9 @@ class StreamSettings:
     pruner_form: str = "residual"
     alpha_main: float | None = None
     alpha_streams: float | None = None
+    learning_rate: float | None = None
+    stream_learning_rate: float | None = None
+    embedding_learning_rate: float | None = None
 
     def check_streams(self) -> None:
         """Check what is said of the streams; ``StreamConfig`` checks the rest.
@@ -79,6 +106,10 @@ class StreamSettings:
             raise UserError(f"train is {shown(self.train)}, expected 'all' or 'head'")
         if self.train == "head":
             self._check_head_alone()
+        for name in ("learning_rate", "stream_learning_rate", "embedding_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value > 0):
+                raise UserError(f"{name} is {shown(value)}, expected more than 0")
         for name in ("alpha_main", "alpha_streams"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value >= 0):
@@ -86,7 +117,7 @@ class StreamSettings:
         check_integer("num_streams", self.num_streams)
         check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
         check_integer("stream_keys", self.stream_keys, least=0)
-        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
+        check_value_rotation(self._stream_init, self.value_rotation_epsilon, self.num_streams)
         if not any(self.alphas(1)):
             raise UserError(
                 f"alpha_streams is {shown(self.alpha_streams)} and the main stream's weight 0, "
@@ -94,7 +125,7 @@ class StreamSettings:
             )
 
     def _check_head_alone(self) -> None:
-        if self.stream_head != "conditioned":
+        if self._stream_head != "conditioned":
             raise UserError(
                 f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
                 "'conditioned': no other head is trained"
@@ -125,13 +156,30 @@ class StreamSettings:
             alphas[1:] = [self.alpha_streams] * num_streams
         return alphas
 
-    def head_fields(self) -> dict[str, Any]:
+    @property
+    def _stream_init(self) -> str:
+        return self.stream_init or ("identity" if self.mode == "shared" else "linear")
+
+    @property
+    def _stream_head(self) -> str:
+        return self.stream_head or "conditioned"
+
+    def learning_rates(self, hidden_size: int) -> LearningRates:
+        """The peaks of the learning rates on a base with such hidden states."""
+        new = min(_STREAM_RATE, _STREAM_RATE_BY_WIDTH / hidden_size)
+        streams = self.stream_learning_rate or self.learning_rate or new
+        return LearningRates(
+            self.learning_rate or _LORA_RATE, streams, self.embedding_learning_rate or streams
+        )
+
+    def head_fields(self, hidden_size: int) -> dict[str, Any]:
         """The fields of ``StreamConfig`` that are the head's."""
         rank = self.stream_head_rank
         if rank is None:
-            rank = 128 if self.stream_head == "conditioned" else 0
+            used = self._stream_head == "conditioned"
+            rank = min(HEAD_RANK, hidden_size) if used else 0
         return {
-            "stream_head": self.stream_head,
+            "stream_head": self._stream_head,
             "stream_head_rank": rank,
             "draft_vocabulary": self.draft_vocabulary,
         }
@@ -144,19 +192,19 @@ class StreamSettings:
         Raises:
             ConfigError: a setting is out of range, or does not fit the base.
         """
-        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
+        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "base+adapter")
         adapter_rank, init_rank = self.stream_adapter_rank, self.stream_init_rank
         if adapter_rank is None:
-            adapter_rank = 0 if stream_mlp == "base" else 8
+            adapter_rank = 0 if stream_mlp == "base" else min(ADAPTER_RANK, hidden_size)
         if init_rank is None:
-            init_rank = 8 if self.stream_init == "linear" else 0
+            init_rank = min(INIT_RANK, hidden_size) if self._stream_init == "linear" else 0
         return StreamConfig(
             mode=self.mode,
             num_msa_layers=self.num_msa_layers,
             hidden_size=hidden_size,
             num_hidden_layers=num_hidden_layers,
             num_streams=self.num_streams,
-            stream_init=self.stream_init,
+            stream_init=self._stream_init,
             stream_init_rank=init_rank,
             value_rotation_epsilon=self.value_rotation_epsilon,
             stream_mlp=stream_mlp,
@@ -167,7 +215,7 @@ class StreamSettings:
             base_model=base_model,
             base_fingerprint=base_fingerprint,
             prompt_template=self.prompt_template,
-            **self.head_fields(),
+            **self.head_fields(hidden_size),
         )
 
     def check_vocabulary(self, vocab_size: int) -> None:

@@ -167,6 +167,7 @@ def test_init_adapter_of_another_shape_is_refused(settings, first):
         trainer.train(settings(mode="shared", lora_rank=4, init_adapter=first))
 
 
+PLAIN = {"stream_head": "plain"}
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
 HEAD = {"streams.head.down.weight", "streams.head.biases", "streams.head.up.weight"}
 
@@ -178,7 +179,7 @@ def plain(defaults, tmp_path_factory):
     @cache
     def make(mode):
         output = tmp_path_factory.mktemp("plain")
-        return trainer.train(TrainSettings(output=output, mode=mode, **defaults))
+        return trainer.train(TrainSettings(output=output, mode=mode, **PLAIN, **defaults))
 
     return make
 
@@ -196,7 +197,7 @@ def test_the_head_alone_learns_on_streams_that_stay(settings, plain, tied, mode,
     expected = read(first)
     going_on, losses = [], []
     shared = {"mode": mode, "init_adapter": first, "iters": 1, "learning_rate": 1e-9}
-    for name, fields in (("plain", {}), ("conditioned", CONDITIONED)):
+    for name, fields in (("plain", PLAIN), ("conditioned", CONDITIONED)):
         chosen = settings(output=tmp_path / name, **shared, **fields)
         trainer.train(chosen, lambda _, figures: going_on.append(figures["per_stream"]))
     alone = {"mode": mode, "init_adapter": first, "train": "head", "learning_rate": 2e-2}
@@ -251,7 +252,7 @@ def test_a_conditioned_adapter_goes_on(settings, plain, tmp_path):
             torch.testing.assert_close(after[name], tensor, atol=1e-7, rtol=0)
     assert before["streams.head.up.weight"].any()
     with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
-        trainer.train(settings(init_adapter=first))
+        trainer.train(settings(init_adapter=first, **PLAIN))
     with pytest.raises(UserError, match=r"head\.biases has shape \(4, 6\), expected \(4, 7\)"):
         trainer.train(settings(init_adapter=first, **CONDITIONED | {"stream_head_rank": 7}))
 
@@ -273,9 +274,16 @@ def test_frozen_streams_of_another_kind_are_refused(settings, plain, mode, field
         trainer.train(settings(**alone, **CONDITIONED, **fields))
 
 
-def test_the_default_rank_of_a_conditioned_head(settings):
-    adapter = trainer.train(settings(iters=1, stream_head="conditioned"))
-    assert read(adapter)["streams.head.down.weight"].shape == (128, 64)
+def test_default_ranks_are_at_most_the_size_of_the_hidden_states(settings):
+    found = read(trainer.train(settings(iters=1)))
+    down = {name: tuple(t.shape) for name, t in found.items() if name.endswith("down.weight")}
+    assert down == {
+        "streams.init.down.weight": (32, 32),
+        "streams.adapters.1.down.weight": (32, 32),
+        "streams.adapters.2.down.weight": (32, 32),
+        "streams.head.down.weight": (32, 64),
+        "pruner.down.weight": (8, 32),
+    }
 
 
 def test_a_token_that_follows_from_the_one_before_is_learned(settings, tmp_path):
@@ -381,7 +389,8 @@ def cli(*arguments):
 def test_command_line(tied, data, tmp_path):
     flags = ("--model", tied, "--data", data, "--output", tmp_path / "out", "--iters", 1)
     shared = ("--mode", "shared", "--lora-targets", "q_proj,v_proj", "--lora-layers", 1)
-    result = cli(*flags, *shared, "--num-msa-layers", 1, "--no-bf16")
+    plain = ("--stream-head", "plain")
+    result = cli(*flags, *shared, "--num-msa-layers", 1, "--no-bf16", *plain)
     assert result.exit_code == 0, result.output
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
@@ -426,11 +435,14 @@ def test_bad_line_is_named(tmp_path, line):
             "value_rotation_epsilon is nan, expected a number",
         ),
         ({"stream_head": "other"}, "stream_head is 'other'"),
-        ({"stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
+        ({**PLAIN, "stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
         ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
         ({"stream_keys": -1}, "stream_keys is -1, expected an integer of at least 0"),
         ({"train": "streams"}, "train is 'streams', expected 'all' or 'head'"),
-        ({"train": "head"}, "train is 'head' with stream_head 'plain', expected 'conditioned'"),
+        (
+            {**PLAIN, "train": "head"},
+            "train is 'head' with stream_head 'plain', expected 'conditioned'",
+        ),
         (
             {"train": "head", "stream_head": "conditioned"},
             "train is 'head' without init_adapter, expected the adapter whose streams",
