@@ -7,45 +7,43 @@ out: shared mode needs it, and so would the application without drafts.
 
 - ``papers``: Speculative Streaming in shared mode, embeddings and the pruner of rank 8 (arXiv
   2402.11131: 20 x hidden_size).
-- ``lossless``: the same and a stream adapter of rank 8 in each MSA layer.
-- ``conditioned head``: its rank times 3 x hidden_size, and biases; it comes on top of either.
+- ``shared``: the same with a conditioned head, as the trainers make them.
+- ``lossless``: streams as the trainers make them: a linear seed, an adapter in each MSA layer, a
+  conditioned head.
 - Medusa (arXiv 2401.10774): for each head a residual block h x h and an LM head of its own.
 - EAGLE (arXiv 2401.15077): a map of 2h to h and one decoder layer; head and embedding are shared.
 """
 
+from math import prod
+
 import typer
 
 from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.train.stream_settings import (
+    ADAPTER_RANK,
+    HEAD_RANK,
+    INIT_RANK,
+    StreamSettings,
+)
 
 from ..report import RESULTS, Output, table, write_report
 from .metal_cost import Shape
-from .simulation import HEAD_RANK, MODELS, MSA_LAYERS
+from .simulation import MODELS, MSA_LAYERS
 
 STREAMS = 4
 
 
-def stream_parameters(model: Shape, mode: str, head_rank: int = 0) -> int:
-    """Parameters of streams and pruner."""
-    lossless = mode == "lossless"
-    config = StreamConfig(
-        mode=mode,
-        num_msa_layers=MSA_LAYERS,
+def stream_parameters(model: Shape, **settings: str) -> int:
+    """Parameters of streams and pruner, as the trainers make them with these settings."""
+    config = StreamSettings(
+        num_streams=STREAMS, num_msa_layers=MSA_LAYERS, **settings
+    ).stream_config(
         hidden_size=model.hidden,
         num_hidden_layers=model.layers,
-        num_streams=STREAMS,
-        stream_mlp="adapter" if lossless else "base",
-        stream_adapter_rank=8 if lossless else 0,
-        stream_head="conditioned" if head_rank else "plain",
-        stream_head_rank=head_rank,
+        base_model=model.name,
+        base_fingerprint="",
     )
-    total = 0
-    for shape in config.tensor_shapes().values():
-        count = 1
-        for size in shape:
-            count *= size
-        total += count
-    return total
+    return sum(prod(shape) for shape in config.tensor_shapes().values())
 
 
 def medusa_parameters(model: Shape) -> int:
@@ -61,10 +59,9 @@ def eagle_parameters(model: Shape) -> int:
 
 COLUMNS = {
     "model": "{model}",
-    "papers": "{shared:,}",
+    "papers": "{papers:,}",
+    "shared": "{shared:,}",
     "lossless": "{lossless:,}",
-    f"conditioned head, rank {HEAD_RANK}": "{head:,}",
-    "lossless with it": "{conditioned:,}",
     "EAGLE": "{eagle:,}",
     "Medusa": "{medusa:,}",
 }
@@ -75,22 +72,21 @@ def main(
     output: Output = RESULTS,
 ) -> None:
     """Count the parameters that drafting adds to Llamas of 1, 3 and 8 B."""
-    rows = []
-    for model in MODELS:
-        lossless = stream_parameters(model, "lossless")
-        conditioned = stream_parameters(model, "lossless", HEAD_RANK)
-        rows.append(
-            {
-                "model": model.name,
-                "shared": stream_parameters(model, "shared"),
-                "lossless": lossless,
-                "head": conditioned - lossless,
-                "conditioned": conditioned,
-                "eagle": eagle_parameters(model),
-                "medusa": medusa_parameters(model),
-            }
-        )
-    facts = f"{STREAMS} streams in {MSA_LAYERS} MSA layers, pruner and stream adapters of rank 8."
+    rows = [
+        {
+            "model": model.name,
+            "papers": stream_parameters(model, mode="shared", stream_head="plain"),
+            "shared": stream_parameters(model, mode="shared"),
+            "lossless": stream_parameters(model, mode="lossless"),
+            "eagle": eagle_parameters(model),
+            "medusa": medusa_parameters(model),
+        }
+        for model in MODELS
+    ]
+    facts = (
+        f"{STREAMS} streams in {MSA_LAYERS} MSA layers, pruner of rank 8; seed, adapters and head "
+        f"of ranks {INIT_RANK}, {ADAPTER_RANK} and {HEAD_RANK}."
+    )
     lines = [facts, "", *table(COLUMNS, rows)]
     print(write_report(output, "extra-parameters", {"facts": facts, "rows": rows}, lines))
 

@@ -14,14 +14,15 @@ VICUNA_7B = Shape("Vicuna 7B", 32, 4096, 11008, 32, 32, 128, 32000)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_shared_streams_are_twenty_times_the_hidden_size(model):
-    assert stream_parameters(model, "shared") == 20 * model.hidden
+def test_streams_of_the_papers_are_twenty_times_the_hidden_size(model):
+    assert stream_parameters(model, mode="shared", stream_head="plain") == 20 * model.hidden
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_conditioned_head_is_three_maps_and_biases(model):
-    more = stream_parameters(model, "lossless", 64) - stream_parameters(model, "lossless")
-    assert more == 64 * 3 * model.hidden + 4 * 64
+    plain = stream_parameters(model, mode="lossless", stream_head="plain")
+    more = stream_parameters(model, mode="lossless") - plain
+    assert more == 128 * 3 * model.hidden + 4 * 128
 
 
 def test_the_others_are_as_large_as_published():
