@@ -37,6 +37,10 @@ class Scorer(ABC):
     token: mx.array
     vocabulary: mx.array | None = None
 
+    def __post_init__(self) -> None:
+        self._normalized = self.head.normalized(self.hidden)
+        self._read = self.head.of_streams(self._normalized)
+
     @abstractmethod
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
         """Score the tokens of a stream.
@@ -59,7 +63,8 @@ class Scorer(ABC):
 
     def features(self, stream: int, before: mx.array) -> mx.array:
         """(sequences, paths, h) what the LM head reads of a stream behind paths."""
-        return self.head(self.hidden[:, stream, None], self.model.embed(before), stream)
+        own = self._normalized[:, stream, None], self._read[:, stream, None]
+        return self.head.behind(*own, self.model.embed(before))
 
 
 @dataclass(eq=False)
@@ -67,6 +72,7 @@ class WholeHead(Scorer):
     """Scores all tokens behind each path: the LM head is read once for every stream."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._made: list[mx.array] = []
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
@@ -87,8 +93,9 @@ class Shortlists(Scorer):
     """
 
     def __post_init__(self) -> None:
-        others = self.head.normalized(self.hidden[:, 1:])
-        features = mx.concatenate([self.features(0, self.token[:, None]), others], axis=1)
+        super().__post_init__()
+        first = self.features(0, self.token[:, None])
+        features = mx.concatenate([first, self._normalized[:, 1:]], axis=1)
         logits = self.model.stream_head(features)
         self._first = logits[:, :1]
         self._places = best_places(logits, min(SHORTLIST, logits.shape[-1]))

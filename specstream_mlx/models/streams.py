@@ -44,24 +44,37 @@ class ConditionedHead(nn.Module):
         self.up.weight = mx.zeros_like(self.up.weight)
         self.biases = mx.zeros((count, rank))
 
-    def __call__(self, features: mx.array, before: mx.array, stream: int) -> mx.array:
-        """The features of one stream behind several tokens.
+    def __call__(self, features: mx.array, before: mx.array) -> mx.array:
+        """The features of all streams, each behind a token.
 
         Args:
-            features: (.., h) of the stream after the last layer.
-            before: (.., h) embeddings of the tokens before; leading axes as of ``features``, or
-                such that one is broadcast to the other.
-            stream: its number, from 0 on.
+            features: (.., gamma, h) of the streams after the last layer.
+            before: (.., gamma, h) embeddings of the tokens before.
+
+        Returns:
+            (.., gamma, h)
+        """
+        features = self.normalized(features)
+        return self.behind(features, self.of_streams(features), before)
+
+    def of_streams(self, features: mx.array) -> mx.array:
+        """(.., gamma, r) what the streams' half of D makes of normalized features, and b."""
+        return features @ self.down.weight[:, : features.shape[-1]].T + self.biases
+
+    def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
+        """The features of a stream behind several tokens, for which half the work is done.
+
+        Args:
+            features: (.., h) normalized.
+            read: (.., r) of ``of_streams``.
+            before: (.., h) embeddings of the tokens before; leading axes such that one is broadcast
+                to the other.
 
         Returns:
             (.., h)
         """
-        features, before = self.normalized(features), self.normalized(before)
-        dims = features.shape[-1]
-        # Both halves of D apart: what the tokens share is computed once.
-        inner = features @ self.down.weight[:, :dims].T + before @ self.down.weight[:, dims:].T
-        added = self.up(nn.silu(inner + self.biases[stream]))
-        return features + added.astype(features.dtype)
+        before = self.normalized(before) @ self.down.weight[:, before.shape[-1] :].T
+        return features + self.up(nn.silu(read + before)).astype(features.dtype)
 
     def normalized(self, features: mx.array) -> mx.array:
         """(.., h) features, or embeddings, as the formula has them; by themselves they stand for a

@@ -122,11 +122,8 @@ def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> 
     head, streams = forward.streams.head, hidden.streams
     if head is not None:
         beside = sequences.positions.reshape(len(sequences.tokens), -1)
-        last = sequences.tokens.shape[1] - 1
-        conditioned = []
-        for stream in range(streams.shape[2]):
-            places = mx.minimum(beside + 1 + stream, last)
-            before = forward.model.embed(mx.take_along_axis(sequences.tokens, places, axis=1))
-            conditioned.append(head(streams[:, :, stream], before, stream))
-        streams = mx.stack(conditioned, axis=2)
+        places = beside[..., None] + mx.arange(1, streams.shape[2] + 1)
+        places = mx.minimum(places, sequences.tokens.shape[1] - 1)
+        before = sequences.tokens[mx.arange(len(places))[:, None, None], places]
+        streams = head(streams, forward.model.embed(before))
     return mx.concatenate([hidden.main[:, :, None], streams], axis=2)
