@@ -140,12 +140,10 @@ def _conditioned_logits(
         tokens: of the chain; behind its end the last one stands for all.
     """
     nodes, gamma, _ = features.shape
-    columns = []
-    for stream in range(gamma):
-        before = [tokens[min(node + 1 + stream, nodes - 1)] for node in range(nodes)]
-        rows = decoder.model.embed(mx.array(before))
-        columns.append(model.streams.head(features[:, stream], rows, stream))
-    return decoder.model.stream_head(mx.stack(columns, axis=1).reshape(1, nodes * gamma, -1))
+    places = mx.arange(nodes)[:, None] + mx.arange(1, gamma + 1)
+    before = mx.array(tokens)[mx.minimum(places, nodes - 1)]
+    rows = model.streams.head(features, decoder.model.embed(before))
+    return decoder.model.stream_head(rows.reshape(1, nodes * gamma, -1))
 
 
 def plain_differences(

@@ -26,7 +26,7 @@ class Scorer(ABC):
     Attributes:
         model: the base.
         head: of the streams.
-        hidden: (sequences, gamma, h) the streams after the last layer.
+        hidden: (sequences, count, h) the streams after the last layer.
         token: (sequences,) the target's own token, which stream 0 guesses behind.
         vocabulary: (n,) tokens that may be drafted; ``None``: all.
     """

@@ -45,21 +45,22 @@ class ConditionedHead(nn.Module):
         self.biases = mx.zeros((count, rank))
 
     def __call__(self, features: mx.array, before: mx.array) -> mx.array:
-        """The features of all streams, each behind a token.
+        """The features of the first streams, each behind a token.
 
         Args:
-            features: (.., gamma, h) of the streams after the last layer.
-            before: (.., gamma, h) embeddings of the tokens before.
+            features: (.., count, h) of the streams after the last layer.
+            before: (.., count, h) embeddings of the tokens before.
 
         Returns:
-            (.., gamma, h)
+            (.., count, h)
         """
         features = self.normalized(features)
         return self.behind(features, self.of_streams(features), before)
 
     def of_streams(self, features: mx.array) -> mx.array:
-        """(.., gamma, r) what the streams' half of D makes of normalized features, and b."""
-        return features @ self.down.weight[:, : features.shape[-1]].T + self.biases
+        """(.., count, r) what the streams' half of D makes of normalized features, and b."""
+        count, dims = features.shape[-2:]
+        return features @ self.down.weight[:, :dims].T + self.biases[:count]
 
     def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
         """The features of a stream behind several tokens, for which half the work is done.
