@@ -275,7 +275,7 @@ def settings_of(
             valid_data=typed_outputs(work),
             mode="lossless",
             stream_init_rank=SEED_RANK,
-            stream_mlp="base+adapter",
+            stream_mlp="adapter",
             stream_adapter_rank=MLP_ADAPTER_RANK,
             learning_rate=2e-3 if start else 4e-3,
             stream_head="plain" if part == PLAIN_STREAMS else "conditioned",
