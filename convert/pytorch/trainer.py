@@ -424,7 +424,7 @@ def main(
     stream_mlp: Annotated[
         str | None,
         typer.Option(
-            help="The streams' MLP: base, adapter or base+adapter. Default: base+adapter in "
+            help="The streams' MLP: base, adapter or base+adapter. Default: adapter in "
             "lossless, base in shared mode."
         ),
     ] = None,

@@ -55,7 +55,7 @@ class StreamSettings:
         prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
         stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` is ``linear``, ``base+adapter`` and ``conditioned`` in
+            see ``StreamConfig``. ``None`` is ``linear``, ``adapter`` and ``conditioned`` in
             lossless mode and ``identity``, ``base`` and ``conditioned`` in shared mode, where LoRA
             helps the streams; for a rank that is used it is ``INIT_RANK``, ``ADAPTER_RANK`` or
             ``HEAD_RANK``.
@@ -192,7 +192,7 @@ class StreamSettings:
         Raises:
             ConfigError: a setting is out of range, or does not fit the base.
         """
-        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "base+adapter")
+        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
         adapter_rank, init_rank = self.stream_adapter_rank, self.stream_init_rank
         if adapter_rank is None:
             adapter_rank = 0 if stream_mlp == "base" else min(ADAPTER_RANK, hidden_size)
