@@ -54,8 +54,8 @@ HEAD_ITEMS = 600
 """Texts that an adapter writes for the training of its head."""
 SEED_RANK, MLP_ADAPTER_RANK = 384, 64
 """Of the lossless streams; see ``benchmarks.studies.stream_shapes``."""
-LORA_RANK = 14
-"""With it, base, streams and eight adapters with heads stay below what the package may have."""
+LORA_RANK, TASK_SEED_RANK, TASK_MLP_ADAPTER_RANK = 13, 128, 8
+"""With these, base, streams and eight adapters with heads stay below what the package may have."""
 MOST_TOKENS = 512
 """Tokens of a training item; a batch of longer ones takes too much memory."""
 EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
@@ -293,7 +293,9 @@ def settings_of(
         mode="shared",
         lora_rank=LORA_RANK,
         prompt_template=template,
-        stream_init_rank=8,
+        stream_init_rank=TASK_SEED_RANK,
+        stream_mlp="adapter",
+        stream_adapter_rank=TASK_MLP_ADAPTER_RANK,
         stream_head="plain",  # heads are trained behind the finished streams
         learning_rate=2e-3 if start else 3e-3,
         # What a proofread text needs most is an exact main stream.
@@ -379,7 +381,7 @@ def main(
     ] = 6,
     shared_msa_layers: Annotated[
         int, typer.Option(help="Top layers with streams (N_s) of the shared-mode adapters.")
-    ] = 3,
+    ] = 4,
     start: Annotated[
         Path | None,
         typer.Option(
