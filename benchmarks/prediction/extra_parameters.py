@@ -7,9 +7,8 @@ out: shared mode needs it, and so would the application without drafts.
 
 - ``papers``: Speculative Streaming in shared mode, embeddings and the pruner of rank 8 (arXiv
   2402.11131: 20 x hidden_size).
-- ``shared``: the same with a conditioned head, as the trainers make them.
-- ``lossless``: streams as the trainers make them: a linear seed, an adapter in each MSA layer, a
-  conditioned head.
+- ``shared``: as the trainers make them, with a linear seed and a conditioned head.
+- ``lossless``: the same, with an adapter in each MSA layer.
 - Medusa (arXiv 2401.10774): for each head a residual block h x h and an LM head of its own.
 - EAGLE (arXiv 2401.15077): a map of 2h to h and one decoder layer; head and embedding are shared.
 """
@@ -75,7 +74,9 @@ def main(
     rows = [
         {
             "model": model.name,
-            "papers": stream_parameters(model, mode="shared", stream_head="plain"),
+            "papers": stream_parameters(
+                model, mode="shared", stream_init="identity", stream_head="plain"
+            ),
             "shared": stream_parameters(model, mode="shared"),
             "lossless": stream_parameters(model, mode="lossless"),
             "eagle": eagle_parameters(model),

@@ -406,10 +406,7 @@ def main(
     num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams (N_s).")] = 4,
     stream_init: Annotated[
         str | None,
-        typer.Option(
-            help="How streams start: identity, linear or value_rotation. Default: linear in "
-            "lossless, identity in shared mode."
-        ),
+        typer.Option(help="How streams start: linear (default), identity or value_rotation."),
     ] = None,
     stream_init_rank: Annotated[
         int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 128.")

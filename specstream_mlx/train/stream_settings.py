@@ -1,8 +1,6 @@
 """What a run trains: the streams' shape, the weights of their losses and the learning rates.
 
-Both trainers share it.
-
-The PyTorch trainer reads this too, so nothing here needs MLX.
+Both trainers share it, so nothing here needs MLX.
 """
 
 from dataclasses import dataclass
@@ -29,8 +27,8 @@ INIT_RANK, ADAPTER_RANK, HEAD_RANK = 128, 64, 128
 
 _LORA_RATE = 5e-4
 _STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
-"""Of streams: the best for a hidden_size of 384, and what it is times the size of larger models, as
-muP (arXiv 2203.03466) has it for matrices under Adam."""
+"""Of streams: 4e-3 was the best for a hidden_size of 384. For larger ones it is 1.5 over that size,
+as muP (arXiv 2203.03466) lets Adam's rate of matrices fall."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,9 @@ class StreamSettings:
         prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
         stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` is ``linear``, ``adapter`` and ``conditioned`` in
-            lossless mode and ``identity``, ``base`` and ``conditioned`` in shared mode, where LoRA
-            helps the streams; for a rank that is used it is ``INIT_RANK``, ``ADAPTER_RANK`` or
-            ``HEAD_RANK``.
+            see ``StreamConfig``. ``None`` is ``linear`` and ``conditioned``; for ``stream_mlp`` it
+            is ``adapter`` in lossless and ``base`` in shared mode, where there is LoRA; for a rank
+            that is used it is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
         draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
             0: all.
         stream_keys: see ``StreamConfig``; 0: all keys.
@@ -158,7 +155,7 @@ class StreamSettings:
 
     @property
     def _stream_init(self) -> str:
-        return self.stream_init or ("identity" if self.mode == "shared" else "linear")
+        return self.stream_init or "linear"
 
     @property
     def _stream_head(self) -> str:

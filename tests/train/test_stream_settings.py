@@ -20,9 +20,9 @@ def test_lossless_streams_are_wide_and_know_the_token_before():
     assert (found.stream_head, found.stream_head_rank) == ("conditioned", 128)
 
 
-def test_shared_streams_are_those_of_the_papers_with_a_conditioned_head():
+def test_shared_streams_pass_the_mlps_whose_lora_is_trained_with_them():
     found = config(mode="shared")
-    assert (found.stream_init, found.stream_init_rank) == ("identity", 0)
+    assert (found.stream_init, found.stream_init_rank) == ("linear", 128)
     assert (found.stream_mlp, found.stream_adapter_rank) == ("base", 0)
     assert (found.stream_head, found.stream_head_rank) == ("conditioned", 128)
 
