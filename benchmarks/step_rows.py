@@ -36,7 +36,7 @@ def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -
     kept = min(settings.max_nodes or nodes, nodes)
     config = model.streams.config if model.streams else None
     placement = settings.placement(config)
-    streams = config.num_streams if config and placement != "none" else 0
+    streams = settings.streams_run(config) if config and placement != "none" else 0
     early_exit = (len(set(tree.parents[1:].tolist())),) if kept < nodes else ()
     if placement == "beside":
         with_streams = min(settings.stream_nodes or kept, kept)

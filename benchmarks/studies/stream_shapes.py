@@ -129,6 +129,9 @@ SHAPES: dict[str, Shape] = {
     **{f"prefix {length}": Shape(prefix=length) for length in (8, 16)},
     "LoRA 8": Shape(lora_rank=8),
     "N_s 6, seed's rank 384": Shape(num_msa_layers=6, init_rank=384),
+    "N_s 6, seed's rank 384, MLP adapter": Shape(
+        num_msa_layers=6, init_rank=384, stream_mlp="adapter"
+    ),
     "N_s 6, seed's rank 384, LoRA 8": Shape(num_msa_layers=6, init_rank=384, lora_rank=8),
 }
 
