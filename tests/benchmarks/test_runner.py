@@ -78,6 +78,7 @@ def test_rows_of_a_step():
         ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
         ("lossless", DraftSettings(), StepRows(7, 7, (7,), deferred=4)),
         ("lossless", DraftSettings(deferred=False), StepRows(7, 35, (7, 4))),
+        ("lossless", DraftSettings(deferred=False, num_streams=2), StepRows(7, 21, (7, 2))),
         ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
         ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
         ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
