@@ -426,7 +426,7 @@ def main(
         ),
     ] = None,
     stream_adapter_rank: Annotated[
-        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 64.")
+        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
     ] = None,
     stream_head: Annotated[
         str | None,

@@ -16,7 +16,7 @@ def config(hidden_size=512, **values):
 def test_lossless_streams_are_wide_and_know_the_token_before():
     found = config()
     assert (found.stream_init, found.stream_init_rank) == ("linear", 128)
-    assert (found.stream_mlp, found.stream_adapter_rank) == ("adapter", 64)
+    assert (found.stream_mlp, found.stream_adapter_rank) == ("adapter", 8)
     assert (found.stream_head, found.stream_head_rank) == ("conditioned", 128)
 
 

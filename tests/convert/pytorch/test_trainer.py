@@ -279,8 +279,8 @@ def test_default_ranks_are_at_most_the_size_of_the_hidden_states(settings):
     down = {name: tuple(t.shape) for name, t in found.items() if name.endswith("down.weight")}
     assert down == {
         "streams.init.down.weight": (32, 32),
-        "streams.adapters.1.down.weight": (32, 32),
-        "streams.adapters.2.down.weight": (32, 32),
+        "streams.adapters.1.down.weight": (8, 32),
+        "streams.adapters.2.down.weight": (8, 32),
         "streams.head.down.weight": (32, 64),
         "pruner.down.weight": (8, 32),
     }
