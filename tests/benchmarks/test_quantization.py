@@ -93,7 +93,7 @@ def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif("sql" not in bundled.adapter_names(), reason="no bundled model")
 def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
-    flags = ("--variants", "16 bit;int4", "--texts", "held-out", "--tasks", "sql", "--items", 8)
+    flags = ("--variants", "16 bit;int4", "--texts", "held-out", "--tasks", "sql", "--items", 24)
     result = run(*flags, "--max-tokens", 64, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("*.json")
