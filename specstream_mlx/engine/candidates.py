@@ -4,7 +4,7 @@ import mlx.core as mx
 
 _GROUP = 64
 _SHORT = 1024
-"""Values that a sort takes no longer for than a partition and a sort of what that leaves."""
+"""Values that are sorted as quickly as partitioned."""
 
 
 def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
@@ -69,13 +69,8 @@ def _largest(values: mx.array, width: int) -> mx.array:
     if width == 1:
         return mx.argmax(values, axis=-1, keepdims=True).astype(mx.int32)
     rows, count = values.shape
-    if count <= _SHORT:
-        return mx.argsort(-values, axis=-1)[:, :width].astype(mx.int32)
     if count < 2 * width * _GROUP:
-        place = mx.argpartition(-values, kth=min(width, count) - 1, axis=-1)[:, :width]
-        place = mx.sort(place, axis=-1)  # so that of equal ones the first comes first
-        order = mx.argsort(-mx.take_along_axis(values, place, axis=-1), axis=-1)
-        return mx.take_along_axis(place, order, axis=-1).astype(mx.int32)
+        return _first(values, width)
     if count % _GROUP:
         # What fills up the last group must not tie with tokens that cannot follow.
         values = mx.maximum(values, mx.finfo(values.dtype).min)
@@ -83,6 +78,17 @@ def _largest(values: mx.array, width: int) -> mx.array:
     values = values.reshape(rows, -1, _GROUP)
     groups = mx.argpartition(-values.max(axis=-1), kth=width - 1, axis=-1)[:, :width]
     found = mx.take_along_axis(values, groups[:, :, None], axis=1).reshape(rows, -1)
-    place = mx.argsort(-found, axis=-1)[:, :width].astype(mx.int32)
+    place = _first(found, width)
     group = mx.take_along_axis(groups, place // _GROUP, axis=-1).astype(mx.int32)
     return group * _GROUP + place % _GROUP
+
+
+def _first(values: mx.array, width: int) -> mx.array:
+    """``_largest`` by a sort, or by a partition and a sort of what that leaves."""
+    count = values.shape[-1]
+    if count <= _SHORT:
+        return mx.argsort(-values, axis=-1)[:, :width].astype(mx.int32)
+    place = mx.argpartition(-values, kth=min(width, count) - 1, axis=-1)[:, :width]
+    place = mx.sort(place, axis=-1)  # so that of equal ones the first comes first
+    order = mx.argsort(-mx.take_along_axis(values, place, axis=-1), axis=-1)
+    return mx.take_along_axis(place, order, axis=-1).astype(mx.int32)
