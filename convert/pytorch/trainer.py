@@ -405,9 +405,9 @@ def main(
     num_streams: Annotated[int, typer.Option(help="Streams beside each position (gamma).")] = 4,
     num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams (N_s).")] = 4,
     stream_init: Annotated[
-        str | None,
-        typer.Option(help="How streams start: linear (default), identity or value_rotation."),
-    ] = None,
+        str,
+        typer.Option(help="How streams start: linear, identity or value_rotation."),
+    ] = "linear",
     stream_init_rank: Annotated[
         int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 128.")
     ] = None,
@@ -429,12 +429,11 @@ def main(
         int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
     ] = None,
     stream_head: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="The streams' head: conditioned (default) on the token before the predicted one, "
-            "or plain."
+            help="The streams' head: conditioned on the token before the predicted one, or plain."
         ),
-    ] = None,
+    ] = "conditioned",
     stream_head_rank: Annotated[
         int | None, typer.Option(help="Rank of --stream-head conditioned. Default: 128.")
     ] = None,

@@ -53,9 +53,9 @@ class StreamSettings:
         prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
         num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
         stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` is ``linear`` and ``conditioned``; for ``stream_mlp`` it
-            is ``adapter`` in lossless and ``base`` in shared mode, where there is LoRA; for a rank
-            that is used it is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
+            see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
+            ``base`` in shared mode, where there is LoRA; for a rank that is used it is
+            ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
         draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
             0: all.
         stream_keys: see ``StreamConfig``; 0: all keys.
@@ -74,12 +74,12 @@ class StreamSettings:
     prompt_template: str | None = None
     num_streams: int = 4
     num_msa_layers: int = 4
-    stream_init: str | None = None
+    stream_init: str = "linear"
     stream_init_rank: int | None = None
     value_rotation_epsilon: float = 0.0
     stream_mlp: str | None = None
     stream_adapter_rank: int | None = None
-    stream_head: str | None = None
+    stream_head: str = "conditioned"
     stream_head_rank: int | None = None
     draft_vocabulary: int = 0
     stream_keys: int = 0
@@ -114,7 +114,7 @@ class StreamSettings:
         check_integer("num_streams", self.num_streams)
         check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
         check_integer("stream_keys", self.stream_keys, least=0)
-        check_value_rotation(self._stream_init, self.value_rotation_epsilon, self.num_streams)
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if not any(self.alphas(1)):
             raise UserError(
                 f"alpha_streams is {shown(self.alpha_streams)} and the main stream's weight 0, "
@@ -122,7 +122,7 @@ class StreamSettings:
             )
 
     def _check_head_alone(self) -> None:
-        if self._stream_head != "conditioned":
+        if self.stream_head != "conditioned":
             raise UserError(
                 f"train is 'head' with stream_head {shown(self.stream_head)}, expected "
                 "'conditioned': no other head is trained"
@@ -153,14 +153,6 @@ class StreamSettings:
             alphas[1:] = [self.alpha_streams] * num_streams
         return alphas
 
-    @property
-    def _stream_init(self) -> str:
-        return self.stream_init or "linear"
-
-    @property
-    def _stream_head(self) -> str:
-        return self.stream_head or "conditioned"
-
     def learning_rates(self, hidden_size: int) -> LearningRates:
         """The peaks of the learning rates on a base with such hidden states."""
         new = min(_STREAM_RATE, _STREAM_RATE_BY_WIDTH / hidden_size)
@@ -171,13 +163,10 @@ class StreamSettings:
 
     def head_fields(self, hidden_size: int) -> dict[str, Any]:
         """The fields of ``StreamConfig`` that are the head's."""
-        rank = self.stream_head_rank
-        if rank is None:
-            used = self._stream_head == "conditioned"
-            rank = min(HEAD_RANK, hidden_size) if used else 0
+        used = self.stream_head == "conditioned"
         return {
-            "stream_head": self._stream_head,
-            "stream_head_rank": rank,
+            "stream_head": self.stream_head,
+            "stream_head_rank": _rank(self.stream_head_rank, HEAD_RANK, hidden_size, used),
             "draft_vocabulary": self.draft_vocabulary,
         }
 
@@ -190,18 +179,16 @@ class StreamSettings:
             ConfigError: a setting is out of range, or does not fit the base.
         """
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
-        adapter_rank, init_rank = self.stream_adapter_rank, self.stream_init_rank
-        if adapter_rank is None:
-            adapter_rank = 0 if stream_mlp == "base" else min(ADAPTER_RANK, hidden_size)
-        if init_rank is None:
-            init_rank = min(INIT_RANK, hidden_size) if self._stream_init == "linear" else 0
+        adapts, maps = stream_mlp != "base", self.stream_init == "linear"
+        adapter_rank = _rank(self.stream_adapter_rank, ADAPTER_RANK, hidden_size, adapts)
+        init_rank = _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps)
         return StreamConfig(
             mode=self.mode,
             num_msa_layers=self.num_msa_layers,
             hidden_size=hidden_size,
             num_hidden_layers=num_hidden_layers,
             num_streams=self.num_streams,
-            stream_init=self._stream_init,
+            stream_init=self.stream_init,
             stream_init_rank=init_rank,
             value_rotation_epsilon=self.value_rotation_epsilon,
             stream_mlp=stream_mlp,
@@ -226,6 +213,13 @@ class StreamSettings:
                 f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
                 f"{vocab_size}"
             )
+
+
+def _rank(asked: int | None, usual: int, hidden_size: int, used: bool) -> int:
+    """The rank that is asked for, or else the usual one where a map is used at all."""
+    if asked is not None:
+        return asked
+    return min(usual, hidden_size) if used else 0
 
 
 def default_alphas(mode: str, num_streams: int) -> list[float]:
