@@ -5,6 +5,9 @@ import json
 from . import tasks
 from .typed_texts import TYPED
 
+_SCORED = 24
+"""Typed texts of each task that lossless streams are scored on."""
+
 
 def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     """The first ``count`` typed texts of a task: for each an item with every accepted answer."""
@@ -15,11 +18,8 @@ def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     ]
 
 
-def typed_prompts(count: int = 24) -> list[str]:
-    """User turns of the first ``count`` typed texts of each task.
-
-    So many lossless streams are scored on, by what the base answers.
-    """
+def typed_prompts() -> list[str]:
+    """User turns of the typed texts whose answers by a base its lossless streams are scored on."""
     return [
-        tasks.instructed(answers[0]) for task in tasks.TASKS for answers in typed_dev(task, count)
+        tasks.instructed(answers[0]) for task in tasks.TASKS for answers in typed_dev(task, _SCORED)
     ]
