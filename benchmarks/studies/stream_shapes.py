@@ -122,7 +122,7 @@ SHAPES: dict[str, Shape] = {
     "value rotation": Shape(stream_init="value_rotation"),
     **{f"seed's rank {rank}": Shape(init_rank=rank) for rank in (8, 32, 384)},
     **{f"MLP {kind}": Shape(stream_mlp=kind) for kind in ("adapter", "base")},
-    "MLP adapter of rank 8": Shape(stream_mlp="adapter", adapter_rank=8),
+    "no MLP, adapter's rank 8": Shape(stream_mlp="adapter", adapter_rank=8),
     **{f"MLP adapter's rank {rank}": Shape(adapter_rank=rank) for rank in (8, 128)},
     **{f"head's rank {rank}": Shape(head_rank=rank) for rank in (32, 64, 256)},
     "next token": Shape(next_rank=64),
