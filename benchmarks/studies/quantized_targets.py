@@ -1,6 +1,6 @@
 """Must streams be trained against the very weights that are deployed? 16-bit and 4-bit targets.
 
-    python -m benchmarks.studies.quantized_targets --base runs/base/model --work runs/targets
+    python -m benchmarks.studies.quantized_targets --base runs/adapters/expanded --work runs/targets
 
 Lossless streams learn from the answers and the hidden states of the base in float16, and others
 from those of the same base in 4 bits; both are then run on the 4-bit base, and scored by exact

@@ -16,16 +16,17 @@ PyTorch trains on the quantized values, expanded to float32: the streams must pr
 
 import json
 import random
+import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import mlx.core as mx
 import typer
 from mlx_lm import batch_generate
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model, load, load_model, quantize_model, save
+from mlx_lm.utils import dequantize_model, load, quantize_model, save
 from rich.console import Console
 
+from specstream_mlx import bundled
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.batch import batch_generate as generate_with_streams
 from specstream_mlx.cli.errors import one_line_errors
@@ -61,18 +62,13 @@ MOST_TOKENS = 512
 EMBEDDING_RATE = 0.15  # high, as embeddings are added to hidden states of size 20 (RMS)
 
 
-def write_base(
-    base: Path, target: Path, bits: int | None
-) -> tuple[TokenizerWrapper, dict[str, Any]]:
+def write_base(base: Path, target: Path, bits: int | None) -> None:
     """Write a base in MLX format.
 
     Args:
         base: Hugging Face directory.
         target: directory for the result.
         bits: bits per weight; ``None``: not quantized. The rest is in float16.
-
-    Returns:
-        The base's tokenizer and its own configuration.
     """
     model, tokenizer, config = load(str(base), return_config=True)
     model.set_dtype(mx.float32)
@@ -82,23 +78,28 @@ def write_base(
     model.set_dtype(mx.float16)
     with staged_directory(target) as scratch:
         save(scratch, base, model, tokenizer, written_config)
-    return tokenizer, config
 
 
-def quantize_base(base: Path, work: Path, bits: int) -> None:
+def quantize_base(base: Path | None, work: Path, bits: int) -> None:
     """Quantize a base: ``work/base`` in MLX format, ``work/expanded`` with its values in float32.
 
     Args:
-        base: Hugging Face directory.
+        base: Hugging Face directory; ``None``: the bundled base as it is.
         work: directory for both.
         bits: bits per weight of the quantized base.
     """
-    tokenizer, config = write_base(base, work / "base", bits)
-    model, _ = load_model(work / "base")
+    if base is None:
+        base = bundled.base_path()
+        with staged_directory(work / "base") as scratch:
+            shutil.copytree(base, scratch, dirs_exist_ok=True)
+    else:
+        write_base(base, work / "base", bits)
+    model, tokenizer, config = load(str(work / "base"), return_config=True)
     model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
     model = dequantize_model(model)
+    plain = {name: value for name, value in config.items() if "quantization" not in name}
     with staged_directory(work / "expanded") as scratch:
-        save(scratch, base, model, tokenizer, config)
+        save(scratch, base, model, tokenizer, plain)
 
 
 def greedy_outputs(
@@ -363,8 +364,11 @@ def main(
             help=f"Parts to make: base, {', '.join(LOSSLESS)}, shared, names of tasks, heads."
         ),
     ],
-    base: Annotated[Path, typer.Option(help="Hugging Face directory of the base.")],
     work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face directory of the base. Default: the bundled one."),
+    ] = None,
     bits: Annotated[int, typer.Option(help="Bits per weight of the quantized base.")] = 8,
     minutes: Annotated[
         float | None, typer.Option(help="Wall time for each part, instead of its steps.")
