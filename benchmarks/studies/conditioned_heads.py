@@ -1,25 +1,30 @@
 """Do streams that know the token before draft better? The same streams without a head and with one.
 
-    python -m benchmarks.studies.conditioned_heads --work runs/adapters
-    python -m benchmarks.studies.conditioned_heads --work runs/adapters --texts held-out --timed 0
+    python -m benchmarks.studies.conditioned_heads
+    python -m benchmarks.studies.conditioned_heads --plain-streams DIR    # lossless mode, too
+    python -m benchmarks.studies.conditioned_heads --texts held-out --timed 0
 
-The work directory is that of ``train_adapters`` after its parts ``heads``, ``streams`` and
-``plain-streams``: there ``sql`` has an adapter with plain streams and ``sql-head`` the same one
-with a head that was trained behind it; lossless streams were trained from nothing both ways.
+The heads of the bundled adapters were trained on finished streams, so without it an adapter is what
+it was before; ``proofread`` has none. Lossless streams were trained together with theirs, and are
+compared with an adapter that was trained as long with a plain head: part ``plain-streams`` of
+``train_adapters``.
 
 ``chain`` is the accepted length of chains of first guesses, ``depth 1``.. how many calls accepted
 so many drafts or more. ``speedup`` is that of ``generate`` over ``mlx_lm`` with the same LoRA,
 decode only, and ``streams alone`` the same without prompt lookup; all of them take turns.
 """
 
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from specstream_mlx.convert.demo_model.work_directory import PLAIN_STREAMS, converted, head_of
 
-from specstream_mlx import UserError
+from specstream_mlx import UserError, bundled
+from specstream_mlx.adapters.description import describe
+from specstream_mlx.adapters.files import read_adapter, write_adapter
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 
@@ -28,41 +33,36 @@ from ..answers import DEPTHS, drafted
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 from ..runner import CHAIN, MLX_LM, Base, Way, interleaved
 from ..speedup import check_texts
-from ..texts import MODES, Modes, Tasks, Texts, TextSet, chosen_tasks, names_in
+from ..texts import Tasks, Texts, TextSet, chosen_tasks
 from ..typed_text import geometric_mean
 
-HEADS = "plain", "conditioned"
+HEADS = PLAIN, CONDITIONED = "plain", "conditioned"
 
 
-def adapters_of(work: Path, part: str) -> dict[str, Path]:
-    """The converted adapters by head, of a task or of the base.
+def has_head(adapter: Path) -> bool:
+    """Whether the streams of an adapter have a conditioned head."""
+    return describe(adapter).stream_config.stream_head == CONDITIONED
 
-    Args:
-        work: the work directory.
-        part: a task, or ``streams``.
 
-    Raises:
-        UserError: one has not been trained.
-    """
-    found = {}
-    lossless = part == "streams"
-    names = (PLAIN_STREAMS, part) if lossless else (part, head_of(part))
-    for head, name in zip(HEADS, names, strict=True):
-        source = work / name / "adapter"
-        if not source.exists():
-            needed = name if lossless else "heads"
-            raise UserError(f"{source} is missing, expected the part {needed!r} of train_adapters")
-        found[head] = converted(work, name)
-    return found
+def without_head(base: Base, adapter: Path, target: Path) -> Path:
+    """Write an adapter with plain heads into a new directory, and return that."""
+    found = read_adapter(adapter, base.model.model, base.model.config)
+    tensors = {n: t for n, t in found.stream_tensors.items() if not n.startswith("streams.head.")}
+    config = replace(found.stream_config, stream_head=PLAIN, stream_head_rank=0)
+    parameters, layers = found.config["lora_parameters"], found.config["num_layers"]
+    target.mkdir()
+    write_adapter(target, found.lora, parameters, layers, config, tensors)
+    return target
 
 
 def measure(
-    base: Base, work: Path, task: str, mode: str, texts: Texts, timed: int, rounds: int
+    base: Base, adapters: Sequence[Path], task: str, texts: Texts, timed: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """The rows of a task in a mode: without a head and with one."""
+    """The rows of a task with two adapters: without a head and with one."""
     rows = []
     ways: dict[str, Way] = {}
-    for head, adapter in adapters_of(work, "streams" if mode == "lossless" else task).items():
+    mode = describe(adapters[0]).stream_config.mode
+    for head, adapter in zip(HEADS, adapters, strict=True):
         mounted = base.mount(adapter)
         found = texts.of_task(mounted.model, mounted.tokenizer, task)
         prompts = [text.prompt for text in found]
@@ -121,21 +121,20 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 @one_line_errors
 def main(
-    work: Annotated[Path, typer.Option(help="Work directory of train_adapters.")] = Path(
-        "runs/adapters"
-    ),
+    plain_streams: Annotated[
+        Path | None, typer.Option(help="Lossless streams with a plain head, to compare as well.")
+    ] = None,
     texts: Annotated[TextSet, typer.Option(help="Which texts are decoded.")] = "test",
     items: Annotated[int, typer.Option(help="Texts of a task at most.", min=1)] = 24,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 8,
     rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 3,
     only: Tasks = "",
-    modes: Modes = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
     output: Output = RESULTS,
 ) -> None:
     """Compare streams without and with a head that knows the token before."""
-    chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
-    base = Base(work / "base", max_tokens)
+    chosen = chosen_tasks(only)
+    base = Base(bundled.base_path(), max_tokens)
     read = Texts(texts, items)
     facts = base.facts() | {"commit": commit(), "texts": read.facts()["texts"], "timed": timed}
     name = "-".join(("conditioned-heads", texts, machine_suffix(facts)))
@@ -148,9 +147,19 @@ def main(
     columns = COLUMNS | (TIMED_COLUMNS if timed else {})
     rows: list[dict[str, Any]] = []
     text = ""
-    for mode in wanted:
-        for task in chosen:
-            rows += measure(base, work, task, mode, read, timed, rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        shared = {task: bundled.adapter_path(task) for task in chosen}
+        pairs = [
+            (task, (without_head(base, adapter, Path(scratch) / task), adapter))
+            for task, adapter in shared.items()
+            if has_head(adapter)
+        ]
+        if plain_streams is not None:
+            pairs += [(task, (plain_streams, bundled.streams_path())) for task in chosen]
+        if not pairs:
+            raise UserError(f"--tasks is {only}, whose adapters have plain heads as they are")
+        for task, adapters in pairs:
+            rows += measure(base, adapters, task, read, timed, rounds)
             lines = [f"{about}.", "", *summary(rows), "", *table(columns, rows)]
             text = write_report(output, name, {"facts": facts, "rows": rows}, lines)
     print(text)
