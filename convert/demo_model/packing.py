@@ -9,10 +9,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerFast
 
 from . import mixture, tasks
@@ -44,6 +44,10 @@ class PackedRows:
     document: torch.Tensor
     prompt: torch.Tensor
     target: torch.Tensor
+
+    def to(self, device: torch.device) -> "PackedRows":
+        """The same rows on a device."""
+        return PackedRows(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, item: tasks.Item) -> Encoded:
@@ -159,7 +163,10 @@ def cycle(
 
 
 class TrainingRows(IterableDataset):
-    """The rows of all steps of a run, without end.
+    """The rows of all steps of a run, cycle by cycle, without end.
+
+    Of several processes each makes every nth cycle, so that the order does not depend on how many
+    there are.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -179,15 +186,14 @@ class TrainingRows(IterableDataset):
         self._first_step = first_step
         self._cycle = partial(cycle, tokenizer, step_tokens=step_tokens, seed=seed, weights=weights)
 
-    def __iter__(self) -> Iterator[PackedRows]:
+    def __iter__(self) -> Iterator[list[PackedRows]]:
         first, done = divmod(self._first_step, len(ROW_TOKENS))
-        yield from self._cycle(first)[done:]
-        for number in count(first + 1):
-            yield from self._cycle(number)
+        worker = get_worker_info()
+        offset, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number in count(first + offset, stride):
+            yield self._cycle(number)[done if number == first else 0 :]
 
-    def in_background(self) -> Iterator[PackedRows]:
-        """The rows, made by another process while steps are computed."""
-        loader = DataLoader(
-            self, batch_size=None, num_workers=1, prefetch_factor=2 * len(ROW_TOKENS)
-        )
-        return iter(loader)
+    def in_background(self, processes: int = 1) -> Iterator[PackedRows]:
+        """The rows of a step after the other, made by other processes while steps are computed."""
+        loader = DataLoader(self, batch_size=None, num_workers=processes, prefetch_factor=2)
+        return chain.from_iterable(loader)

@@ -2,15 +2,17 @@
 
     python -m specstream_mlx.convert.demo_model.train_base --output runs/base --minutes 180
 
-The run is resumable: the same command continues from ``<output>/checkpoint.pt``. Minutes are
-processor time over threads, so a run that other programs slow down or that is stopped for a while
-does as many steps as an undisturbed one. The learning rate is constant after a short warm-up and
-falls linearly to zero over the last ``--decay-share`` of the time; a copy of
+The run is resumable: the same command continues from ``<output>/checkpoint.pt``. It uses a CUDA
+device where there is one, and larger steps pay there (``--step-tokens 65536``). On a processor
+minutes are processor time over threads, so a run that other programs slow down or that is stopped
+for a while does as many steps as an undisturbed one. The learning rate is constant after a short
+warm-up and falls linearly to zero over the last ``--decay-share`` of the time; a copy of
 ``<output>/before_decay.pt`` in the checkpoint's place starts again from before that, with more
 time. The result is a Hugging Face directory, ``<output>/model``.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,10 @@ PROMPT_WEIGHT = 0.4
 learn from, and prompts are English too."""
 LATE_PROMPT_WEIGHT, LATE = 0.1, 0.4
 """Their weight from where the learning rate has fallen to this share of its height."""
-BF16 = is_quick_in_bf16(torch.device("cpu"))
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BF16 = is_quick_in_bf16(DEVICE)
+WRITERS = 1 if DEVICE.type == "cpu" else max(1, (os.cpu_count() or 1) - 1)
+"""Processes that make text: beside a processor that trains, one is quick enough."""
 WARMUP_STEPS = 60
 SAVE_SECONDS = 300
 EVALUATE_STEPS = 100
@@ -67,7 +72,8 @@ def logits_of(
 ) -> torch.Tensor:
     """The logits (B, T, V) of packed rows, with attention within each item."""
     same = document[:, :, None] == document[:, None, :]
-    causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
+    length = tokens.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
     mask = (same & causal)[:, None]
     hidden = model.model(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
     return model.lm_head(hidden)
@@ -83,7 +89,7 @@ def weighted_loss(
 
     It is 0 where all weights are: no item of a cycle may have found room in short rows.
     """
-    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         logits = logits_of(model, tokens, document)[:, :-1]
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
@@ -113,8 +119,8 @@ def evaluate(
         for answers in texts:
             encoded = [encode(tokenizer, item) for item in answers]
             longest = max(len(ids) for ids, _ in encoded)
-            rows = pack([[one] for one in encoded], longest, tokenizer.pad_token_id)
-            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            rows = pack([[one] for one in encoded], longest, tokenizer.pad_token_id).to(DEVICE)
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
                 logits = logits_of(model, rows.tokens, rows.document)[:, :-1].float()
             wanted, scored = rows.tokens[:, 1:], rows.target[:, 1:]
             losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none") * scored
@@ -145,10 +151,20 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         base_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-    )
+    ).to(DEVICE)
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     return model
+
+
+def seconds() -> float:
+    """A clock that other programs do not advance: processor time over threads, or of a GPU's run.
+
+    What a GPU takes is time on the wall, since nothing else runs on it.
+    """
+    if DEVICE.type == "cpu":
+        return time.process_time() / torch.get_num_threads()
+    return time.monotonic()
 
 
 def optimizers_of(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -169,7 +185,7 @@ class Run:
         model: the model.
         optimizers: of its parameters.
         step: steps done.
-        spent: seconds of processor time over threads.
+        spent: seconds by the clock of ``seconds``.
         tokens: tokens seen, padding apart.
     """
 
@@ -193,7 +209,7 @@ class Run:
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, map_location=DEVICE, weights_only=True)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -201,7 +217,7 @@ class Run:
 
     def advance(self, rows: PackedRows, learning_rate: float, prompt_weight: float) -> float:
         """Do one step and return its loss in nats."""
-        started = time.process_time()
+        started = seconds()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -214,8 +230,9 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += int((rows.document >= 0).sum())
-        self.spent += (time.process_time() - started) / torch.get_num_threads()
-        return loss.item()
+        value = loss.item()  # waits for a GPU
+        self.spent += seconds() - started
+        return value
 
 
 def train(
@@ -231,7 +248,7 @@ def train(
 
     Args:
         output: directory for checkpoints, log and model.
-        minutes: processor time over threads, including that of the runs that are continued.
+        minutes: by the clock of ``seconds``, those of the runs that are continued included.
         step_tokens: tokens of a step, a multiple of the longest row's.
         learning_rate: of both optimizers, once they have warmed up.
         decay_share: share of the time in which the learning rate falls.
@@ -254,7 +271,7 @@ def train(
     log = (output / "log.jsonl").open("a")
     budget = minutes * 60
     saved, running = time.monotonic(), None
-    text = TrainingRows(tokenizer, run.step, step_tokens, seed, weights).in_background()
+    text = TrainingRows(tokenizer, run.step, step_tokens, seed, weights).in_background(WRITERS)
     while run.spent < budget:
         factor = learning_rate_factor(run.step, run.spent, budget, decay_share)
         decays = factor < 1.0 and run.step > WARMUP_STEPS
@@ -262,7 +279,7 @@ def train(
             run.save(before_decay)
         late = decays and factor < LATE
         prompt_weight = LATE_PROMPT_WEIGHT if late else PROMPT_WEIGHT
-        loss = run.advance(next(text), learning_rate * factor, prompt_weight)
+        loss = run.advance(next(text).to(DEVICE), learning_rate * factor, prompt_weight)
         running = loss if running is None else 0.95 * running + 0.05 * loss
         if run.step % 10 == 0:
             line = {
@@ -294,7 +311,8 @@ def main(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Processor time over threads, including that of the runs that are continued."
+            help="Processor time over threads, or time on a GPU, including that of the runs that "
+            "are continued."
         ),
     ] = 180.0,
     step_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 4096,
