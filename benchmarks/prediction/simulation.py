@@ -54,6 +54,8 @@ MODELS = (
 """The figures of their ``config.json`` on Hugging Face (meta-llama)."""
 
 CONTEXT, MSA_LAYERS = 512, 4
+HEAD: Head = "shortlists"
+"""That of the bundled streams, whose acceptance is taken, and of both trainers by default."""
 MOST_NODES = 24
 MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
@@ -167,7 +169,7 @@ def step_ms(
     placement: str,
     msa_layers: int,
     context: int,
-    head: Head = "plain",
+    head: Head = HEAD,
 ) -> float:
     """Milliseconds of a step: the tree through the model, the streams, both through the head.
 
@@ -202,7 +204,7 @@ def predict(
     tree: StaticTree,
     msa_layers: int = MSA_LAYERS,
     context: int = CONTEXT,
-    head: Head = "plain",
+    head: Head = HEAD,
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
@@ -357,7 +359,7 @@ def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int, head
         parts.append(f"context-{context}")
     if msa_layers != MSA_LAYERS:
         parts.append(f"msa-{msa_layers}")
-    if head != "plain":
+    if head != HEAD:
         parts.append(f"head-{head}")
     return "-".join(parts)
 
@@ -370,14 +372,14 @@ def main(
     mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
     context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = CONTEXT,
     msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = MSA_LAYERS,
-    head: Annotated[Head, typer.Option("--stream-head", help="Of the streams.")] = "plain",
+    head: Annotated[Head, typer.Option("--stream-head", help="Of the streams.")] = HEAD,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
     output: Output = RESULTS,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)
     found, checked = predict_all(tables, msa_layers, context, head), points()
-    setting = f"{context} tokens in the cache, {msa_layers} MSA layers, {head} stream heads."
+    setting = f"{context} tokens in the cache, {msa_layers} MSA layers; stream heads: {head}."
     values = dump(
         {
             "label": LABEL,
