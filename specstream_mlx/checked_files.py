@@ -108,7 +108,9 @@ def parse_json(text: str, where: str | Path) -> Any:
     except RecursionError:
         raise UserError(f"{where} is nested too deeply, expected plain JSON") from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
+        place = f"column {error.colno}"
+        if "\n" in text:
+            place = f"line {error.lineno}, {place}"
         raise UserError(f"{where} is not valid JSON: {error.msg} at {place}") from None
 
 

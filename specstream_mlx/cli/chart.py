@@ -31,7 +31,9 @@ def chart(
         value = next(v for i, v in reversed(points) if i <= at)
         share = (value - low) / span
         columns.append(1 + round(share * (height * 8 - 1)))  # eighths of a line
-    labels = [f"{low + span:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    labels = [""] * height
+    labels[height - 1 - (max(columns) - 1) // 8] = f"{high:.2f}"  # where it stands, not the top
+    labels[-1] = f"{low:.2f}"
     margin = max(map(len, labels))
     lines = [title]
     for number, label in enumerate(labels):

@@ -1,7 +1,9 @@
 """``specstream-mlx train``."""
 
 import signal
+import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ..train.run import Run
     from ..train.settings import TrainSettings
     from ..train.start import Start
+    from .progress import Show
 
 _IGNORED = {
     **{"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True},
@@ -28,7 +31,13 @@ _IGNORED = {
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
 """Settings of mlx_lm.lora that may have any value, as nothing here depends on them."""
 
+_REPORTERS = ("wandb", "swanlab")
+"""Packages that mlx_lm reports to."""
+
 _HELD_OUT_TEXTS = 6
+_SECONDS_BETWEEN_LINES = 60.0
+_LEARNED = 1.05
+"""Tokens a step that streams come to which have begun to learn; without any it is 1."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +304,7 @@ def train(
 
     directory = run_directory(settings.adapter_path)
     _check_place(settings, directory)
+    _check_report_to(reports.report_to)
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
         run.restore(run.last)
@@ -313,17 +323,13 @@ def train(
         except (ImportError, ValueError) as error:
             raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
     _iterate(run, wrapped)
-    print(run.write_adapter())
+    adapter = run.write_adapter()
     _draw(run)
-    if valid is None:
-        return
-    best = run.progress
-    reporting.note(
-        f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "
-        f"was the longest, {best.best_length:.2f}"
-    )
-    if not reports.no_outcome:
-        _tell_outcome(start, settings.adapter_path, valid)
+    if valid is not None:
+        _tell_best(run)
+        if not reports.no_outcome:
+            _tell_outcome(start, adapter, valid)
+    print(adapter)
 
 
 def _settings(*groups: Any) -> "tuple[TrainSettings, AnswerOptions]":
@@ -374,7 +380,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(read_text(path), yaml_loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {reason(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}," if mark else ""
+        raise UserError(f"{path}{place} is not valid YAML: {reason(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {shown(values)}, expected settings by name")
     values = {name: value for name, value in values.items() if value is not None}
@@ -399,7 +407,9 @@ def _check_place(settings: "TrainSettings", directory: Path) -> None:
     if not target.name:
         raise UserError(f"--adapter-path is {target}, expected a new directory")
     if target.exists() and not (settings.resume and is_adapter(target)):
-        raise UserError(f"{target} exists already, expected a new --adapter-path")
+        resumable = last_checkpoint(directory).exists() and is_adapter(target)
+        more = ", or --resume to go on with its run" if resumable else ""
+        raise UserError(f"{target} exists already, expected a new --adapter-path{more}")
     begun = last_checkpoint(directory).exists()
     if begun and not settings.resume:
         raise UserError(
@@ -408,9 +418,16 @@ def _check_place(settings: "TrainSettings", directory: Path) -> None:
         )
     if settings.resume and not begun:
         raise UserError(
-            f"{directory} holds no checkpoint, expected the run to resume; without --resume one "
-            "begins, with the answers that are there"
+            f"{directory} holds no checkpoint to resume from; without --resume a run begins, with "
+            "the answers that are there"
         )
+
+
+def _check_report_to(names: str | None) -> None:
+    """Check, before hours of work, that the packages of --report-to are installed."""
+    for name in filter(None, (part.strip() for part in (names or "").split(","))):
+        if name in _REPORTERS and find_spec(name) is None:
+            raise UserError(f"--report-to has {name}, which is missing: pip install {name}")
 
 
 def _prepared(
@@ -419,7 +436,7 @@ def _prepared(
     """Load the base, make its answers where they are the data, and read the data."""
     from ..loading import load
     from ..train.data import read_split
-    from ..train.distil import SHIPPED, Answering, distil, read_prompts
+    from ..train.distil import SHIPPED, Answering, distil, fitting, read_prompts
     from ..train.run import Run
     from ..train.start import start_of
     from .progress import progress
@@ -436,10 +453,17 @@ def _prepared(
         asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
         asked = {name: value for name, value in asked.items() if value is not None}
         answering = Answering(**asked, seed=settings.seed, template=settings.prompt_template)
-        reporting.note(f"The base answers {len(prompts)} prompts")
+        asked_for, most = len(prompts), settings.max_seq_length
+        prompts = fitting(start.base, start.tokenizer, prompts, answering, most)
+        if len(prompts) < asked_for:
+            reporting.note(
+                f"{asked_for - len(prompts)} of {asked_for} prompts leave no room for an answer "
+                "and are left out"
+            )
         try:
             with progress("The base answers prompts") as show:
-                distil(start.base, start.tokenizer, prompts, data, answering, show)
+                told = _Told(show)
+                distil(start.base, start.tokenizer, prompts, data, answering, told)
         except KeyboardInterrupt:
             reporting.note("Stopped; the same command goes on with the answers that are there")
             raise
@@ -463,6 +487,28 @@ def _prepared(
     return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
 
 
+class _Told:
+    """Tells how many prompts are answered: to a bar, and every minute in a line.
+
+    Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
+    """
+
+    def __init__(self, show: "Show"):
+        self._show, self._said = show, 0.0
+
+    def __call__(self, done: float, total: float) -> None:
+        self._show(done, total)
+        now = time.monotonic()
+        if not self._said:
+            already = f"; {done:.0f} are answered" if done else ""
+            reporting.note(f"The base answers {total:.0f} prompts{already}")
+        elif now - self._said < _SECONDS_BETWEEN_LINES or done == total:
+            return
+        else:
+            reporting.note(f"{done:.0f} of {total:.0f} prompts answered")
+        self._said = now
+
+
 def _iterate(run: "Run", wrapped: Any) -> None:
     """Run it with a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
@@ -479,8 +525,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
             reporting.note(
                 f"Iter {done}: Train loss {train_info['train_loss']:.3f}, "
                 f"It/sec {train_info['iterations_per_second']:.3f}, "
-                f"Tokens/sec {train_info['tokens_per_second']:.1f}, "
-                f"Trained Tokens {train_info['trained_tokens']}, "
+                f"Tokens/sec {train_info['tokens_per_second']:.0f}, "
                 f"Peak mem {train_info['peak_memory']:.2f} GB, {duration(left)} left"
             )
             show(done, total, f"loss {train_info['train_loss']:.3f}")
@@ -516,7 +561,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
 
 
 def _draw(run: "Run") -> None:
-    """Draw loss and accepted length, where the log has more than one figure of them."""
+    """Draw loss and accepted length, where the log has more than two figures of them."""
     from ..train.run import logged
 
     for name, title in (("train_loss", "Train loss"), ("accepted_length", "Accepted length")):
@@ -525,8 +570,22 @@ def _draw(run: "Run") -> None:
         except UserError as error:
             reporting.note(f"No chart: {error}")
             return
-        if len(points) > 1:
+        if len(points) > 2:
             reporting.note("\n".join(chart(f"{title} by iteration", points)))
+
+
+def _tell_best(run: "Run") -> None:
+    """Say which state the adapter is, and whether its streams have learned anything."""
+    best = run.progress
+    reporting.note(
+        f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "
+        f"was the longest, {best.best_length:.2f}"
+    )
+    if best.best_length < _LEARNED:
+        reporting.note(
+            "Its streams have learned next to nothing: more iterations, more data, or a smaller "
+            "--learning-rate may help"
+        )
 
 
 def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
@@ -536,6 +595,10 @@ def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
 
     start.base.swap_adapter(adapter)
     prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
-    with progress("Decoding held-out texts") as show:
-        found = measure(start.base, start.tokenizer, prompts, show=show)
+    try:
+        with progress("Decoding held-out texts") as show:
+            found = measure(start.base, start.tokenizer, prompts, show=show)
+    except KeyboardInterrupt:
+        reporting.note(f"Stopped; {adapter} is complete, and --resume compares it again")
+        raise
     reporting.note(found.sentence())

@@ -82,6 +82,29 @@ def _prompt_of(value: Any) -> str | None:
     return prompt if isinstance(prompt, str) and prompt.strip() else None
 
 
+def fitting(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[str],
+    answering: Answering,
+    most_tokens: int,
+) -> list[str]:
+    """The prompts that a base can answer, in order.
+
+    Args:
+        model: without an adapter.
+        tokenizer: its.
+        prompts: different ones.
+        answering: how they are put.
+        most_tokens: of a prompt and its answer; the model's context may hold less.
+
+    Returns:
+        Those that leave room for a token of an answer.
+    """
+    most = min(most_tokens, model.config.get("max_position_embeddings") or most_tokens)
+    return [p for p in prompts if len(chat_prompt(tokenizer, p, answering.template)) < most]
+
+
 def distil(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
@@ -104,11 +127,14 @@ def distil(
         show: told how far it is.
 
     Raises:
-        UserError: there is one prompt, the directory holds other answers, a file cannot be read or
-            written, or the base cannot read a prompt.
+        UserError: there are fewer prompts, the directory holds other answers, a file cannot be read
+            or written, or the base cannot read a prompt.
     """
     if len(prompts) < 2:
-        raise UserError("there is one prompt, expected at least one to learn from and one to try")
+        raise UserError(
+            f"{len(prompts)} of the prompts can be answered, expected at least 2: one to learn "
+            "from and one to try"
+        )
     _claim(directory, prompts, answering)
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
@@ -171,7 +197,8 @@ def _claim(directory: Path, prompts: Sequence[str], answering: Answering) -> Non
         if found.get(name) != value:
             raise UserError(
                 f"{path}: {name} was {shown(found.get(name))}, expected {shown(value)}: go on with "
-                "the same prompts and settings, or take another --adapter-path"
+                "the same prompts and settings, take another --adapter-path, or remove "
+                f"{directory} to have them answered anew"
             )
 
 

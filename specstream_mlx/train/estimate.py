@@ -31,9 +31,9 @@ class Estimate:
     def sentence(self) -> str:
         """The estimate for people."""
         return (
-            f"{self.parameters:,} parameters, {self.iterations} iterations on about "
-            f"{self.tokens:,} completion tokens: about {duration(self.seconds)} here, "
-            f"{self.peak_memory / 1e9:.2f} GB at the peak"
+            f"{self.parameters:,} parameters, {self.iterations} iterations, about "
+            f"{self.tokens:,} tokens: some {duration(self.seconds)} here, "
+            f"{self.peak_memory / 1e9:.2f} GB at most"
         )
 
 

@@ -255,7 +255,8 @@ class Run:
                 if not math.isfinite(value):
                     raise UserError(
                         f"the {name} is {value} in iteration {progress.iterations + 1}, expected a "
-                        f"number: {self.last} holds an earlier state; try a smaller learning rate"
+                        "number: try a smaller learning rate with another --adapter-path, or "
+                        f"remove {self.directory} first"
                     )
             tokens = sum(item.completion_tokens for item in items)
             seconds = time.perf_counter() - began

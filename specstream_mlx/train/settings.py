@@ -122,7 +122,7 @@ class TrainSettings(StreamSettings):
                     )
         self._check_lora()
         if self.mode == "shared" and self.data is None:
-            raise UserError("mode is 'shared' without --data, expected that of the application")
+            raise UserError("mode is 'shared' without --data, expected one with train.jsonl")
 
     def _check_types(self) -> None:
         kinds: dict[type, tuple[str, ...]] = {

@@ -16,4 +16,4 @@ def test_between_two_iterations_the_last_value_stands():
 
 
 def test_a_value_that_stays():
-    assert chart("loss", [(0, 2.5), (8, 2.5)], width=2, height=2)[1:3] == ["2.75", "2.50 ▁▁"]
+    assert chart("loss", [(0, 2.5), (8, 2.5)], width=2, height=2)[1:3] == ["", "2.50 ▁▁"]

@@ -51,7 +51,7 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     lines = result.stderr.splitlines()
     assert lines[0] == "The base answers 25 prompts"
     assert lines[1].startswith("Training ")
-    assert " parameters, 6 iterations on about " in lines[1]
+    assert " parameters, 6 iterations, about " in lines[1]
     assert any(line.startswith("Iter 3: Val loss ") for line in lines)
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
     drawn = lines.index("Accepted length by iteration")
@@ -87,6 +87,34 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
 
 
+def test_prompts_that_leave_no_room_for_an_answer_are_left_out(base, prompts, tmp_path):
+    prompts.write_text(prompts.read_text() + "check the numbers " * 400 + "\n")
+    flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, "--estimate")
+    result = run(*flags, *SMALL, "--adapter-path", tmp_path / "out", "--max-seq-length", 64)
+    assert result.exit_code == 0, result.output
+    left_out, answered = result.stderr.splitlines()[:2]
+    assert left_out == "1 of 26 prompts leave no room for an answer and are left out"
+    assert answered == "The base answers 25 prompts"
+    again = run(*flags, *SMALL, "--adapter-path", tmp_path / "out", "--max-seq-length", 64)
+    assert again.stderr.splitlines()[1] == "The base answers 25 prompts; 25 are answered"
+    none = run(*flags, *SMALL, "--adapter-path", tmp_path / "other", "--max-seq-length", 2)
+    assert "0 of the prompts can be answered" in last_line(none)
+
+
+def test_streams_that_learned_nothing_are_said_to(base, data, tmp_path):
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out", "--no-outcome")
+    result = run("train", *flags, *SMALL, "--learning-rate", 1e9)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[-1].startswith("Its streams have learned next to nothing")
+
+
+def test_reports_need_their_package_before_anything_is_done(base, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
+    said = last_line(run("train", *flags, "--report-to", "wandb"))
+    assert said.endswith("--report-to has wandb, which is missing: pip install wandb")
+
+
 def test_a_configuration_file_may_say_how_the_base_answers(base, prompts, tmp_path):
     (tmp_path / "c.yaml").write_text(f"prompts: {prompts}\nmax_tokens: 7\ntemp: 0.5\n")
     flags = ("--model", base, "--adapter-path", tmp_path / "out", "-c", tmp_path / "c.yaml")
@@ -105,7 +133,9 @@ def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):
     assert "answers.json: prompts was " in last_line(changed)
     prompts.write_text("check the report\n")
     flags = (*flags[:4], tmp_path / "other", *flags[5:])
-    assert "there is one prompt, expected" in last_line(run(*flags, *SMALL, "--estimate"))
+    assert "1 of the prompts can be answered, expected" in last_line(
+        run(*flags, *SMALL, "--estimate")
+    )
 
 
 def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
@@ -151,11 +181,12 @@ def test_an_adapter_for_one_application(base, data, tmp_path):
 def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     out = tmp_path / "out"
     flags = ("--model", base, "--data", data, "--adapter-path", out, *SMALL, "--no-outcome")
-    missing = "holds no checkpoint, expected the run to resume"
+    missing = "holds no checkpoint to resume from"
     assert missing in refusal(run("train", *flags, "--resume"))
     assert run("train", *flags).exit_code == 0
     before = (out / "speculative_streaming.safetensors").read_bytes()
-    assert "exists already, expected a new --adapter-path" in refusal(run("train", *flags))
+    taken = "exists already, expected a new --adapter-path, or --resume to go on with its run"
+    assert taken in refusal(run("train", *flags))
     again = run("train", *flags, "--resume")
     assert again.exit_code == 0
     assert "The run is at its end, after 6 iterations" in again.stderr
@@ -213,7 +244,7 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     ("text", "sentence"),
     [
         ("- 1\n", "c.yaml holds [1], expected settings by name"),
-        ("a: [\n", "c.yaml is not valid YAML"),
+        ("a: [\n", "c.yaml, line 2, is not valid YAML"),
         ("iterations: 3\n", "c.yaml has 'iterations', which is no setting of train"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
         ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank, scale"),
