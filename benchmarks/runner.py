@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -88,11 +88,17 @@ class Run:
     calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
 
     def rate_behind(self, count: int) -> float:
-        """Tokens per second behind the first ``count``; 0 where few are left."""
-        left = len(self.tokens) - count
+        """Tokens per second of the calls behind the first ``count`` tokens; 0 where few are left.
+
+        Tokens of a call come all at once, so the clock starts where a call ends. Plain decoding,
+        whose calls are not noted, writes one with each.
+        """
+        ends = accumulate(len(tokens) for tokens, _ in self.calls)
+        start = next((end for end in ends if end >= count), count)
+        left = len(self.tokens) - start
         if left < _FEW:
             return 0.0
-        return left / (self.arrivals[-1] - self.arrivals[count - 1])
+        return left / (self.arrivals[-1] - self.arrivals[start - 1])
 
 
 _FEW = 8  # tokens that are too few to be timed
