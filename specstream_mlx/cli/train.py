@@ -292,8 +292,7 @@ def train(
 
     An adapter for one application, from data of yours:
 
-    [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets
-    --adapter-path tickets-adapter --iters 600[/cyan]
+    [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets[/cyan]
     """
     settings, answers = _settings(data, answers, streams, optimizer, reports)
 
