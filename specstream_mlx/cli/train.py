@@ -325,7 +325,8 @@ def train(
     adapter = run.write_adapter()
     _draw(run)
     if valid is not None:
-        _tell_best(run)
+        if run.progress.best_length is not None:
+            _tell_best(run)
         if not reports.no_outcome:
             _tell_outcome(start, adapter, valid)
     print(adapter)

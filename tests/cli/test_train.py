@@ -108,6 +108,13 @@ def test_streams_that_learned_nothing_are_said_to(base, data, tmp_path):
     assert result.stderr.splitlines()[-1].startswith("Its streams have learned next to nothing")
 
 
+def test_no_batch_to_validate_on_is_no_validation(base, data, tmp_path):
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out", "--no-outcome")
+    result = run("train", *flags, *SMALL, "--val-batches", 0)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{tmp_path / 'out'}\n"
+
+
 def test_reports_need_their_package_before_anything_is_done(base, data, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "find_spec", lambda name: None)
     flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
