@@ -47,8 +47,8 @@ def has_head(adapter: Path) -> bool:
 def without_head(base: Base, adapter: Path, target: Path) -> Path:
     """Write an adapter with plain heads into a new directory, and return that."""
     found = read_adapter(adapter, base.model.model, base.model.config)
-    tensors = {n: t for n, t in found.stream_tensors.items() if not n.startswith("streams.head.")}
     config = replace(found.stream_config, stream_head=PLAIN, stream_head_rank=0)
+    tensors = {name: found.stream_tensors[name] for name in config.tensor_shapes()}
     parameters, layers = found.config["lora_parameters"], found.config["num_layers"]
     target.mkdir()
     write_adapter(target, found.lora, parameters, layers, config, tensors)
