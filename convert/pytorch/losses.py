@@ -110,30 +110,44 @@ def head_cross_entropy(
 
 
 def n_gram_loss(
-    model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float], segments: int = 1
+    model: SpeculativeStreamingModel,
+    batch: Batch,
+    alphas: Sequence[float],
+    segments: int = 1,
+    seed: Tensor | None = None,
 ) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
     Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
-    but the last. Each term is the mean over those of its targets that lie within the sequence. A
-    conditioned head is given the true tokens before. The pruner's loss is left out where the pruner
-    is frozen.
+    but the last. Each term is the mean over those of its targets that lie within the sequence and,
+    of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
+    A conditioned head is given the true tokens before. The pruner's loss is left out where the
+    pruner is frozen.
 
     Args:
         model: the model to train.
         batch: sequences.
         alphas: 1 + gamma weights, the main stream's first; a term of weight 0 is not computed.
         segments: pieces in which streams, LM head and loss are computed, see ``segments``.
+        seed: (B, T, h), the main stream's states before the first MSA layer, where they are known.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    first = 0 if alphas[0] else 1
-    trunk = model.trunk(batch.tokens, positions, valid, segments=segments, need_main=first == 0)
+    trunk = model.trunk(
+        batch.tokens, positions, valid, segments=segments, need_main=bool(alphas[0]), seed=seed
+    )
     targets, has_target = _targets(batch, positions, valid, len(alphas))
+    backbone = model.backbone
+    head, drafted, drafted_bias = backbone.head.weight, backbone.head.weight, backbone.head.bias
+    places = targets[..., 1:]
+    vocabulary = model.draft_vocabulary
+    if vocabulary is not None:
+        drafted = drafted[vocabulary]
+        drafted_bias = None if drafted_bias is None else drafted_bias[vocabulary]
+        places = _places(vocabulary, len(head))[places]
+        has_target[..., 1:] &= places >= 0
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
-    backbone = model.backbone
-    head = backbone.head.weight
-    cross_entropy = partial(head_cross_entropy, bias=backbone.head.bias, softcap=backbone.softcap)
+    cross_entropy = partial(head_cross_entropy, softcap=backbone.softcap)
 
     def segment_sums(
         main: Tensor | None,
@@ -141,21 +155,24 @@ def n_gram_loss(
         read: Tensor | None,
         seed: Tensor | None,
         targets: Tensor,
+        places: Tensor,
         scored: Tensor,
         valid: Tensor,
     ) -> tuple[Tensor, Tensor]:
         hidden = model.conditioned(streams, read)
-        if main is not None:
-            hidden = torch.cat((main[:, :, None], hidden), dim=2)
-        rows = scored[..., first:].flatten().nonzero().squeeze(1)
-        hidden = hidden.flatten(0, 2).index_select(0, rows)
-        losses = cross_entropy(backbone.norm(hidden), head, targets[..., first:].flatten()[rows])
+        rows = scored[..., 1:].flatten().nonzero().squeeze(1)
+        hidden = backbone.norm(hidden.flatten(0, 2).index_select(0, rows))
+        losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
         sums = losses.new_zeros(len(alphas))
-        sums = sums.index_add(0, first + rows % (len(alphas) - first), losses)
+        sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
+        if main is not None:
+            hidden = backbone.norm(main[scored[..., 0]])
+            losses = cross_entropy(hidden, head, targets[scored[..., 0]], backbone.head.bias)
+            sums = sums.index_add(0, sums.new_zeros(len(losses), dtype=torch.int64), losses)
         if seed is None:
             return sums, sums.new_zeros(())
         early = model.early_exit_hidden(seed[valid])
-        return sums, cross_entropy(early, head, targets[..., 0][valid]).sum()
+        return sums, cross_entropy(early, head, targets[valid], backbone.head.bias).sum()
 
     results = map_segments(
         segment_sums,
@@ -164,7 +181,8 @@ def n_gram_loss(
             trunk.streams,
             _read_before(model, batch, positions),
             gather_rows(trunk.seed.detach(), positions) if model.trains_pruner else None,
-            targets,
+            targets[..., 0],
+            places,
             scored,
             valid,
         ),
@@ -191,8 +209,13 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     targets, has_target = _targets(batch, positions, valid, 1 + model.config.num_streams)
     streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
     hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], streams), dim=2)
+    logits = model.logits(hidden[has_target])
+    if model.draft_vocabulary is not None:
+        of_stream = has_target.nonzero()[:, -1] > 0
+        never = _places(model.draft_vocabulary, logits.shape[-1]) < 0
+        logits = logits.masked_fill(of_stream[:, None] & never, -torch.inf)
     hits = torch.zeros_like(has_target)
-    hits[has_target] = model.logits(hidden[has_target]).argmax(-1) == targets[has_target]
+    hits[has_target] = logits.argmax(-1) == targets[has_target]
     in_a_row = hits[..., 1:].long().cumprod(-1).sum() + valid.sum()
     seed = gather_rows(trunk.seed, positions)[valid]
     early = valid.sum() * 0
@@ -201,6 +224,13 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     correct = torch.cat((hits.sum((0, 1)), early[None], in_a_row[None]))
     counts = torch.cat((has_target.sum((0, 1)), valid.sum()[None], valid.sum()[None]))
     return correct, counts
+
+
+def _places(vocabulary: Tensor, vocab_size: int) -> Tensor:
+    """(V,) int64, every token's place in a draft vocabulary, -1 for those that it lacks."""
+    places = vocabulary.new_full((vocab_size,), -1, dtype=torch.int64)
+    places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
+    return places
 
 
 def _read_before(

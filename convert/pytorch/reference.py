@@ -95,8 +95,8 @@ def _normed(x: Tensor) -> Tensor:
 class Streams(nn.Module):
     """The trainable parts of the streams: embeddings, initialization, adapters and head.
 
-    Parameters are named as in ``StreamConfig.tensor_shapes()``. A draft vocabulary is kept for the
-    runtime: here streams predict all tokens.
+    Parameters are named as in ``StreamConfig.tensor_shapes()``. A draft vocabulary counts in
+    training and at run time; the logits of ``SpeculativeStreamingModel`` are of all tokens.
     """
 
     def __init__(self, config: StreamConfig) -> None:
@@ -249,6 +249,11 @@ class SpeculativeStreamingModel(nn.Module):
         """Whether there is a pruner, not frozen."""
         return bool(self.config.pruner_rank) and self.pruner.up.weight.requires_grad
 
+    @property
+    def draft_vocabulary(self) -> Tensor | None:
+        """(n,) int64, the tokens that streams may draft; ``None``: all."""
+        return self.streams.vocabulary.long() if self.config.draft_vocabulary else None
+
     def stream_tensors(self) -> dict[str, Tensor]:
         """The tensors of streams and pruner, named as in ``StreamConfig.tensor_shapes()``."""
         state = self.state_dict()
@@ -317,6 +322,23 @@ class SpeculativeStreamingModel(nn.Module):
             return self.pruner(seed)
         return self.backbone.norm(seed + self.pruner(seed))
 
+    @torch.no_grad()
+    def lower(self, tokens: Tensor) -> Tensor:
+        """The main stream (B, T, h) before the first MSA layer; it depends on the base alone.
+
+        Args:
+            tokens: (B, T) int64, padded on the right.
+        """
+        main = self.backbone.embed(tokens)
+        ropes = self.backbone.ropes(main, tokens.shape[1])
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+            return causal_attention(queries, keys, values, scoring)
+
+        for index in range(self.config.first_msa_layer):
+            main = self.backbone.layer(index, main, ropes[index], attend)
+        return main
+
     def trunk(
         self,
         tokens: Tensor,
@@ -326,6 +348,7 @@ class SpeculativeStreamingModel(nn.Module):
         segments: int = 1,
         need_main: bool = True,
         keep_layers: bool = False,
+        seed: Tensor | None = None,
     ) -> Trunk:
         """Run all layers, without the final norm and the head.
 
@@ -338,16 +361,18 @@ class SpeculativeStreamingModel(nn.Module):
             need_main: whether to compute the main stream's last MLP, which no stream reads, and,
                 where the main stream does not train, its last attention.
             keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
+            seed: what ``lower`` returns for these tokens, where it is known; the layers below the
+                first MSA layer are not run then.
         """
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled() and self.trains_trunk
         train_main = training and config.mode == "shared"
         length = tokens.shape[1]
         with torch.set_grad_enabled(train_main):
-            main = backbone.embed(tokens)
+            main = backbone.embed(tokens) if seed is None else seed
             ropes = backbone.ropes(main, length + config.num_streams)
         rows = flat_rows(positions, length)[valid.flatten()]
-        seed = streams = None
+        streams = None
         main_layers, stream_layers = [], []
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
@@ -376,7 +401,8 @@ class SpeculativeStreamingModel(nn.Module):
             own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
             return attended.flatten(0, 1).index_copy(0, rows, own).view(attended.shape)
 
-        for index in range(config.num_hidden_layers):
+        begin = 0 if seed is None else config.first_msa_layer
+        for index in range(begin, config.num_hidden_layers):
             if index == config.first_msa_layer:
                 seed, streams = main, self.streams.seed(gather_rows(main, positions))
                 stream_layers.append(streams)

@@ -43,6 +43,7 @@ from specstream_mlx.train.stream_settings import LearningRates
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
 from .checkpoint import load_checkpoint, save_checkpoint
+from .kept_hidden import KeptHidden
 from .load import base_fingerprint, load_adapter, load_base
 from .losses import Batch, count_correct, n_gram_loss
 from .reference import SpeculativeStreamingModel
@@ -154,6 +155,7 @@ def train(
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
         save_checkpoint(checkpoint, settings, weights, optimizer, 0, 0.0, replace=False)
     batches = Batches(items, settings.batch_size, settings.seed)
+    kept = KeptHidden(model)
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
         iters = max(1, round((settings.epochs or 1) * len(batches)))
@@ -175,7 +177,8 @@ def train(
                 group["lr"] = rate * factor
             batch = _to(collate(drawn), device)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                loss = n_gram_loss(model, batch, alphas, settings.segments)
+                seed = kept.of(drawn, batch) if settings.keep_hidden else None
+                loss = n_gram_loss(model, batch, alphas, settings.segments, seed)
             loss.total.backward()
             for part in (pruner, others):  # apart, as the pruner must not touch the rest
                 torch.nn.utils.clip_grad_norm_(part, settings.max_grad_norm)
@@ -510,6 +513,13 @@ def main(
     segments: Annotated[
         int, typer.Option(help="Pieces in which a completion's streams are computed: less memory.")
     ] = 1,
+    keep_hidden: Annotated[
+        bool,
+        typer.Option(
+            help="Whether to keep the base's hidden states below the streams in memory, for the "
+            "epochs after the first (lossless mode)."
+        ),
+    ] = False,
     bf16: Annotated[
         bool | None,
         typer.Option(

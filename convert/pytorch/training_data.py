@@ -1,7 +1,7 @@
 """Training data: prompts and completions from JSONL files, tokenized, and batches of them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,18 @@ from specstream_mlx.train.items import Item
 from .losses import Batch
 
 
-def read_pairs(path: Path) -> list[tuple[str, str]]:
+class Pair(NamedTuple):
+    """A prompt and its completion; ``cut`` says that the completion stopped before its end."""
+
+    prompt: str
+    completion: str
+    cut: bool = False
+
+
+def read_pairs(path: Path) -> list[Pair]:
     """Read prompts and completions from a JSONL file of ``{"prompt": ..., "completion": ...}``.
+
+    A completion with a ``finish_reason`` of ``length`` was cut, as answers of a base may be.
 
     Raises:
         UserError: the file is missing or empty, or a line is not such an object.
@@ -30,19 +40,19 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
             raise UserError(
                 f'{path}, line {number}: expected {{"prompt": text, "completion": non-empty text}}'
             )
-        pairs.append((prompt, completion))
+        pairs.append(Pair(prompt, completion, value.get("finish_reason") == "length"))
     if not pairs:
         raise UserError(f"data file {path} is empty")
     return pairs
 
 
 def tokenize(
-    pairs: list[tuple[str, str]], tokenizer: Any, template: str | None, max_length: int
+    pairs: list[Pair], tokenizer: Any, template: str | None, max_length: int
 ) -> list[Item]:
     """Format and tokenize pairs as the runtime will see them.
 
     The prompt is one user turn of the tokenizer's chat template, or stands alone if the tokenizer
-    has none; the completion's tokens and the end token follow.
+    has none; the completion's tokens follow and, unless it was cut, the end token.
 
     Args:
         pairs: prompts and completions.
@@ -53,7 +63,7 @@ def tokenize(
     Raises:
         UserError: the chat template refuses a prompt, or no item is short enough.
     """
-    prompts = [template.replace("{text}", prompt) if template else prompt for prompt, _ in pairs]
+    prompts = [template.replace("{text}", prompt) if template else prompt for prompt, *_ in pairs]
     has_chat = bool(tokenizer.chat_template)
     if has_chat:
         try:
@@ -68,11 +78,11 @@ def tokenize(
         except Exception as error:  # a template may raise anything
             raise template_error(error) from None
     heads = tokenizer(prompts, add_special_tokens=not has_chat)["input_ids"]
-    tails = tokenizer([tail for _, tail in pairs], add_special_tokens=False)["input_ids"]
+    tails = tokenizer([tail for _, tail, _ in pairs], add_special_tokens=False)["input_ids"]
     items = [
-        Item([*head, *tail, tokenizer.eos_token_id], len(head))
-        for head, tail in zip(heads, tails, strict=True)
-        if head and len(head) + len(tail) < max_length
+        Item([*head, *tail, *([] if pair.cut else [tokenizer.eos_token_id])], len(head))
+        for head, tail, pair in zip(heads, tails, pairs, strict=True)
+        if head and tail and len(head) + len(tail) < max_length
     ]
     if not items:
         raise UserError(f"no item has a prompt and at most {max_length} tokens")

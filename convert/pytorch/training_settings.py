@@ -6,7 +6,7 @@ from pathlib import Path
 from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.train.stream_settings import StreamSettings
 
-_FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "resume"}
+_FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume"}
 """What may differ between a run and its continuation."""
 
 
@@ -34,6 +34,8 @@ class TrainSettings(StreamSettings):
         time_limit: minutes after which the run ends; the learning rate falls accordingly.
         max_seq_length: tokens; longer items are left out.
         segments: pieces in which a completion's streams are computed, to save memory.
+        keep_hidden: keep the base's hidden states below the streams from one epoch to the next, in
+            lossless mode only: 4 bytes times the hidden size for every token of the data.
         bf16: compute in bfloat16 by autocast; ``None``: where that is quicker, and with a ``dtype``
             of ``bfloat16``.
         dtype: what the base's linear layers are held in, ``float32`` or, unless ``bf16`` is off,
@@ -60,6 +62,7 @@ class TrainSettings(StreamSettings):
     time_limit: float | None = None
     max_seq_length: int = 1024
     segments: int = 1
+    keep_hidden: bool = False
     bf16: bool | None = None
     dtype: str = "float32"
     seed: int = 0
@@ -84,6 +87,8 @@ class TrainSettings(StreamSettings):
             for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
+        elif self.keep_hidden:
+            raise UserError("keep_hidden is for lossless mode, in shared mode the base changes")
         for name in (
             *("lora_rank", "lora_alpha", "lora_layers", "max_grad_norm"),
             *("batch_size", "iters", "epochs", "time_limit", "max_seq_length", "segments"),

@@ -89,8 +89,9 @@ def rows_at_once(vocab_size: int) -> int:
 def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Stream 0 is the main stream. A conditioned head is given the true tokens before. The pruner's
-    loss does not reach what lies below it.
+    Stream 0 is the main stream. A conditioned head is given the true tokens before, and streams
+    with a draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach
+    what lies below it.
 
     Args:
         forward: the model and streams in training.
@@ -100,7 +101,13 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
     config, vocab_size = forward.streams.config, forward.vocab_size
     rows = predicting(forward, sequences, hidden)
     rows = rows.reshape(-1, config.hidden_size)[scored.rows]
-    losses = head_cross_entropy(model.head, rows, scored.targets, vocab_size) * scored.weights
+    count, drafted = scored.main_rows, config.draft_vocabulary or vocab_size
+    losses = scored.weights * mx.concatenate(
+        [
+            head_cross_entropy(model.head, rows[:count], scored.targets[:count], vocab_size),
+            head_cross_entropy(model.stream_head, rows[count:], scored.targets[count:], drafted),
+        ]
+    )
     per_stream = mx.zeros(1 + config.num_streams).at[scored.streams].add(losses)
     pruner = mx.array(0.0)
     if scored.exits.size:

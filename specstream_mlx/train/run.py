@@ -31,7 +31,7 @@ from .items import Batches, Item
 from .loss import n_gram_loss
 from .optimizer import GroupedOptimizer, optimizer_options, schedule_of, warm_up_and_fall
 from .parameters import Parameters, Trained, is_of_streams
-from .sequences import Scored, Sequences, sequences_of
+from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings
 from .start import Start, set_vocabulary
 from .validation import Validation, validate
@@ -58,7 +58,7 @@ class StepFunction:
             tokens: mx.array,
             positions: mx.array,
             prompt_rows: int,
-            scored: dict[str, mx.array],
+            scored: dict[str, Any],
         ) -> mx.array:
             trained.set(parameters)
             sequences = Sequences(tokens, positions, prompt_rows)
@@ -133,6 +133,7 @@ class Run:
         )
         self._alphas = settings.alphas(start.streams.config.num_streams)
         self._exits = any(name.startswith("pruner.") for name in self.parameters)
+        self._places = places_of(start.streams.vocabulary, start.base.config["vocab_size"])
         self._step = StepFunction(self._forward, self._trained, settings.compile)
         hidden_size = start.streams.config.hidden_size
         self._optimizer = _optimizer(settings, hidden_size, list(self.parameters))
@@ -278,7 +279,12 @@ class Run:
         """Loss and gradients of a batch, not evaluated yet; nothing changes."""
         settings = self.settings
         step = sequences_of(
-            items, self._alphas, settings.segment, _MULTIPLE if settings.compile else 1, self._exits
+            items,
+            self._alphas,
+            settings.segment,
+            _MULTIPLE if settings.compile else 1,
+            self._exits,
+            self._places,
         )
         self._start.model.train()
         mx.random.seed(settings.seed * _MOST_ITERATIONS + self.progress.iterations)

@@ -47,7 +47,9 @@ class Scored:
     Attributes:
         rows: (n,) int32, their places among the B * C * (1 + gamma) of positions, each the main
             stream's first and then those of streams 1 to gamma.
-        targets: (n,) int32, the tokens that they should predict.
+        main_rows: how many of them, from the first on, are the main stream's.
+        targets: (n,) int32, the tokens that they should predict; of streams with a draft vocabulary
+            the places of these in it.
         streams: (n,) int32, 0 for the main stream.
         weights: (n,) float32, factors of their losses; rows of weight 0 fill up the list.
         exits: (p,) int32, the places among the B * C positions where the early exit predicts.
@@ -56,6 +58,7 @@ class Scored:
     """
 
     rows: mx.array
+    main_rows: int
     targets: mx.array
     streams: mx.array
     weights: mx.array
@@ -70,11 +73,12 @@ def sequences_of(
     segment: int = 8,
     multiple: int = 1,
     exits: bool = True,
+    places: np.ndarray | None = None,
 ) -> tuple[Sequences, Scored]:
     """Lay out a step.
 
     The loss of a stream is the mean over those of its targets that lie within the sequences
-    (Eq. 6), so each of its rows weighs ``alpha`` over their number.
+    (Eq. 6) and in the draft vocabulary, so each of its rows weighs ``alpha`` over their number.
 
     Args:
         items: each with at least one completion token.
@@ -82,6 +86,8 @@ def sequences_of(
         segment: c, positions with streams that are computed together.
         multiple: lengths are filled up to multiples of this, so that shapes repeat.
         exits: whether the early exit is trained.
+        places: (V,) every token's place in the draft vocabulary, -1 where it has none; ``None``:
+            streams may draft all tokens.
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])
@@ -99,12 +105,22 @@ def sequences_of(
     targets = np.take_along_axis(
         tokens, np.minimum(ahead, length - 1).reshape(len(items), -1), axis=1
     ).reshape(ahead.shape)
-    weights = np.array(alphas) / np.maximum(has_target.sum((0, 1)), 1)
-    scored = np.flatnonzero(has_target & (np.array(alphas) != 0))
-    stream = scored % len(alphas)
     wanted = np.flatnonzero(has_target[..., 0]) if exits else np.zeros(0, np.int64)
+    exit_targets = targets[..., 0].reshape(-1)[wanted]
     share = np.full(len(wanted), 1 / max(len(wanted), 1))
+    if places is not None:
+        targets[..., 1:] = places[targets[..., 1:]]
+        has_target[..., 1:] &= targets[..., 1:] >= 0
+    weights = np.array(alphas) / np.maximum(has_target.sum((0, 1)), 1)
+    chosen = np.flatnonzero(has_target & (np.array(alphas) != 0))
+    of_main = chosen % len(alphas) == 0
     many, few = (8 * multiple, multiple) if multiple > 1 else (1, 1)
+
+    def filled(of_each: np.ndarray, dtype: type = np.int32) -> mx.array:
+        """The main stream's values, then the streams'."""
+        parts = of_each[of_main], of_each[~of_main]
+        return mx.concatenate([_filled(part, many, dtype) for part in parts])
+
     return (
         Sequences(
             mx.array(tokens),
@@ -112,15 +128,30 @@ def sequences_of(
             min(_up(int(first.max()), multiple), length),
         ),
         Scored(
-            rows=_filled(scored, many),
-            targets=_filled(targets.reshape(-1)[scored], many),
-            streams=_filled(stream, many),
-            weights=_filled(weights[stream], many, np.float32),
+            rows=filled(chosen),
+            main_rows=_up(int(of_main.sum()), many),
+            targets=filled(targets.reshape(-1)[chosen]),
+            streams=filled(chosen % len(alphas)),
+            weights=filled(weights[chosen % len(alphas)], np.float32),
             exits=_filled(wanted, few),
-            exit_targets=_filled(targets[..., 0].reshape(-1)[wanted], few),
+            exit_targets=_filled(exit_targets, few),
             exit_weights=_filled(share, few, np.float32),
         ),
     )
+
+
+def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None:
+    """Every token's place (V,) in a draft vocabulary, -1 where it has none; ``None`` without one.
+
+    Args:
+        vocabulary: (n,) tokens that streams may draft.
+        vocab_size: V.
+    """
+    if vocabulary is None:
+        return None
+    places = np.full(vocab_size, -1)
+    places[np.array(vocabulary)] = np.arange(len(vocabulary))
+    return places
 
 
 def _up(count: int, multiple: int) -> int:

@@ -20,7 +20,7 @@ from specstream_mlx.train import forward as forward_module
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.items import Item
 from specstream_mlx.train.loss import n_gram_loss
-from specstream_mlx.train.sequences import sequences_of
+from specstream_mlx.train.sequences import places_of, sequences_of
 from specstream_mlx.train.stream_settings import default_alphas
 
 BOUND = 1e-4
@@ -76,7 +76,7 @@ class Sides:
         self.streams = Streams(self.torch_model.config)
         tensors = self.torch_model.stream_tensors().items()
         self.streams.load_weights([(name, mx.array(t.detach().numpy())) for name, t in tensors])
-        self.torch_names = {name: name for name, _ in tensors}
+        self.torch_names = {name: name for name, _ in tensors if name != "streams.vocabulary"}
         if mode == "shared":
             self._copy_lora()
 
@@ -128,7 +128,8 @@ class Sides:
         """Our loss and its gradients by name."""
         forward = StreamForward(self.model, self.config, self.streams, checkpoint)
         exits = bool(self.streams.config.pruner_rank)
-        step = sequences_of(self.items, self.alphas, segment, multiple, exits)
+        places = places_of(self.streams.vocabulary, self.config["vocab_size"])
+        step = sequences_of(self.items, self.alphas, segment, multiple, exits, places)
         trained = [self.streams, self.model]
 
         def loss_of(parameters):
@@ -146,7 +147,9 @@ class Sides:
         for module, own in zip(trained, parameters, strict=True):
             module.update(own)
         flat = [dict(tree_flatten(gradient)) for gradient in gradients]
-        return losses, {name: np.array(g) for part in flat for name, g in part.items()}
+        found = {name: np.array(g) for part in flat for name, g in part.items()}
+        found.pop("streams.vocabulary", None)
+        return losses, found
 
 
 def assert_equal(sides, **kind):
@@ -189,6 +192,13 @@ def test_lora_of_all_families(case, tmp_path):
 def test_all_variants(variant, tmp_path):
     fields = VARIANTS[variant]
     assert_equal(Sides("Mistral 0.1, window", tmp_path, **fields))
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_a_draft_vocabulary(mode, tmp_path):
+    sides = Sides("Gemma 2", tmp_path, mode, draft_vocabulary=40)
+    assert_equal(sides)
+    assert_equal(sides, **ALL_IN_ONE)
 
 
 ALL_IN_ONE = {"checkpoint": True, "compiled": True, "multiple": 8, "segment": 3}

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_adapter
-from specstream_mlx.convert.pytorch.training_data import collate, read_pairs, tokenize
+from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
+from specstream_mlx.convert.pytorch.training_data import Pair, collate, read_pairs, tokenize
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import tiny_tokenizer
@@ -286,6 +287,30 @@ def test_default_ranks_are_at_most_the_size_of_the_hidden_states(settings):
     }
 
 
+def test_kept_hidden_states_train_the_same_streams(settings, tmp_path):
+    logs = []
+    for keep in (False, True):
+        output = tmp_path / str(keep)
+        trainer.train(settings(output=output, keep_hidden=keep))
+        logs.append(log(output))
+    for without, kept in zip(*logs, strict=True):
+        assert kept["per_stream"] == pytest.approx(without["per_stream"], rel=1e-4)
+        assert kept["pruner"] == pytest.approx(without["pruner"], rel=1e-4)
+
+
+def test_the_lower_layers_read_each_sequence_once(settings, monkeypatch):
+    read = []
+    lower = SpeculativeStreamingModel.lower
+
+    def counted(self, tokens):
+        read.append(len(tokens))
+        return lower(self, tokens)
+
+    monkeypatch.setattr(SpeculativeStreamingModel, "lower", counted)
+    trainer.train(settings(keep_hidden=True, iters=None, epochs=3))
+    assert sum(read) == 24  # those of tiny_completions
+
+
 def test_a_token_that_follows_from_the_one_before_is_learned(settings, tmp_path):
     """Half of the letters are drawn, and their capitals follow: only the token before tells which.
 
@@ -363,13 +388,16 @@ def test_time_limit_ends_the_run(settings):
 
 def test_items_are_tokenized_as_the_runtime_sees_them():
     tokenizer = tiny_tokenizer()
-    (item,) = tokenize([("noon", "the team")], tokenizer, "At: {text}", 100)
+    (item,) = tokenize([Pair("noon", "the team")], tokenizer, "At: {text}", 100)
     text = tokenizer.decode(item.tokens)
     assert text == "<|user|>At: noon<|end|><|assistant|>the team<|end|>"
     assert tokenizer.decode(item.tokens[item.stream_from :]) == "the team<|end|>"
-    assert len(tokenize([("noon", "the team"), ("noon " * 99, "no")], tokenizer, None, 60)) == 1
+    (cut,) = tokenize([Pair("noon", "the team", cut=True)], tokenizer, "At: {text}", 100)
+    assert list(cut.tokens) == list(item.tokens)[:-1]
+    pairs = [Pair("noon", "the team"), Pair("noon " * 99, "no")]
+    assert len(tokenize(pairs, tokenizer, None, 60)) == 1
     with pytest.raises(UserError, match="at most 5 tokens"):
-        tokenize([("noon", "the team")], tokenizer, None, 5)
+        tokenize([Pair("noon", "the team")], tokenizer, None, 5)
 
 
 def test_batches_are_padded_on_the_right(data):
