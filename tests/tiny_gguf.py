@@ -9,8 +9,15 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUFEndian, GGUFWriter, dequantize, quantize
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGUFValueType
-from tiny_models import CHAT_TEMPLATE, END, LOGIT_STD, PAD, SPECIAL_TOKENS, VOCAB_SIZE
-from tiny_models import tiny_tokenizer
+from tiny_models import (
+    CHAT_TEMPLATE,
+    END,
+    LOGIT_STD,
+    PAD,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    tiny_tokenizer,
+)
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 256, 4, 2, 64, 2
 EXACT = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K)

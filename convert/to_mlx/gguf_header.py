@@ -30,6 +30,7 @@ _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
 _LONGEST_NAME = 256  # bytes, of a key or a tensor
 _LARGEST = 2.0**64
+_MOST = 2**16  # keys, and tensors: real files have some hundreds
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # bytes that describe one
 _LEAST_PAIR = 8 + 4 + 1
 _SCALARS = {
@@ -169,8 +170,8 @@ class _Reader:
             if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
                 raise self._refuse("it is big-endian, expected a little-endian file")
             raise self._refuse(f"its GGUF version is {version}, expected one of {_VERSIONS}")
-        tensors = self._count("tensors", _LEAST_TENSOR)
-        metadata = self._metadata(self._count("metadata", _LEAST_PAIR))
+        tensors = self._count("tensors", _LEAST_TENSOR, _MOST)
+        metadata = self._metadata(self._count("metadata", _LEAST_PAIR, _MOST))
         parts = metadata.get("split.count", 0)
         if parts not in (0, 1):
             raise self._refuse(
@@ -244,9 +245,11 @@ class _Reader:
                 raise self._refuse(f"it is cut short or damaged: {name} reaches beyond its end")
         return tensors
 
-    def _count(self, what: str, least: int) -> int:
+    def _count(self, what: str, least: int, most: int = 2**64) -> int:
         """A number of things of which each takes at least ``least`` bytes."""
         count = self._number("<Q")
+        if count > most:
+            raise self._refuse(f"it announces {count} {what}, expected at most {most}")
         if count * least > len(self._buffer) - self._place:
             raise self._refuse(
                 f"it is cut short or damaged: it announces {count} values of {what}, "

@@ -28,6 +28,7 @@ _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """What GGUF and ``transformers`` call special tokens."""
 _SPECIAL = (*_NAMED, "eot", "eom")
 _ENDS_OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_LONGEST = 512
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 _SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -210,6 +211,11 @@ def _spelled(tokens: list[str], kinds: np.ndarray) -> list[str]:
 
 def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Tokenizer:
     """A BPE of sentencepiece's, whose merges follow from its tokens and their scores."""
+    longest = max(tokens, key=len, default="")
+    if len(longest) > _LONGEST:  # each token is cut at every place
+        raise header.refuse(
+            f"{_KEY}.tokens has one of {len(longest)} characters, expected at most {_LONGEST}"
+        )
     scores = header.array(f"{_KEY}.scores", len(tokens)).astype(np.float64)
     if header.text("general.architecture") == "gemma3":  # its tokens are in the merges' order
         scores = -np.arange(len(tokens), dtype=np.float64)
