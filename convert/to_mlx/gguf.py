@@ -111,7 +111,6 @@ def convert_gguf(
     expected = {name: place.shape for name, place in plan.tensors.items()}
     check_shapes(source, {name: tensor.shape for name, tensor in tensors.items()}, expected)
     places = {name: (tensor, plan.tensors[name]) for name, tensor in tensors.items()}
-    _check_vectors(header, places)
     begin = {} if tokenizer.bos_token_id is None else {"bos_token_id": tokenizer.bos_token_id}
     special = {**begin, "eos_token_id": ends if len(ends) > 1 else ends[0]}
     fitting = {name: _fitting(header, *place) for name, place in places.items()}
@@ -169,20 +168,12 @@ def _types(
 
 
 def _check_types(header: Header) -> None:
-    """Whether all tensors are of types that MLX can hold."""
+    """Whether MLX can hold all types; it has no packed norms and biases."""
     for name, tensor in header.tensors.items():
-        if tensor.kind not in PACKINGS and tensor.kind not in DENSE:
-            known = ", ".join(kind.name for kind in (*PACKINGS, *DENSE))
-            raise header.refuse(f"{name} is of type {tensor.kind.name}, expected one of {known}")
-
-
-def _check_vectors(header: Header, places: Mapping[str, tuple[Tensor, Target]]) -> None:
-    """Whether norms and biases are dense, which MLX has no packed ones of."""
-    for name, (tensor, _) in places.items():
-        if len(tensor.shape) == 1 and tensor.kind not in DENSE:
-            raise header.refuse(
-                f"{name} is a vector of type {tensor.kind.name}, expected F32, F16 or BF16"
-            )
+        known = DENSE if len(tensor.shape) == 1 else (*PACKINGS, *DENSE)
+        if tensor.kind not in known:
+            names = ", ".join(kind.name for kind in known)
+            raise header.refuse(f"{name} is of type {tensor.kind.name}, expected one of {names}")
 
 
 def _fitting(header: Header, tensor: Tensor, place: Target) -> set[str]:

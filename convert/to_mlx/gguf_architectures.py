@@ -205,7 +205,7 @@ def _config(header: Header, name: str, architecture: _Architecture) -> dict[str,
     layers, heads = integer("block_count"), integer("attention.head_count")
     if layers > len(header.tensors):
         raise header.refuse(
-            f"{name}.block_count is {layers}, expected no more than its {len(header.tensors)} tensors"
+            f"{name}.block_count is {layers}, expected no more than {len(header.tensors)} tensors"
         )
     hidden = integer("embedding_length")
     head_dim = integer("attention.key_length", max(hidden // heads, 1))

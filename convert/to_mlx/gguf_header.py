@@ -87,43 +87,39 @@ class Header:
     def integer(self, key: str, default: int | None = None, least: int = 0) -> int:
         """An integer of the metadata that is not below ``least``."""
         value = self.metadata.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.refuse(f"{key} is {_found(value)}, expected an integer of at least {least}")
-        return value
+        right = type(value) is int and value >= least
+        return self._checked(key, value, right, f"an integer of at least {least}")
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number of the metadata above 0, as short as float32 tells it from others."""
         value = self.metadata.get(key, default)
-        if not is_number(value) or not 0 < value < _LARGEST:
-            raise self.refuse(f"{key} is {_found(value)}, expected a number above 0")
-        return float(str(np.float32(value)))
+        right = is_number(value) and 0 < value < _LARGEST
+        return float(str(np.float32(self._checked(key, value, right, "a number above 0"))))
 
     def text(self, key: str, default: str | None = None) -> str | None:
         """A text of the metadata, or ``default`` where it is missing."""
         value = self.metadata.get(key, default)
-        if value is not None and not isinstance(value, str):
-            raise self.refuse(f"{key} is {_found(value)}, expected a text")
-        return value
+        return self._checked(key, value, value is None or isinstance(value, str), "a text")
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value of the metadata."""
         value = self.metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self.refuse(f"{key} is {_found(value)}, expected true or false")
-        return value
+        return self._checked(key, value, isinstance(value, bool), "true or false")
 
     def texts(self, key: str) -> list[str]:
         """A list of texts of the metadata."""
         value = self.metadata.get(key)
-        if not isinstance(value, list):
-            raise self.refuse(f"{key} is {_found(value)}, expected a list of texts")
-        return value
+        return self._checked(key, value, isinstance(value, list), "a list of texts")
 
     def array(self, key: str, length: int) -> np.ndarray:
         """An array of numbers of the metadata, of a length that must be."""
         value = self.metadata.get(key)
-        if not isinstance(value, np.ndarray) or len(value) != length:
-            raise self.refuse(f"{key} is {_found(value)}, expected {length} numbers")
+        right = isinstance(value, np.ndarray) and len(value) == length
+        return self._checked(key, value, right, f"{length} numbers")
+
+    def _checked(self, key: str, value: Any, right: bool, expected: str) -> Any:
+        if not right:
+            raise self.refuse(f"{key} is {_found(value)}, expected {expected}")
         return value
 
     def data(self, tensor: Tensor) -> np.ndarray:
@@ -281,7 +277,7 @@ class _Reader:
         end = self._place + size
         if end > len(self._buffer):
             raise self._refuse(
-                f"it is cut short or damaged: it ends at byte {len(self._buffer)}, within its header"
+                f"it is cut short or damaged: its header goes on behind byte {len(self._buffer)}"
             )
         data, self._place = self._buffer[self._place : end], end
         return data
