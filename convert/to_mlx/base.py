@@ -76,7 +76,7 @@ def convert_base(
         tokenizer = read_tokenizer(source, config)
         files = weight_files(source)
         total = sum(tensor.nbytes for tensor in weights.values())
-        count = _counted(progress, total + sum(file.stat().st_size for file in files))
+        count = counted(progress, total + sum(file.stat().st_size for file in files))
         for file in files:  # quantization would make numbers of NaN
             check_finite(file, count)
         write_weights(scratch, weights, parameters, count)
@@ -88,7 +88,7 @@ def convert_base(
         check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
 
 
-def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+def counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     """What tells ``progress`` the sum of the bytes that it is told one after the other."""
     done = 0
 

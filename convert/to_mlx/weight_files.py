@@ -7,6 +7,8 @@ after the other is computed, written and dropped.
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import mlx.core as mx
@@ -28,9 +30,23 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """An array that is made when it is written; ``make`` returns it."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    make: Callable[[], mx.array]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return prod(self.shape) * self.dtype.size
+
+
 def write_weights(
     directory: Path,
-    weights: dict[str, mx.array],
+    weights: dict[str, mx.array] | dict[str, Deferred],
     parameters: int,
     count: Callable[[int], None] = lambda _: None,
 ) -> None:
@@ -60,7 +76,9 @@ def write_weights(
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=4))
 
 
-def _write_file(path: Path, tensors: dict[str, mx.array], count: Callable[[int], None]) -> None:
+def _write_file(
+    path: Path, tensors: dict[str, mx.array | Deferred], count: Callable[[int], None]
+) -> None:
     """Write one safetensors file, emptying ``tensors``; ``count`` is told the bytes of each."""
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
     end = 0
@@ -78,6 +96,8 @@ def _write_file(path: Path, tensors: dict[str, mx.array], count: Callable[[int],
         file.write(text)
         for name in list(tensors):
             tensor = tensors.pop(name)
+            if isinstance(tensor, Deferred):
+                tensor = tensor.make()
             file.write(memoryview(tensor.reshape(-1).view(mx.uint8)))
             count(tensor.nbytes)
             del tensor

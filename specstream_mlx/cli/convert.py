@@ -17,9 +17,9 @@ def convert(
     model: Annotated[
         str,
         Option(
-            metavar="DIR|REPO",
+            metavar="DIR|REPO|GGUF",
             help="Base with safetensors: a directory, or a Hugging Face repository, which is "
-            "downloaded unless it is in the cache.",
+            "downloaded unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
         ),
     ],
     mlx_path: Annotated[Path | None, Option(metavar="DIR", help="Where the result goes.")] = None,
@@ -54,7 +54,10 @@ def convert(
     ] = "64",
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
-        Option(help="Of what is not quantized. Default: as it is."),
+        Option(
+            help="Of what is not quantized, and of a GGUF's scales. Default: as it is, and for a "
+            "GGUF the smallest that holds all of it exactly."
+        ),
     ] = None,
     to_pytorch: Annotated[
         Path | None,
@@ -89,6 +92,11 @@ def convert(
     [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-mixed
     --quant-predicate msa_4_8 --num-msa-layers 4[/cyan]
 
+    A GGUF file, its blocks as they are:
+
+    [cyan]  specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf
+    --mlx-path smollm2[/cyan]
+
     An adapter for it, compared with PyTorch:
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
@@ -104,6 +112,18 @@ def convert(
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
     --to-pytorch torch-streams[/cyan]
     """
+    gguf = Path(model)
+    if gguf.is_file() or (gguf.suffix == ".gguf" and not gguf.is_dir()):
+        refused = {
+            "--adapter-path": adapter_path,
+            "--bits": bits,
+            "--quant-predicate": recipe,
+            "--num-msa-layers": num_msa_layers,
+            "--to-pytorch": to_pytorch,
+            "--verify": verify,
+        }
+        _from_gguf(gguf, mlx_path, dtype, [name for name in refused if refused[name]], overwrite)
+        return
     if to_pytorch is not None:
         _to_pytorch(model, mlx_path, adapter_path, to_pytorch)
         return
@@ -155,6 +175,33 @@ def convert(
         [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
     ):
         raise Exit(1)
+
+
+def _from_gguf(
+    file: Path, mlx_path: Path | None, dtype: str | None, refused: list[str], overwrite: bool
+) -> None:
+    """Convert a GGUF file and say what became of its types."""
+    if refused:
+        raise UserError(
+            f"{refused[0]} was given with the file {file}, expected it with a directory: convert "
+            "the GGUF first, without it"
+        )
+    if mlx_path is None:
+        raise UserError("--mlx-path is missing, expected where the result goes")
+    from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+
+    from .progress import progress
+
+    with progress("Converting") as show:
+        report = convert_gguf(file, mlx_path, dtype, show, overwrite=overwrite)
+    for held in report.types:
+        reporting.note(str(held))
+    if report.obstacle is not None:
+        reporting.note(
+            f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
+            "exactly; --dtype float16 rounds them and computes faster"
+        )
+    reporting.note(f"wrote {mlx_path}")
 
 
 def _to_pytorch(

@@ -1,0 +1,286 @@
+"""The header of a GGUF file: its metadata, and type, shape and place of its tensors.
+
+``gguf.GGUFReader`` believes counts and lengths: a damaged one makes it loop and allocate without
+end, and it takes seconds for a vocabulary of 50,000 tokens. Here everything is compared with the
+size of the file first. The numbers of types and the sizes of blocks are the package's.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import (
+    GGML_QUANT_SIZES,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGMLQuantizationType,
+    GGUFValueType,
+)
+
+from specstream_mlx.checked_files import short
+from specstream_mlx.config import UserError, is_number, shown
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST_DIMENSIONS = 4
+_LONGEST_NAME = 256  # bytes, of a key or a tensor
+_LARGEST = 2.0**64
+_MOST = 2**16  # keys, and tensors: real files have some hundreds
+_LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # bytes that describe one
+_LEAST_PAIR = 8 + 4 + 1
+_SCALARS = {
+    GGUFValueType.UINT8: "<B",
+    GGUFValueType.INT8: "<b",
+    GGUFValueType.UINT16: "<H",
+    GGUFValueType.INT16: "<h",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT64: "<d",
+}
+"""As ``struct`` and numpy write them both."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the header describes it.
+
+    Attributes:
+        kind: how its values are stored.
+        shape: rows first, as in MLX: GGUF writes the innermost dimension first.
+        offset: of its first byte in the file.
+        size: in bytes.
+    """
+
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says of itself, all places within the file.
+
+    Attributes:
+        path: the file.
+        metadata: numbers, truth values, texts, lists of texts and 1-D arrays by key.
+        tensors: by name.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def refuse(self, problem: str) -> UserError:
+        """The error that names the file."""
+        return UserError(f"{short(self.path)}: {problem}")
+
+    def integer(self, key: str, default: int | None = None, least: int = 0) -> int:
+        """An integer of the metadata that is not below ``least``."""
+        value = self.metadata.get(key, default)
+        right = type(value) is int and value >= least
+        return self._checked(key, value, right, f"an integer of at least {least}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number of the metadata above 0, as short as float32 tells it from others."""
+        value = self.metadata.get(key, default)
+        right = is_number(value) and 0 < value < _LARGEST
+        return float(str(np.float32(self._checked(key, value, right, "a number above 0"))))
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """A text of the metadata, or ``default`` where it is missing."""
+        value = self.metadata.get(key, default)
+        return self._checked(key, value, value is None or isinstance(value, str), "a text")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value of the metadata."""
+        value = self.metadata.get(key, default)
+        return self._checked(key, value, isinstance(value, bool), "true or false")
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts of the metadata."""
+        value = self.metadata.get(key)
+        return self._checked(key, value, isinstance(value, list), "a list of texts")
+
+    def array(self, key: str, length: int) -> np.ndarray:
+        """An array of numbers of the metadata, of a length that must be."""
+        value = self.metadata.get(key)
+        right = isinstance(value, np.ndarray) and len(value) == length
+        return self._checked(key, value, right, f"{length} numbers")
+
+    def _checked(self, key: str, value: Any, right: bool, expected: str) -> Any:
+        if not right:
+            raise self.refuse(f"{key} is {_found(value)}, expected {expected}")
+        return value
+
+    def data(self, tensor: Tensor) -> np.ndarray:
+        """A tensor's bytes, (rows, bytes of a row), which are read from the file when used."""
+        flat = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.size)
+        return flat.reshape(prod(tensor.shape[:-1]), -1)
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a GGUF file, whatever the file may be.
+
+    Raises:
+        UserError: it is missing, of another format, version or byte order, one of several parts,
+            cut short or damaged.
+    """
+    if not os.path.isfile(path):
+        problem = "is not a file" if os.path.lexists(path) else "is missing"
+        raise UserError(f"{short(path)} {problem}, expected a GGUF file")
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise UserError(f"{short(path)} is not a GGUF file: it does not begin with GGUF")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+                return _Reader(path, buffer).header()
+    except OSError as error:
+        raise UserError(f"{short(path)} cannot be read: {error.strerror or error}") from None
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return f"a list of {len(value)}" if isinstance(value, list | np.ndarray) else shown(value)
+
+
+class _Reader:
+    """Reads one value after the other, none from beyond the end of the file."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self._path, self._buffer, self._place = path, buffer, len(_MAGIC)
+
+    def header(self) -> Header:
+        version = self._number("<I")
+        if version not in _VERSIONS:
+            if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+                raise self._refuse("it is big-endian, expected a little-endian file")
+            raise self._refuse(f"its GGUF version is {version}, expected one of {_VERSIONS}")
+        tensors = self._count("tensors", _LEAST_TENSOR, _MOST)
+        metadata = self._metadata(self._count("metadata", _LEAST_PAIR, _MOST))
+        parts = metadata.get("split.count", 0)
+        if parts not in (0, 1):
+            raise self._refuse(
+                f"split.count is {shown(parts)}, expected a whole model in one file: merge its "
+                "parts first, with llama-gguf-split --merge"
+            )
+        return Header(self._path, metadata, self._tensors(tensors, metadata))
+
+    def _metadata(self, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._name("metadata")
+            if key in metadata:
+                raise self._refuse(f"the metadata have {key} twice")
+            metadata[key] = self._value(key, self._number("<I"))
+        return metadata
+
+    def _value(self, key: str, kind: int) -> Any:
+        if kind == GGUFValueType.STRING:
+            return self._text(key)
+        if kind != GGUFValueType.ARRAY:
+            return self._number(self._scalar(key, kind))
+        kind = self._number("<I")
+        if kind == GGUFValueType.STRING:
+            return [self._text(key) for _ in range(self._count(key, 8))]
+        dtype = np.dtype(self._scalar(key, kind))
+        return np.frombuffer(self._bytes(self._count(key, dtype.itemsize) * dtype.itemsize), dtype)
+
+    def _scalar(self, key: str, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise self._refuse(f"{key} has a value of type {kind}, expected a number or a text")
+        return _SCALARS[GGUFValueType(kind)]
+
+    def _tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
+        found: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]] = {}
+        for _ in range(count):
+            name = self._name("tensors")
+            if name in found:
+                raise self._refuse(f"it has the tensor {name} twice")
+            dimensions = self._number("<I")
+            if not 1 <= dimensions <= _MOST_DIMENSIONS:
+                raise self._refuse(
+                    f"{name} has {dimensions} dimensions, expected 1 to {_MOST_DIMENSIONS}"
+                )
+            shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
+            kind = self._number("<I")
+            if kind not in GGML_QUANT_SIZES:
+                raise self._refuse(f"{name} has the type {kind}, which GGUF does not define")
+            found[name] = GGMLQuantizationType(kind), shape, self._number("<Q")
+        alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self._refuse(f"general.alignment is {_found(alignment)}, expected a power of two")
+        begin = -(-self._place // alignment) * alignment
+        tensors, end, last = {}, begin, ""
+        for name, (kind, shape, offset) in sorted(found.items(), key=lambda item: item[1][2]):
+            width, size = GGML_QUANT_SIZES[kind]
+            if not all(shape) or shape[-1] % width:
+                raise self._refuse(
+                    f"{name} has shape {shape}, expected one whose rows are whole blocks of "
+                    f"{width} for {kind.name}"
+                )
+            tensor = Tensor(kind, shape, begin + offset, prod(shape) // width * size)
+            if tensor.offset % alignment:
+                raise self._refuse(
+                    f"{name} is at offset {offset}, expected a multiple of {alignment}"
+                )
+            if tensor.offset < end:
+                raise self._refuse(f"{name} and {last} overlap")
+            end, last, tensors[name] = tensor.offset + tensor.size, name, tensor
+            if end > len(self._buffer):
+                raise self._refuse(f"it is cut short or damaged: {name} reaches beyond its end")
+        return tensors
+
+    def _count(self, what: str, least: int, most: int = 2**64) -> int:
+        """A number of things of which each takes at least ``least`` bytes."""
+        count = self._number("<Q")
+        if count > most:
+            raise self._refuse(f"it announces {count} {what}, expected at most {most}")
+        if count * least > len(self._buffer) - self._place:
+            raise self._refuse(
+                f"it is cut short or damaged: it announces {count} values of {what}, "
+                "more than it can hold"
+            )
+        return count
+
+    def _name(self, what: str) -> str:
+        name = self._text(f"a name of the {what}", _LONGEST_NAME)
+        if not name.isprintable():
+            raise self._refuse(
+                f"{shown(name)} is among the names of the {what}, expected plain text"
+            )
+        return name
+
+    def _text(self, what: str, longest: int | None = None) -> str:
+        length = self._number("<Q")
+        if longest is not None and length > longest:
+            raise self._refuse(f"{what} has {length} bytes, expected at most {longest}")
+        try:
+            return str(self._bytes(length), "utf-8")
+        except UnicodeDecodeError:
+            raise self._refuse(f"{what} is not UTF-8 text") from None
+
+    def _number(self, kind: str) -> Any:
+        return struct.unpack(kind, self._bytes(struct.calcsize(kind)))[0]
+
+    def _bytes(self, size: int) -> bytes:
+        end = self._place + size
+        if end > len(self._buffer):
+            raise self._refuse(
+                f"it is cut short or damaged: its header goes on behind byte {len(self._buffer)}"
+            )
+        data, self._place = self._buffer[self._place : end], end
+        return data
+
+    def _refuse(self, problem: str) -> UserError:
+        return UserError(f"{short(self._path)}: {problem}")

