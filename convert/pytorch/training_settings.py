@@ -6,7 +6,9 @@ from pathlib import Path
 from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.train.stream_settings import StreamSettings
 
-_FREE_TO_CHANGE = {"output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume"}
+_FREE_TO_CHANGE = {
+    *("output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume")
+}
 """What may differ between a run and its continuation."""
 
 
