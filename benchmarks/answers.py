@@ -34,7 +34,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import typer
 
-from specstream_mlx import bundled
+from specstream_mlx import demonstration
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.lookup import Lookup
@@ -296,7 +296,7 @@ def main(
 ) -> None:
     """Score the bundled model's answers to typed texts, and its drafts."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
-    base = Base(bundled.base_path(), max_tokens)
+    base = Base(demonstration.base_path(), max_tokens)
     facts = base.facts() | {
         "commit": commit(),
         "texts": Texts(texts, items).facts()["texts"],

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specstream_mlx import bundled
+from specstream_mlx import demonstration
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
@@ -76,7 +76,7 @@ def main(
     output: Output = RESULTS,
 ) -> None:
     """Compare the time to the first text of a first generate with mlx_lm's."""
-    path = model or bundled.base_path()
+    path = model or demonstration.base_path()
     found: dict[str, list[float]] = {MLX_LM: [], OURS: []}
     for number in track(range(runs + 1), "first text"):
         for way, seconds in found.items():

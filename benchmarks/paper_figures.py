@@ -28,7 +28,7 @@ import mlx.core as mx
 import typer
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
-from specstream_mlx import DraftSettings, Sampling, UserError, bundled
+from specstream_mlx import DraftSettings, Sampling, UserError, demonstration
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
@@ -216,7 +216,7 @@ def mlx_adapter(directory: Path, target: Path) -> Path:
     config = json.loads((directory / "adapter_config.json").read_text())
     if "speculative_streaming" in config:
         return directory
-    convert_adapter(directory, bundled.base_path(), target)
+    convert_adapter(directory, demonstration.base_path(), target)
     return target
 
 
@@ -257,7 +257,7 @@ def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: P
             raise UserError(f"unknown figure {name!r}, expected some of {', '.join(FIGURES)}")
     check_matplotlib()
     by_layers = find_adapters(adapters) if "msa-layers" in names else {}
-    base = Base(bundled.base_path(), sizes.max_tokens)
+    base = Base(demonstration.base_path(), sizes.max_tokens)
     facts = base.facts()
     machine = f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}"
     written = []

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
@@ -193,7 +193,7 @@ def main(
     """Measure a step against the bare forwards of the same rows."""
     size = random and Size.parse(random)
     check_both(model_path, streams)
-    base_path = model_path or bundled.base_path()
+    base_path = model_path or demonstration.base_path()
     base, tokenizer = load(base_path)
     least = base.config["vocab_size"]
     if vocabulary is not None and vocabulary < least:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specstream_mlx import DraftSettings, bundled, keyed_sampler
+from specstream_mlx import DraftSettings, demonstration, keyed_sampler
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
@@ -148,7 +148,7 @@ def main(
 
     [cyan]  python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly[/cyan]
     """
-    base, texts = Base(bundled.base_path(), max_tokens), Texts(origin, items)
+    base, texts = Base(demonstration.base_path(), max_tokens), Texts(origin, items)
     cases = [
         (mode, task, one) for one in temp or [1.0] for mode in MODES for task in chosen_tasks(only)
     ]

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx import bundled
+from specstream_mlx import demonstration
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.prompts import chat_prompt
@@ -229,7 +229,7 @@ def main(
 ) -> None:
     """Compare drafting with plain decoding on texts that people typed."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
-    base = Base(bundled.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
+    base = Base(demonstration.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
     facts = base.facts() | {
         "texts": texts,
         "rounds": rounds,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specstream_mlx import DraftSettings, UserError, bundled, load, stream_generate
+from specstream_mlx import DraftSettings, UserError, bundled, demonstration, load, stream_generate
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -61,7 +61,7 @@ def choose_tools(names: Sequence[str] = ()) -> list[str]:
     available = bundled.adapter_names()
     if not available:
         raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
-    bundled.base_path()
+    demonstration.base_path()
     for name in names:
         if name not in available:
             raise UserError(f"there is no tool {name!r}, expected one of {', '.join(available)}")
@@ -96,7 +96,7 @@ class WritingTools:
     """
 
     def __init__(self) -> None:
-        self.model, self.tokenizer = load(bundled.base_path())
+        self.model, self.tokenizer = load(demonstration.base_path())
 
     def apply(
         self,

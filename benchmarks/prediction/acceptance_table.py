@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx import DraftSettings, SpeculativeModel, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
@@ -78,7 +78,7 @@ def main(
 ) -> None:
     """Measure acceptance by depth and rank on the bundled model."""
     chosen, texts = chosen_tasks(only), Texts(origin, items)
-    model, tokenizer = load(bundled.base_path(), adapter_path=bundled.streams_path())
+    model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     output.mkdir(parents=True, exist_ok=True)
     tables = {}
     for mode in ("lossless", "shared"):

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specstream_mlx import UserError, bundled
+from specstream_mlx import UserError, bundled, demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import read_adapter, write_adapter
 from specstream_mlx.cli.errors import one_line_errors
@@ -134,7 +134,7 @@ def main(
 ) -> None:
     """Compare streams without and with a head that knows the token before."""
     chosen = chosen_tasks(only)
-    base = Base(bundled.base_path(), max_tokens)
+    base = Base(demonstration.base_path(), max_tokens)
     read = Texts(texts, items)
     facts = base.facts() | {"commit": commit(), "texts": read.facts()["texts"], "timed": timed}
     name = "-".join(("conditioned-heads", texts, machine_suffix(facts)))

@@ -42,7 +42,7 @@ from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.vectors import EXACT, Asked
 
-from specstream_mlx import DraftSettings, UserError, bundled, keyed_sampler
+from specstream_mlx import DraftSettings, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.checked_files import read_json_lines
@@ -182,7 +182,7 @@ class Subject:
 
 def bundled_subject(form: str, work: Path, texts: int) -> Subject:
     """The bundled model in ``form``."""
-    directory = bundled.base_path()
+    directory = demonstration.base_path()
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, read_model(directory, to_run=False)[1])
 

@@ -222,9 +222,9 @@ def main(
     output: Output = RESULTS,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""
-    from specstream_mlx import bundled
+    from specstream_mlx import demonstration
 
-    base = Base(bundled.base_path(), max_tokens, fastest_baseline=False)
+    base = Base(demonstration.base_path(), max_tokens, fastest_baseline=False)
     recorded: dict[tuple[str, str, str], list[Recording]] = {}
     costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}

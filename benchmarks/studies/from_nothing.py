@@ -18,7 +18,7 @@ from specstream_mlx.convert.demo_model import tasks
 from specstream_mlx.convert.demo_model.train_adapters import answers, mixed_prompts
 from specstream_mlx.convert.demo_model.typed_dev import typed_prompts
 
-from specstream_mlx import bundled
+from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.hardware import device
@@ -53,7 +53,8 @@ def train(work: Path, prompts: int, settings: dict[str, Any]) -> tuple[Path, flo
         asked = work / "prompts.jsonl"
         asked.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in learned))
         config.write_text(json.dumps(settings))  # which is YAML
-        places = ("--model", bundled.base_path(), "--prompts", asked, "--adapter-path", adapter)
+        base = demonstration.base_path()
+        places = ("--model", base, "--prompts", asked, "--adapter-path", adapter)
         flags = ["-c", config, *places, "--no-outcome"]
         if (work / "streams.training" / "last.safetensors").exists():
             flags.append("--resume")
@@ -80,7 +81,7 @@ def main(
     settings = {"iters": iters, "batch_size": batch_size, "max_tokens": max_tokens}
     settings |= {"num_msa_layers": layers, "stream_init_rank": rank, "steps_per_eval": 75}
     adapter, minutes = train(work, prompts, settings)
-    base = bundled.base_path()
+    base = demonstration.base_path()
     data = answers(work / "typed.jsonl", base, typed_prompts())
     rows: list[dict[str, Any]] = []
     places = {TRAINED: (adapter, f"{minutes:.0f}"), SHIPPED: (bundled.streams_path(), "")}

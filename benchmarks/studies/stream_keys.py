@@ -27,7 +27,7 @@ import typer
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, load
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import FORMAT_VERSION
@@ -256,7 +256,7 @@ def main(
         check_both(model_path, streams)
     chosen = contexts_in(contexts, keys)
     streams_path = streams or bundled.streams_path()
-    base, tokenizer = load(model_path or bundled.base_path(), adapter_path=streams_path)
+    base, tokenizer = load(model_path or demonstration.base_path(), adapter_path=streams_path)
     if base.streams is None or base.mode != "lossless":
         raise UserError(f"{streams_path} has no lossless streams, expected some that only draft")
     limit = base.config.get("max_position_embeddings") or 0

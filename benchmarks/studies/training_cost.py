@@ -35,7 +35,7 @@ from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.trainer import build_model
 from specstream_mlx.convert.pytorch.training_data import collate
 
-from specstream_mlx import bundled
+from specstream_mlx import demonstration
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.cli.progress import track
 from specstream_mlx.config import Mode, UserError
@@ -282,7 +282,7 @@ def main(
         if way not in WAYS:
             raise UserError(f"--ways has {way!r}, expected some of {'; '.join(WAYS)}")
     with tempfile.TemporaryDirectory() as scratch:
-        model = model or bundled.base_path()
+        model = model or demonstration.base_path()
         if random is not None:
             model = Path(scratch) / random
             run_module("benchmarks.studies.export_memory", "--size", random, "--base", model)

@@ -26,7 +26,7 @@ from mlx_lm import batch_generate
 from mlx_lm.utils import dequantize_model, load, quantize_model, save
 from rich.console import Console
 
-from specstream_mlx import bundled
+from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.batch import batch_generate as generate_with_streams
 from specstream_mlx.cli.errors import one_line_errors
@@ -92,7 +92,7 @@ def quantize_base(base: Path | None, work: Path, bits: int) -> None:
         bits: bits per weight of the quantized base.
     """
     if base is None:
-        base = bundled.base_path()
+        base = demonstration.base_path()
         with staged_directory(work / "base") as scratch:
             shutil.copytree(base, scratch, dirs_exist_ok=True)
     else:

@@ -2,6 +2,7 @@
 
 The recipes ``mixed_*`` are mlx-lm's. ``msa_<low>_<high>`` keeps what drafts depend on at more bits:
 the MSA layers, where the streams run, and the embeddings and the head, which every draft passes.
+``embeddings_4_8`` keeps only these, as llama.cpp's 4-bit files mostly do.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
 from specstream_mlx.config import UserError
 
 MSA_RECIPES = ("msa_4_6", "msa_4_8")
-RECIPES = (*QUANT_RECIPES, *MSA_RECIPES)
+_EMBEDDINGS_RECIPE = "embeddings_4_8"
+RECIPES = (*QUANT_RECIPES, _EMBEDDINGS_RECIPE, *MSA_RECIPES)
 
 Predicate = Callable[[str, nn.Module], dict[str, Any]]
 
@@ -40,18 +42,20 @@ def quant_predicate(
     if recipe not in RECIPES:
         raise UserError(f"the recipe is {recipe!r}, expected one of {', '.join(RECIPES)}")
     low, high = (int(bits) for bits in recipe.split("_")[1:])
+    if recipe not in MSA_RECIPES and num_msa_layers is not None:
+        raise UserError(
+            f"num_msa_layers is {num_msa_layers} with the recipe {recipe}, "
+            f"expected it with one of {', '.join(MSA_RECIPES)} only"
+        )
     if recipe in QUANT_RECIPES:
-        if num_msa_layers is not None:
-            raise UserError(
-                f"num_msa_layers is {num_msa_layers} with the recipe {recipe}, "
-                f"expected it with one of {', '.join(MSA_RECIPES)} only"
-            )
         try:
             return mixed_quant_predicate_builder(recipe, model, group_size), low
         except ValueError as error:
             raise UserError(f"the recipe {recipe} does not fit the model: {error}") from None
     count = len(model.layers)
-    if num_msa_layers is None or not 1 <= num_msa_layers <= count:
+    if recipe == _EMBEDDINGS_RECIPE:
+        num_msa_layers = 0
+    elif num_msa_layers is None or not 1 <= num_msa_layers <= count:
         raise UserError(
             f"num_msa_layers is {num_msa_layers} with the recipe {recipe}, expected 1 to {count}"
         )

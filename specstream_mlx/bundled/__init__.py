@@ -1,58 +1,69 @@
-"""Where the bundled demonstration model lies inside the installed package.
+"""The streams and adapters that come with the package; see ``demonstration`` for their base.
 
-``base/`` is the model in MLX format, ``streams/`` its lossless streams, and ``adapters/<name>/``
-one shared-mode adapter per task; the last two are adapter directories.
+``streams/`` holds the lossless streams of the base, and ``adapters/<name>/`` one shared-mode
+adapter for each task; all are adapter directories.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from ..checked_files import read_json
 from ..config import UserError, shown
+from ..models.fingerprint import fingerprint
 
 ROOT = Path(__file__).parent
-
-
-def base_path() -> Path:
-    """The base model's directory.
-
-    Raises:
-        UserError: this installation has no bundled model.
-    """
-    return _existing(ROOT / "base", "config.json")
 
 
 def streams_path() -> Path:
     """The adapter directory with the base's lossless streams.
 
     Raises:
-        UserError: this installation has no bundled model.
+        UserError: this installation has none.
     """
-    return _existing(ROOT / "streams", "adapter_config.json")
+    return _existing(ROOT / "streams")
+
+
+def streams_for(config: Mapping[str, Any]) -> Path | None:
+    """The lossless streams where they were trained for such a base; ``None`` where not.
+
+    Args:
+        config: of a base, as its ``config.json`` has it.
+    """
+    path = ROOT / "streams"
+    if not (path / _CONFIG).exists():
+        return None
+    trained_for = read_json(path / _CONFIG)["speculative_streaming"]["base_fingerprint"]
+    return path if trained_for == fingerprint(config) else None
 
 
 def adapter_names() -> list[str]:
-    """Names of the bundled adapters; empty where this installation has none."""
-    return sorted(path.parent.name for path in ROOT.glob("adapters/*/adapter_config.json"))
+    """Names of the adapters; empty where this installation has none."""
+    return sorted(path.parent.name for path in ROOT.glob(f"adapters/*/{_CONFIG}"))
 
 
 def adapter_path(name: str) -> Path:
-    """The directory of the bundled adapter ``name``.
+    """The directory of the adapter ``name``.
 
     Raises:
         UserError: there is no such adapter.
     """
     names = adapter_names()
     if not names:
-        _existing(ROOT / "adapters", "*/adapter_config.json")
+        _existing(ROOT / "adapters" / name)
     if name not in names:
         expected = ", ".join(names)
         raise UserError(f"there is no bundled adapter {shown(name)}, expected one of {expected}")
     return ROOT / "adapters" / name
 
 
-def _existing(directory: Path, marker: str) -> Path:
-    if not any(directory.glob(marker)):
+_CONFIG = "adapter_config.json"
+
+
+def _existing(directory: Path) -> Path:
+    if not (directory / _CONFIG).exists():
         raise UserError(
-            f"the bundled model is missing from this installation ({directory} has no {marker}); "
-            "--model takes any model in MLX format"
+            f"the bundled streams and adapters are missing from this installation ({directory} has "
+            f"no {_CONFIG}); --adapter-path takes any adapter directory"
         )
     return directory

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import bundled
 from ..config import UserError
 from .options import KVCacheOptions
 
@@ -35,10 +34,12 @@ class CachedPrompt:
             self._made_by, self.tokenizer_config = read_metadata(path)
 
     def model_name(self, given: str | None) -> str | None:
-        """``--model``, or the model that made the file; ``None`` is the bundled one."""
+        """``--model``, or the model that made the file; ``None`` is the demonstration model."""
+        from .. import demonstration
+
         if given is not None or self._made_by is None:
             return given
-        return None if self._made_by == str(bundled.base_path()) else self._made_by
+        return None if self._made_by == str(demonstration.directory()) else self._made_by
 
     def open(
         self, model: "SpeculativeModel", model_name: str, kv_cache: KVCacheOptions

@@ -46,7 +46,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: ``model`` cannot be used.
     """
-    from .. import bundled
+    from .. import bundled, demonstration
     from ..autotune.kept import kept_costs
     from ..autotune.pace import pace_of
     from ..hardware import device
@@ -58,7 +58,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
     try:
-        bundled_model = str(bundled.base_path())
+        bundled_model = str(demonstration.base_path())
     except UserError as error:
         bundled_model = None
         missing.append(str(error))

