@@ -1,11 +1,10 @@
-"""Put the trained demonstration model into the package, in the form in which it is shipped.
+"""Put trained streams and adapters into the package, in the form in which they are shipped.
 
     python -m specstream_mlx.convert.demo_model.bundle --work runs/adapters
 
-It takes ``base``, ``streams`` and the tasks' adapters from ``train_adapters``, with heads where
-they were trained and pay, and writes ``bundled/base``, ``bundled/streams`` and
-``bundled/adapters/<task>``: MLX format, adapters in float16, at most 45 MB in all. Each part
-appears complete or not at all.
+It takes ``streams`` and the tasks' adapters from ``train_adapters``, as far as they are finished,
+and writes ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, in float16. Each part
+appears complete or not at all, and all or none are written.
 """
 
 import json
@@ -16,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from specstream_mlx import bundled
+from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.cli.errors import one_line_errors
@@ -25,42 +24,18 @@ from specstream_mlx.staging import staged_directory
 
 from ..to_mlx.adapter import convert_adapter
 from . import tasks
-from .work_directory import trained
+from .train_adapters import STREAMS
 
-MOST_BYTES = 45_000_000
-NAME = "specstream-mlx demonstration model"
-PLAIN = ("proofread",)
-"""Tasks whose streams keep plain heads: where nearly every guess is right, a head that knows the
-token before takes more time than it saves (``benchmarks.studies.conditioned_heads``)."""
-BASE_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-)
-
-
-def copy_base(source: Path, target: Path) -> None:
-    """Copy the files of a base that are needed to load it.
-
-    Args:
-        source: directory of the base in MLX format.
-        target: directory that does not exist yet.
-
-    Raises:
-        UserError: a file is missing.
-    """
-    target.mkdir(parents=True)
-    for name in BASE_FILES:
-        if not (source / name).exists():
-            raise UserError(f"{source / name} is missing, expected a finished part 'base'")
-        shutil.copyfile(source / name, target / name)
+MOST_STREAM_BYTES, MOST_ADAPTER_BYTES, MOST_BYTES = 1_500_000, 3_000_000, 30_000_000
+"""Of the lossless streams, of one adapter, and of all together."""
 
 
 def copy_adapter(source: Path, base: Path, target: Path) -> None:
-    """Convert a trained adapter, leaving out the name of the directory that it was trained in."""
+    """Convert a trained adapter, naming its base instead of the directory it was trained in."""
     convert_adapter(source, base, target, dtype="float16")
     path = target / ADAPTER_CONFIG
     config = read_json(path)
-    config[STREAM_KEY]["base_model"] = NAME
+    config[STREAM_KEY]["base_model"] = demonstration.REPOSITORY
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -69,54 +44,52 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def collect(work: Path, scratch: Path) -> list[str]:
-    """Write all parts to ``scratch``.
+def collect(work: Path, base: Path, scratch: Path) -> list[str]:
+    """Write all finished parts to ``scratch``.
 
     Args:
         work: work directory of ``train_adapters``.
+        base: the demonstration model's base.
         scratch: an empty directory.
 
     Returns:
         The names of the parts, which are paths below ``scratch``.
 
     Raises:
-        UserError: a part is not trained yet, or all together are larger than ``MOST_BYTES``.
+        UserError: nothing is finished, or a part, or all together, are too large.
     """
-    adapters = [name for name in tasks.TASKS if (work / name / "adapter").exists()]
-    if not (work / "streams" / "adapter").exists():
-        raise UserError(f"{work / 'streams' / 'adapter'} is missing, expected finished streams")
-    if not adapters:
-        raise UserError(f"{work} has no <task>/adapter, expected at least one finished task")
-    copy_base(work / "base", scratch / "base")
-    copy_adapter(work / "streams" / "adapter", work / "base", scratch / "streams")
-    for name in adapters:
-        source = work / name / "adapter" if name in PLAIN else trained(work, name)
-        copy_adapter(source, work / "base", scratch / "adapters" / name)
+    sources = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
+    finished = {part: s / "adapter" for part, s in sources.items() if (s / "adapter").exists()}
+    if not finished:
+        raise UserError(f"{work} has no <part>/adapter, expected at least one finished part")
+    for part, source in finished.items():
+        copy_adapter(source, base, scratch / part)
+        most = MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
+        if (size := size_of(scratch / part)) > most:
+            raise UserError(f"{part} has {size:,} bytes, expected at most {most:,}")
     if (total := size_of(scratch)) > MOST_BYTES:
-        raise UserError(
-            f"base, streams and {len(adapters)} adapters have {total / 1e6:.1f} MB, "
-            f"expected at most {MOST_BYTES / 1e6:.0f} MB"
-        )
-    return ["base", "streams", *(f"adapters/{name}" for name in adapters)]
+        raise UserError(f"all parts have {total:,} bytes, expected at most {MOST_BYTES:,}")
+    return list(finished)
 
 
 def bundle(work: Path, output: Path) -> dict[str, int]:
-    """Write the bundled model.
+    """Write the bundled streams and adapters.
 
     Args:
         work: work directory of ``train_adapters``.
-        output: directory whose ``base``, ``streams`` and ``adapters`` are replaced.
+        output: directory whose ``streams`` and ``adapters`` are replaced, as far as they are
+            finished.
 
     Returns:
         The bytes of each part, by name.
 
     Raises:
-        UserError: a part is not trained yet, or all together are too large, and nothing has been
-            written; or a part cannot be written.
+        UserError: nothing is finished, or too large, and nothing has been written; or a part
+            cannot be written.
     """
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        parts = collect(work, scratch)
+        parts = collect(work, demonstration.base_path(), scratch)
         for part in parts:
             with staged_directory(output / part) as staged:
                 shutil.copytree(scratch / part, staged, dirs_exist_ok=True)
@@ -130,7 +103,7 @@ def main(
         Path, typer.Option(help="Directory that the parts are written to.")
     ] = bundled.ROOT,
 ) -> None:
-    """Put the trained demonstration model into the package."""
+    """Put trained streams and adapters into the package."""
     sizes = bundle(work, output)
     for part, size in sizes.items():
         print(f"{size / 1e6:8.2f} MB  {part}")
