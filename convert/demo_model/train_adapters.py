@@ -60,7 +60,7 @@ def write_expanded(target: Path) -> None:
 
 
 def write_pairs(path: Path, items: list[tasks.Item], *, instructed: bool) -> Path:
-    """Write items as JSONL of prompts and completions.
+    """Write items as JSONL of prompts and completions, leaving out empty completions.
 
     Args:
         path: the file, which is kept if it is there already.
@@ -74,7 +74,9 @@ def write_pairs(path: Path, items: list[tasks.Item], *, instructed: bool) -> Pat
         with staged_file(path) as partial, partial.open("w") as file:
             for item in items:
                 prompt = tasks.instructed(item) if instructed else item.content
-                print(json.dumps({"prompt": prompt, "completion": item.target}), file=file)
+                if item.target:
+                    line = {"prompt": prompt, "completion": item.target}
+                    print(json.dumps(line, ensure_ascii=False), file=file)
     return path
 
 

@@ -1,27 +1,25 @@
-"""What the adapters are trained on, and with which settings."""
+"""What the adapters are trained on, with which settings, and what of it is bundled."""
 
 import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
-from specstream_mlx.convert.demo_model import mixture, tasks, train_adapters
-from specstream_mlx.convert.demo_model.work_directory import trained
+from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
 
-from specstream_mlx.config import StreamConfig
+from specstream_mlx import UserError
 
-MSA_LAYERS = {"lossless": 6, "shared": 3}
+TOY = Path(__file__).parents[2] / "toy"
 
 
 @pytest.fixture(autouse=True)
-def base_writes_a_line(monkeypatch):
-    def write(base, prompts, adapter=None):
-        return [f"by {adapter.name} {p}" if adapter else f"to {p}" for p in prompts]
-
-    monkeypatch.setattr(train_adapters, "greedy_outputs", write)
+def few_items(monkeypatch):
+    monkeypatch.setattr(train_adapters, "ITEMS", dict.fromkeys(train_adapters.ITEMS, 24))
 
 
-def settings(tmp_path, part, start=None):
-    return train_adapters.settings_of(part, tmp_path, None, 7, 24, 0, MSA_LAYERS, start)
+def settings(tmp_path, part, start=None, answers=None):
+    return train_adapters.settings_of(part, tmp_path, answers, None, 7, 0, start)
 
 
 def lines(path):
@@ -36,8 +34,7 @@ def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp
     assert lines(found.data) == [line for line in expected if line["completion"]]
     assert found.prompt_template == tasks.prompt_template("concise")
     found.check()
-    assert (found.mode, found.num_msa_layers, found.num_streams) == ("shared", 3, 4)
-    assert (found.iters, found.time_limit) == (7, None)
+    assert (found.mode, found.iters, found.time_limit) == ("shared", 7, None)
 
 
 def test_the_shared_adapter_learns_all_tasks_with_their_instructions(tmp_path):
@@ -47,26 +44,18 @@ def test_the_shared_adapter_learns_all_tasks_with_their_instructions(tmp_path):
     assert starts == {module.INSTRUCTION for module in tasks.TASKS.values()}
 
 
-def test_lossless_streams_learn_what_the_base_writes(tmp_path):
-    found = settings(tmp_path, "streams")
+def test_lossless_streams_learn_what_the_base_answered(tmp_path):
+    found = settings(tmp_path, "streams", answers=tmp_path / "answers")
     found.check()
-    assert (found.mode, found.num_msa_layers) == ("lossless", 6)
-    assert len(lines(found.data)) == 16
-    for data in lines(found.data), lines(found.valid_data):
-        assert all(line["completion"] == "to " + line["prompt"] for line in data)
-
-
-def test_plain_streams_differ_from_those_that_are_shipped_by_the_head_alone(tmp_path):
-    shipped, plain = settings(tmp_path, "streams"), settings(tmp_path, "plain-streams")
-    plain.check()
-    assert (shipped.stream_head, plain.stream_head) == ("conditioned", "plain")
-    head = {"stream_head", "output"}
-    assert {k for k, v in vars(shipped).items() if v != vars(plain)[k]} == head
+    assert (found.mode, found.keep_hidden) == ("lossless", True)
+    assert found.data == tmp_path / "answers" / "train.jsonl"
+    with pytest.raises(UserError, match="the streams need --answers"):
+        settings(tmp_path, "streams")
 
 
 def test_data_that_is_there_is_kept(tmp_path):
     before = settings(tmp_path, "sql").data.read_text()
-    found = train_adapters.settings_of("sql", tmp_path, None, 7, 48, 1, MSA_LAYERS, None)
+    found = train_adapters.settings_of("sql", tmp_path, None, None, 7, 1, None)
     assert found.data.read_text() == before
 
 
@@ -78,32 +67,49 @@ def test_adapters_are_watched_on_what_people_typed(tmp_path):
     assert len(several) == 12 * len(tasks.TASKS)
 
 
-def test_a_part_that_starts_from_another_moves_its_embeddings_less(tmp_path):
+def test_a_part_that_starts_from_another_learns_at_lower_rates(tmp_path):
     new, begun = settings(tmp_path, "sql"), settings(tmp_path, "sql", tmp_path)
     assert begun.init_adapter == tmp_path
-    assert begun.embedding_learning_rate < new.embedding_learning_rate
-    assert begun.learning_rate < new.learning_rate
+    for rate in ("embedding_learning_rate", "learning_rate", "stream_learning_rate"):
+        assert getattr(begun, rate) < getattr(new, rate)
 
 
-def test_a_head_is_trained_on_what_its_adapter_writes_and_on_frozen_streams(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_adapters, "converted", lambda work, part: work / part)
-    config = StreamConfig("shared", 3, 16, 5, num_streams=2, prompt_template="{text}!")
-    directory = tmp_path / "sql" / "adapter"
-    directory.mkdir(parents=True)
-    (directory / "speculative_streaming.json").write_text(json.dumps(config.to_dict()))
-    found = train_adapters.head_settings(tmp_path, "sql", 32, 7, 24, 0)
-    found.check()
-    assert (found.train, found.stream_head, found.stream_head_rank) == ("head", "conditioned", 32)
-    assert (found.init_adapter, found.output) == (directory, tmp_path / "sql-head")
-    assert (found.num_msa_layers, found.num_streams) == (3, 2)
-    assert found.prompt_template == "{text}!"
-    assert found.lora_rank == settings(tmp_path, "sql").lora_rank
-    data = lines(found.data)
-    assert len(data) > 20
-    assert all(line["completion"] == "by sql " + line["prompt"] for line in data)
+def copied(work, base, target):
+    """A stand-in for the conversion: 1,000 bytes, or as many as the part's file says."""
+    target.mkdir(parents=True)
+    (target / "weights").write_bytes(bytes(int((work / "size").read_text())))
 
 
-def test_what_is_shipped_has_the_head_where_there_is_one(tmp_path):
-    assert trained(tmp_path, "sql") == tmp_path / "sql" / "adapter"
-    (tmp_path / "sql-head" / "adapter").mkdir(parents=True)
-    assert trained(tmp_path, "sql") == tmp_path / "sql-head" / "adapter"
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A work directory with finished streams and a finished task."""
+    monkeypatch.setattr(bundle, "copy_adapter", copied)
+    monkeypatch.setattr(bundle.demonstration, "base_path", lambda: TOY / "base")
+    for part in ("streams", "sql"):
+        (tmp_path / "work" / part / "adapter").mkdir(parents=True)
+        (tmp_path / "work" / part / "adapter" / "size").write_text("1000")
+    return tmp_path / "work"
+
+
+def test_what_is_finished_is_bundled(finished, tmp_path):
+    sizes = bundle.bundle(finished, tmp_path / "out")
+    assert sizes == {"streams": 1000, "adapters/sql": 1000}
+    shutil.rmtree(finished / "streams")
+    bundle.bundle(finished, tmp_path / "out")
+    assert (tmp_path / "out" / "streams" / "weights").exists()
+
+
+@pytest.mark.parametrize(("part", "most"), [("streams", 1_500_000), ("sql", 3_000_000)])
+def test_parts_that_are_too_large_are_refused_and_nothing_is_written(
+    part, most, finished, tmp_path
+):
+    (finished / part / "adapter" / "size").write_text(str(most + 1))
+    with pytest.raises(UserError, match=f"has {most + 1:,} bytes, expected at most {most:,}"):
+        bundle.bundle(finished, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_finished_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle.demonstration, "base_path", lambda: TOY / "base")
+    with pytest.raises(UserError, match="expected at least one finished part"):
+        bundle.bundle(tmp_path, tmp_path / "out")
