@@ -169,9 +169,9 @@ class _Reader:
         tensors = self._count("tensors", _LEAST_TENSOR, _MOST)
         metadata = self._metadata(self._count("metadata", _LEAST_PAIR, _MOST))
         parts = metadata.get("split.count", 0)
-        if parts not in (0, 1):
+        if not isinstance(parts, int) or parts not in (0, 1):
             raise self._refuse(
-                f"split.count is {shown(parts)}, expected a whole model in one file: merge its "
+                f"split.count is {_found(parts)}, expected a whole model in one file: merge its "
                 "parts first, with llama-gguf-split --merge"
             )
         return Header(self._path, metadata, self._tensors(tensors, metadata))

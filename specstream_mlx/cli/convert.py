@@ -199,7 +199,7 @@ def _from_gguf(
     if report.obstacle is not None:
         reporting.note(
             f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
-            "exactly; --dtype float16 rounds them and computes faster"
+            "exactly; with --dtype float16 they are rounded to it"
         )
     reporting.note(f"wrote {mlx_path}")
 
