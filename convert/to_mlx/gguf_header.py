@@ -141,7 +141,10 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise UserError(f"{short(path)} is not a GGUF file: it does not begin with GGUF")
+                raise UserError(
+                    f"{short(path)} is no GGUF file, which begins with GGUF, expected one as a "
+                    "model that is a file"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
                 return _Reader(path, buffer).header()
     except OSError as error:

@@ -47,7 +47,7 @@ def test_cut_short(place, whole, tmp_path):
     file = tmp_path / "m.gguf"
     file.write_bytes(whole[: size - 1 if size else 0])
     sentence = refused(file)
-    assert "cut short" in sentence or "is not a GGUF file" in sentence
+    assert "cut short" in sentence or "is no GGUF file" in sentence
 
 
 def test_through_the_command_line(whole, tmp_path):
@@ -56,7 +56,7 @@ def test_through_the_command_line(whole, tmp_path):
     flags = ("convert", "--model", file, "--mlx-path", tmp_path / "mlx")
     assert "it is cut short or damaged: blk." in refusal(run(*flags))
     file.write_bytes(b"PK\3\4" + whole[4:])
-    assert "is not a GGUF file" in refusal(run(*flags))
+    assert "is no GGUF file" in refusal(run(*flags))
     made = tiny_gguf()
     made.tensors["blk.1.ffn_up.weight"] = (256, 256), Kind.Q2_K, np.zeros((256, 84), np.uint8)
     made.write(file)
@@ -280,7 +280,7 @@ def tensors(*described_ones, data=b"\0" * 4096):
 
 HUGE = 2**63
 HOSTILE = {
-    "empty": (b"", "is not a GGUF file"),
+    "empty": (b"", "is no GGUF file"),
     "magic alone": (b"GGUF", "its header goes on behind byte 4"),
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "version 4": (header(version=4), "its GGUF version is 4"),
