@@ -78,6 +78,7 @@ class GgufReport:
     types: tuple[HeldType, ...]
 
 
+@np.errstate(all="ignore")  # what is not finite is looked for where it is written
 def convert_gguf(
     source: Path,
     target: Path,
@@ -179,15 +180,14 @@ def _check_types(header: Header) -> None:
 def _fitting(header: Header, tensor: Tensor, place: Target) -> set[str]:
     """The 16-bit dtypes that hold a tensor's scales and biases, or its values, exactly."""
     fitting = {"float16", "bfloat16"}
-    with np.errstate(over="ignore"):
-        for numbers in floats(tensor.kind, header.data(tensor)):
-            numbers = numbers - np.float32(place.subtracted)
-            if not np.array_equal(numbers.astype(np.float16), numbers):
-                fitting.discard("float16")
-            if (numbers.view(np.uint32) & 0xFFFF).any():
-                fitting.discard("bfloat16")
-            if not fitting:
-                break
+    for numbers in floats(tensor.kind, header.data(tensor)):
+        numbers = numbers - np.float32(place.subtracted)
+        if not np.array_equal(numbers.astype(np.float16), numbers):
+            fitting.discard("float16")
+        if (numbers.view(np.uint32) & 0xFFFF).any():
+            fitting.discard("bfloat16")
+        if not fitting:
+            break
     return fitting
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from specstream_mlx.config import shown
+
 from .gguf_header import Header
 
 _LLAMA3 = {
@@ -160,7 +162,7 @@ def layout(header: Header, vocabulary: int) -> Layout:
     name = header.text("general.architecture")
     if name not in _ARCHITECTURES:
         raise header.refuse(
-            f"general.architecture is {name!r}, expected one of {', '.join(_ARCHITECTURES)}"
+            f"general.architecture is {shown(name)}, expected one of {', '.join(_ARCHITECTURES)}"
         )
     architecture = _ARCHITECTURES[name]
     known = _SETTINGS | architecture.settings
@@ -237,7 +239,7 @@ def _config(header: Header, name: str, architecture: _Architecture) -> dict[str,
 def _rope_scaling(header: Header, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = header.text(f"{name}.rope.scaling.type", "none")
     if kind not in ("none", "linear"):
-        raise header.refuse(f"{name}.rope.scaling.type is {kind!r}, expected none or linear")
+        raise header.refuse(f"{name}.rope.scaling.type is {shown(kind)}, expected none or linear")
     linear = None
     if kind == "linear":
         factor = header.number(f"{name}.rope.scaling.factor")

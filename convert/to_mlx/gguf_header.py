@@ -141,7 +141,10 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise UserError(f"{short(path)} is not a GGUF file: it does not begin with GGUF")
+                raise UserError(
+                    f"{short(path)} is no GGUF file, which begins with GGUF, expected one as a "
+                    "model that is a file"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
                 return _Reader(path, buffer).header()
     except OSError as error:
@@ -169,9 +172,9 @@ class _Reader:
         tensors = self._count("tensors", _LEAST_TENSOR, _MOST)
         metadata = self._metadata(self._count("metadata", _LEAST_PAIR, _MOST))
         parts = metadata.get("split.count", 0)
-        if parts not in (0, 1):
+        if not isinstance(parts, int) or parts not in (0, 1):
             raise self._refuse(
-                f"split.count is {shown(parts)}, expected a whole model in one file: merge its "
+                f"split.count is {_found(parts)}, expected a whole model in one file: merge its "
                 "parts first, with llama-gguf-split --merge"
             )
         return Header(self._path, metadata, self._tensors(tensors, metadata))

@@ -99,7 +99,7 @@ def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[i
         tokens = _spelled(tokens, kinds)
         tokenizer, begins = _sentencepiece(header, tokens, kinds), True
     else:
-        raise header.refuse(f"{_KEY}.model is {model!r}, expected gpt2 or llama")
+        raise header.refuse(f"{_KEY}.model is {shown(model)}, expected gpt2 or llama")
     tokenizer.add_tokens(
         [
             AddedToken(tokens[number], normalized=False, special=bool(kinds[number] == _CONTROL))
@@ -180,7 +180,8 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[Tokenizer, bool]:
     name = header.text(f"{_KEY}.pre")
     if name not in _SPLITS:
         raise header.refuse(
-            f"{_KEY}.pre is {name!r}, which is not known here, expected one of {', '.join(_SPLITS)}"
+            f"{_KEY}.pre is {shown(name)}, which is not known here, "
+            f"expected one of {', '.join(_SPLITS)}"
         )
     split = _SPLITS[name]
     merges = []

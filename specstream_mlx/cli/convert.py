@@ -1,5 +1,6 @@
 """``specstream-mlx convert``."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -112,8 +113,7 @@ def convert(
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
     --to-pytorch torch-streams[/cyan]
     """
-    gguf = Path(model)
-    if gguf.is_file() or (gguf.suffix == ".gguf" and not gguf.is_dir()):
+    if os.path.isfile(model) or (model.endswith(".gguf") and not os.path.isdir(model)):
         refused = {
             "--adapter-path": adapter_path,
             "--bits": bits,
@@ -122,7 +122,8 @@ def convert(
             "--to-pytorch": to_pytorch,
             "--verify": verify,
         }
-        _from_gguf(gguf, mlx_path, dtype, [name for name in refused if refused[name]], overwrite)
+        given = [name for name in refused if refused[name]]
+        _from_gguf(Path(model), mlx_path, dtype, given, overwrite)
         return
     if to_pytorch is not None:
         _to_pytorch(model, mlx_path, adapter_path, to_pytorch)
@@ -199,7 +200,7 @@ def _from_gguf(
     if report.obstacle is not None:
         reporting.note(
             f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
-            "exactly; --dtype float16 rounds them and computes faster"
+            "exactly; with --dtype float16 they are rounded to it"
         )
     reporting.note(f"wrote {mlx_path}")
 

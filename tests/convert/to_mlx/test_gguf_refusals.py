@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 from command_line import refusal, run
+from gguf import GGML_QUANT_SIZES, GGUFEndian
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFEndian
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
-from tiny_gguf import HEAD_DIM, HIDDEN, tiny_gguf
+from tiny_gguf import HEAD_DIM, HIDDEN, random_blocks, tiny_gguf
 from tiny_models import VOCAB_SIZE
 
 from specstream_mlx.config import UserError
@@ -47,7 +47,7 @@ def test_cut_short(place, whole, tmp_path):
     file = tmp_path / "m.gguf"
     file.write_bytes(whole[: size - 1 if size else 0])
     sentence = refused(file)
-    assert "cut short" in sentence or "is not a GGUF file" in sentence
+    assert "cut short" in sentence or "is no GGUF file" in sentence
 
 
 def test_through_the_command_line(whole, tmp_path):
@@ -56,7 +56,7 @@ def test_through_the_command_line(whole, tmp_path):
     flags = ("convert", "--model", file, "--mlx-path", tmp_path / "mlx")
     assert "it is cut short or damaged: blk." in refusal(run(*flags))
     file.write_bytes(b"PK\3\4" + whole[4:])
-    assert "is not a GGUF file" in refusal(run(*flags))
+    assert "is no GGUF file" in refusal(run(*flags))
     made = tiny_gguf()
     made.tensors["blk.1.ffn_up.weight"] = (256, 256), Kind.Q2_K, np.zeros((256, 84), np.uint8)
     made.write(file)
@@ -84,8 +84,6 @@ def test_random_damage(whole, tmp_path):
     "kind", [Kind.IQ4_XS, Kind.Q3_K, Kind.MXFP4, Kind.TQ1_0, Kind.F64, Kind.I32]
 )
 def test_types_that_are_not_read(kind, tmp_path):
-    from gguf import GGML_QUANT_SIZES
-
     made = tiny_gguf()
     width, size = GGML_QUANT_SIZES[kind]
     data = np.zeros((256, 256 // width * size), np.uint8)
@@ -110,7 +108,25 @@ def packed(name, kind=Kind.Q8_0):
     return lambda made: made.tensors.update({name: ((32,), kind, np.zeros((1, 34), np.uint8))})
 
 
+def scaled(name, scale, kind):
+    """All blocks of a packed tensor of 256 rows with one scale."""
+
+    def change(made):
+        place = {Kind.Q8_0: 0, Kind.Q6_K: 208}[kind]
+        blocks = random_blocks(kind, 256, 256, np.random.default_rng(0))
+        blocks = blocks.reshape(-1, GGML_QUANT_SIZES[kind][1])
+        blocks[:, place : place + 2] = np.array([scale], "<f2").view(np.uint8)
+        made.tensors[name] = (256, 256), kind, blocks.reshape(256, -1)
+
+    return change
+
+
+UP = "blk.0.ffn_up.weight"
 TENSORS = {
+    "an infinite scale of 8 bits": (scaled(UP, np.inf, Kind.Q8_0), "up_proj.weight is not finite"),
+    "a scale of NaN": (scaled(UP, np.nan, Kind.Q8_0), "up_proj.weight is not finite"),
+    "an infinite scale of 6 bits": (scaled(UP, np.inf, Kind.Q6_K), "up_proj.weight is not finite"),
+    "NaN in 6 bits": (scaled(UP, np.nan, Kind.Q6_K), "up_proj.weight is not finite"),
     "missing": (without("blk.1.attn_v.weight"), "has no tensor blk.1.attn_v.weight"),
     "no embeddings": (without("token_embd.weight"), "has no tensor token_embd.weight"),
     "renamed": (
@@ -153,6 +169,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", TENSORS)
 def test_tensors(case, tmp_path):
     change, sentence = TENSORS[case]
@@ -193,6 +210,8 @@ METADATA = {
         {"split__count": np.uint16(3)},
         "split.count is 3, expected a whole model in one file",
     ),
+    "lists of parts": ({"split__count": [1, 2]}, "split.count is a list of 2, expected a whole"),
+    "a long architecture": ({"general__architecture": "y" * 9999}, "architecture is 'yyyyy"),
     "alignment": ({"general__alignment": 48}, "general.alignment is 48, expected a power of two"),
     "a pre-tokenizer": (
         {"tokenizer__ggml__pre": "some-new-one"},
@@ -261,7 +280,7 @@ def tensors(*described_ones, data=b"\0" * 4096):
 
 HUGE = 2**63
 HOSTILE = {
-    "empty": (b"", "is not a GGUF file"),
+    "empty": (b"", "is no GGUF file"),
     "magic alone": (b"GGUF", "its header goes on behind byte 4"),
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "version 4": (header(version=4), "its GGUF version is 4"),
