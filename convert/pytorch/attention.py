@@ -89,7 +89,8 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Sco
     """
     length, kv_heads = queries.shape[2], keys.shape[1]
     hidden = scoring.hides(torch.arange(length, device=queries.device), length)
-    if not queries.is_cpu and scoring.softcap is None:
+    fused = not queries.is_cpu or not torch.is_grad_enabled()
+    if fused and scoring.softcap is None:
         return F.scaled_dot_product_attention(
             queries,
             keys,
