@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.gguf import convert_gguf
-
 from .config import UserError
 from .hardware import user_cache
 from .loading import model_directory
@@ -50,6 +47,10 @@ def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
     with _alone(target):
         if (target / "config.json").exists():  # another process made it meanwhile
             return target
+        # Imported here, since it takes seconds and is needed once.
+        from specstream_mlx.convert.to_mlx.base import convert_base
+        from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+
         tell(f"Converting {MODEL} once, to {target}")
         if file is not None:
             _check(file)

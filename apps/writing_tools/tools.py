@@ -56,7 +56,7 @@ def choose_tools(names: Sequence[str] = ()) -> list[str]:
     """The named tools in the order of ``names``, or all; nothing is loaded.
 
     Raises:
-        UserError: there is no such tool, or this installation has no bundled model.
+        UserError: there is no such tool, or no base for it.
     """
     available = bundled.adapter_names()
     if not available:

@@ -189,7 +189,7 @@ def quantization(
     """Measure speed, call reduction, quality and memory by the bits of the base's weights.
 
     The base is expanded to 16 bits and quantized anew; streams and adapters stay as they are.
-    Without options: the bundled model on texts of sql, describe and summarize. The table is
+    Without options: the demonstration model on texts of sql, describe and summarize. The table is
     printed, and kept in a Markdown file and a JSON file.
 
     [bold]Examples[/bold]

@@ -33,10 +33,10 @@ def examine(model: str | None = None) -> dict[str, Any]:
     """Facts about device, packages and models, and ``missing``: what to do about the rest.
 
     Args:
-        model: whose weights are held to see what that takes; ``None``: the bundled one.
+        model: whose weights are held to see what that takes; ``None``: the demonstration model.
 
     Returns:
-        ``device``, ``packages`` (name to version or ``None``), ``bundled_model``,
+        ``device``, ``packages`` (name to version or ``None``), ``demonstration_model``,
         ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
         ``step_costs`` (when the costs of steps were measured there, and how quiet the machine was;
         ``None`` without a model), ``measured`` (the cost curves that are kept for this machine,
@@ -58,36 +58,35 @@ def examine(model: str | None = None) -> dict[str, Any]:
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
     try:
-        bundled_model = str(demonstration.base_path())
+        demonstration_model = str(demonstration.base_path())
     except UserError as error:
-        bundled_model = None
+        demonstration_model = None
         missing.append(str(error))
     held = step_costs = None
-    if examined := model or bundled_model:
+    if examined := model or demonstration_model:
         path = model_directory(examined)
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
-        if model is None:
-            speculative.swap_adapter(bundled.streams_path())
+        speculative.swap_adapter(bundled.streams_for(speculative.config))
         step_costs = pace_of(speculative).costs.curve.state()
     kept = kept_costs()
     return {
         "device": device.describe(),
         "packages": packages,
-        "bundled_model": bundled_model,
+        "demonstration_model": demonstration_model,
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
         "step_costs": step_costs,
-        "measured": [_measured(costs, bundled_model) for costs in kept if costs.here],
+        "measured": [_measured(costs, demonstration_model) for costs in kept if costs.here],
         "measured_elsewhere": sum(not costs.here for costs in kept),
         "missing": missing,
     }
 
 
-def _measured(costs: "KeptCosts", bundled_model: str | None) -> dict[str, Any]:
+def _measured(costs: "KeptCosts", demonstration_model: str | None) -> dict[str, Any]:
     """A cost curve as an object: of what, how fast, when, and how quiet the machine was."""
     return {
-        "model": _model_name(costs, bundled_model),
+        "model": _model_name(costs, demonstration_model),
         "adapter": costs.adapter and Path(costs.adapter).name,
         "mode": costs.mode,
         "kv_bits": costs.kv_bits,
@@ -99,12 +98,12 @@ def _measured(costs: "KeptCosts", bundled_model: str | None) -> dict[str, Any]:
     }
 
 
-def _model_name(costs: "KeptCosts", bundled_model: str | None) -> str:
+def _model_name(costs: "KeptCosts", demonstration_model: str | None) -> str:
     """What its user calls a model: its repository, or its directory."""
     if costs.model is None:
         return f"unnamed ({costs.base})"
-    if costs.model == bundled_model:
-        return "bundled"
+    if costs.model == demonstration_model:
+        return "smollm2"
     for part in Path(costs.model).parts:  # of the Hugging Face cache
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -141,9 +140,7 @@ def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|REPO", help="Whose weights to hold and weigh. Default: the bundled model."
-        ),
+        typer.Option(metavar="DIR|REPO", help="Whose weights to hold and weigh. Default: smollm2."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -167,7 +164,7 @@ def doctor(
         return
     for name, value in (facts["device"] | facts["packages"]).items():
         print(f"{name:16} {value or 'not installed'}")
-    print(f"{'bundled model':16} {facts['bundled_model'] or 'not in this installation'}")
+    print(f"{'smollm2':16} {facts['demonstration_model'] or 'not to be had'}")
     if facts["bundled_adapters"]:
         print(f"{'adapters':16} {', '.join(facts['bundled_adapters'])}")
     if held := facts["weights"]:

@@ -36,7 +36,7 @@ def export_coreml(
         str | None,
         Option(
             metavar="DIR|REPO",
-            help="A model in MLX format. Default: the bundled demonstration model.",
+            help="A model in MLX format. Default: smollm2.",
         ),
     ] = None,
     adapter: Annotated[

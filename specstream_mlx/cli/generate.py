@@ -81,7 +81,7 @@ def generate(
 
     [bold]Examples[/bold]
 
-    Correct a message with the bundled model:
+    Correct a message with a bundled adapter:
 
     [cyan]  specstream-mlx generate --adapter proofread
     -p "Hi Ana, can you sned me the reports on monday"[/cyan]
@@ -157,7 +157,7 @@ def generate(
         profile=Profile() if output.profile else NO_PROFILE,
     )
     run.check()
-    if not output.quiet:
+    if not (output.quiet or model.no_streams):
         _note_missing_streams(run, source)
     _answer(run, (source.model_name, source.adapter_name), output)
 
