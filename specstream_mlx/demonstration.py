@@ -14,7 +14,6 @@ from pathlib import Path
 
 from .config import UserError
 from .hardware import user_cache
-from .loading import model_directory
 
 NAME = "smollm2"
 """What the command line knows the base by."""
@@ -47,7 +46,7 @@ def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
     with _alone(target):
         if (target / "config.json").exists():  # another process made it meanwhile
             return target
-        # Imported here, since it takes seconds and is needed once.
+        # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
         from specstream_mlx.convert.to_mlx.base import convert_base
         from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
@@ -103,6 +102,8 @@ def _from_hub() -> Path:
     Raises:
         UserError: the hub cannot be reached, or does not have them.
     """
+    from .loading import model_directory
+
     try:
         return model_directory(REPOSITORY)
     except UserError as error:

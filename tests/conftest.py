@@ -11,6 +11,9 @@ import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx
 
 # isort: split
 from tiny_models import stream_adapter_directory, tiny_llama_directory
+from toy_model import TOY
+
+from specstream_mlx import bundled, demonstration
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +22,15 @@ def new_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The directory of the toy, which stands in for the demonstration model."""
+    monkeypatch.setattr(bundled, "ROOT", TOY)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: TOY / "base")
+    monkeypatch.setattr(demonstration, "directory", lambda: TOY / "base")
+    return TOY
 
 
 @pytest.fixture(scope="module")

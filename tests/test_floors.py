@@ -11,10 +11,10 @@ ROOT = CLONE / "specstream_mlx"
 FLOORS = [
     {"config"},
     {"arguments", "checked_files", "staging"},
-    {"bundled", "hardware", "models", "drafting"},
-    {"engine", "adapters"},
+    {"hardware", "models", "drafting"},
+    {"bundled", "engine", "adapters"},
     {"loading", "prompts"},
-    {"autotune", "prompt_cache_files", "refused", "inspection"},
+    {"autotune", "demonstration", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},
     {"loop"},
     {"acceptance", "generation", "batch"},

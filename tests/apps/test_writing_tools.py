@@ -21,7 +21,7 @@ from specstream_mlx.apps.writing_tools.tools import (
 )
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, generate, load
+from specstream_mlx import UserError, bundled, demonstration, generate, load
 from specstream_mlx.prompts import chat_prompt
 
 TEXT = "please send the report"
@@ -54,6 +54,7 @@ def installation(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def installed(installation, monkeypatch):
     monkeypatch.setattr(bundled, "ROOT", installation)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: installation / "base")
     return installation
 
 

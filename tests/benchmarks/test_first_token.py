@@ -3,19 +3,13 @@
 import pytest
 
 from benchmarks import first_token
-from specstream_mlx import bundled
-
-needs_bundled = pytest.mark.skipif(
-    "sql" not in bundled.adapter_names(), reason="needs the bundled model"
-)
 
 
-@needs_bundled
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [first_token.OURS, first_token.MLX_LM])
-def test_both_commands_come_to_text(way):
+def test_both_commands_come_to_text(way, toy):
     prompt = "Proofread this message.\nhi ana can you send me the report"
-    assert 0.1 < first_token.seconds_to_text(way, bundled.base_path(), prompt) < 300
+    assert 0.1 < first_token.seconds_to_text(way, toy / "base", prompt) < 300
 
 
 def test_a_process_that_ends_without_text_is_no_measurement(tmp_path):

@@ -10,7 +10,7 @@ from specstream_mlx.benchmarks.speedup import Subject
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import UserError, bundled
+from specstream_mlx import UserError
 
 
 def row(variant, call_reduction, mode="shared"):
@@ -91,7 +91,7 @@ def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("sql" not in bundled.adapter_names(), reason="no bundled model")
+@pytest.mark.usefixtures("toy")
 def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
     flags = ("--variants", "16 bit;int4", "--texts", "held-out", "--tasks", "sql", "--items", 24)
     result = run(*flags, "--max-tokens", 64, "--output", tmp_path)

@@ -8,12 +8,6 @@ import typer
 from specstream_mlx.benchmarks import speedup
 from specstream_mlx.benchmarks.suites import SUITES, hybrid_over_better
 
-from specstream_mlx import bundled
-
-needs_bundled = pytest.mark.skipif(
-    "sql" not in bundled.adapter_names(), reason="needs the bundled model"
-)
-
 
 def run(*arguments):
     return command_line.run("benchmark", "speedup", *arguments)
@@ -27,7 +21,7 @@ def rows_of(directory):
 SHORT = ("--items", 1, "--tasks", "sql", "--max-tokens", 12)
 
 
-@needs_bundled
+@pytest.mark.usefixtures("toy")
 def test_every_placement_has_its_rows(tmp_path):
     result = run("--suite", "placement", *SHORT, "--weights", "expanded", "--output", tmp_path)
     assert result.exit_code == 0, result.output
@@ -98,7 +92,7 @@ def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence)
     assert [path.name for path in here.iterdir()] == ["mine.txt"]
 
 
-@needs_bundled
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speedup", "hybrid", "rule"])
 def test_a_suite_writes_a_row_for_every_way(name, tmp_path):

@@ -10,7 +10,7 @@ from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards
 from benchmarks.random_llama import Size, random_llama, with_streams
 from benchmarks.step_rows import StepRows
-from specstream_mlx import UserError, bundled
+from specstream_mlx import UserError
 
 
 def test_bare_forwards_leave_the_caches_as_they_were():
@@ -28,7 +28,7 @@ def test_a_wrong_size_is_refused(text):
         Size.parse(text)
 
 
-@pytest.mark.skipif(not bundled.adapter_names(), reason="its prompts need the bundled tokenizer")
+@pytest.mark.usefixtures("toy")
 def test_a_short_run(tmp_path, monkeypatch):
     monkeypatch.setattr(step_cost, "PLAIN_TOKENS", 4)
     step_cost.main(random="2x64", items=1, steps=4, output=tmp_path)

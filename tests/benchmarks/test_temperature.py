@@ -23,8 +23,8 @@ def test_the_table_begins_with_means_over_tasks():
     assert len(lines) == 4 + 2 + 3
 
 
-def test_a_short_run(tmp_path, monkeypatch):
-    """All ways of ``keyed`` write one text; the bundled heads leave ``rejection`` out."""
+def test_a_short_run(tmp_path, monkeypatch, toy):
+    """All ways of ``keyed`` write one text; conditioned heads leave ``rejection`` out."""
     monkeypatch.setattr(temperature, "Base", lambda *given: Base(*given, fastest_baseline=False))
     temperature.main(temp=[1.0], only="sql", items=1, max_tokens=6, output=tmp_path)
     (file,) = tmp_path.glob("temperature-*.json")

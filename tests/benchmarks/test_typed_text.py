@@ -7,14 +7,9 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import typed_text
-from specstream_mlx import bundled
-
-needs_bundled = pytest.mark.skipif(
-    "sql" not in bundled.adapter_names(), reason="needs the bundled model"
-)
 
 
-@needs_bundled
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_every_kind_of_text_has_a_row_beside_a_control(tmp_path):
     app = typer.Typer()

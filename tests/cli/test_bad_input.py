@@ -11,8 +11,9 @@ from command_line import generate, refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import tiny_tokenizer
 from tiny_peft import edit
+from toy_model import TOY
 
-from specstream_mlx import bundled
+from specstream_mlx import bundled, demonstration
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -86,9 +87,9 @@ def test_prompts(base, shared):
     assert "context (max_position_embeddings) holds 512" in sentence
 
 
-def test_no_bundled_model(tmp_path, monkeypatch):
+def test_no_bundled_adapters(tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "ROOT", tmp_path)
-    for flags in ([], ["--adapter", "sql"]):
-        sentence = refusal(run("generate", "-p", "hi", *flags))
-        assert "the bundled model is missing from this installation" in sentence
-        assert "--model takes any model in MLX format" in sentence
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: TOY / "base")
+    sentence = refusal(run("generate", "-p", "hi", "--adapter", "sql"))
+    assert "the bundled streams and adapters are missing from this installation" in sentence
+    assert "--adapter-path takes any adapter directory" in sentence

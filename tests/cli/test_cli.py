@@ -15,7 +15,7 @@ import pytest
 from command_line import generate, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx import bundled, load, stream_generate
+from specstream_mlx import bundled, demonstration, load, stream_generate
 from specstream_mlx.cli import comparison
 from specstream_mlx.cli.draft_marks import DraftMarks
 from specstream_mlx.cli.run import Run
@@ -271,21 +271,40 @@ def test_drafts_in_colour_take_turns(monkeypatch):
 
 @pytest.fixture
 def installed(base, streams, shared, tmp_path, monkeypatch):
-    """An installation that has the bundled model and one adapter, ``sql``."""
+    """An installation that has the demonstration model and one adapter, ``sql``."""
     for source, target in ((base, "base"), (streams, "streams"), (shared, "adapters/sql")):
         shutil.copytree(source, tmp_path / target)
     monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: tmp_path / "base")
+    monkeypatch.setattr(demonstration, "directory", lambda: tmp_path / "base")
+
+
+BUNDLED_STREAMS = "the bundled streams"
 
 
 @pytest.mark.parametrize(
     ("flags", "adapter", "mode"),
-    [([], "streams", "lossless"), (["--adapter", "sql"], "sql", "shared")],
+    [
+        ([], BUNDLED_STREAMS, "lossless"),
+        (["--model", "smollm2"], BUNDLED_STREAMS, "lossless"),
+        (["--no-streams"], None, "lossless"),
+        (["--adapter", "sql"], "sql", "shared"),
+    ],
 )
-def test_bundled_model(flags, adapter, mode, installed):
+def test_demonstration_model(flags, adapter, mode, installed):
     result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
-    assert result.stderr.splitlines()[0].startswith("Using the bundled demonstration model")
+    used = "Using SmolLM2-135M-Instruct" + (f" with {adapter}" if adapter else "")
+    fit = "The bundled streams fit this model; --no-streams leaves them out"
+    assert result.stderr.splitlines()[0] == (fit if "--model" in flags else used)
     values = json.loads(result.stdout)
-    assert (values["model"], values["adapter"], values["mode"]) == ("bundled", adapter, mode)
+    assert (values["model"], values["adapter"], values["mode"]) == ("smollm2", adapter, mode)
+
+
+def test_bundled_streams_are_mounted_where_they_fit(installed, tmp_path):
+    other = tiny_llama_directory(tmp_path / "other", hidden_size=48)
+    for model, adapter in ((tmp_path / "base", BUNDLED_STREAMS), (other, None)):
+        values = json.loads(run("generate", "--model", model, "-p", "hi", "-m", 4, "--json").stdout)
+        assert (values["model"], values["adapter"]) == (str(model), adapter)
 
 
 def test_unknown_bundled_adapter_lists_the_names(installed):

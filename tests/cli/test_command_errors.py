@@ -11,9 +11,10 @@ from typing import Annotated
 
 import pytest
 import typer
+from toy_model import TOY
 from typer.testing import CliRunner
 
-from specstream_mlx import UserError, bundled
+from specstream_mlx import UserError
 from specstream_mlx.cli.errors import one_line_errors
 
 app = typer.Typer(add_completion=False)
@@ -88,7 +89,7 @@ def test_errors_about_no_file_stay_what_they_are():
         (),
         ("doctor",),
         ("doctor", "--help"),
-        ("inspect", "--json", str(bundled.base_path())),
+        ("inspect", "--json", str(TOY / "base")),
     ],
 )
 def test_output_to_a_full_disk(command):

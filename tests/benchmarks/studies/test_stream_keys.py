@@ -4,18 +4,19 @@ import json
 
 import numpy as np
 import pytest
+from toy_model import TOY
 
 from benchmarks.studies import stream_keys
 from benchmarks.studies.drafting_rule import Recording
 from benchmarks.studies.stream_keys import contexts_in, long_prompts, replayed
 from benchmarks.texts import INSTRUCTIONS
-from specstream_mlx import UserError, bundled, load
+from specstream_mlx import UserError, load
 from specstream_mlx.drafting.guesses import StreamGuesses
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load(bundled.base_path())[1]
+    return load(TOY / "base")[1]
 
 
 def test_chains_are_replayed_on_the_text():

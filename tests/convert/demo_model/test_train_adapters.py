@@ -3,14 +3,12 @@
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
+from toy_model import TOY
 
 from specstream_mlx import UserError
-
-TOY = Path(__file__).parents[2] / "toy"
 
 
 @pytest.fixture(autouse=True)

