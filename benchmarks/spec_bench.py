@@ -251,19 +251,22 @@ def accept_lengths(run: Run) -> list[int]:
 
 
 class Kept:
-    """Runs without guesses and rows, in memory and in a file whose runs are not made again.
+    """Runs without what is not reported, of which those in a file are not made again.
 
     Args:
         path: JSONL that every run is appended to; ``None``: nothing is kept.
         facts: what a run depends on besides way and prompt; those of other facts are not used.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or holds other things.
+        OSError: it cannot be written.
     """
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):
         self._path, self._facts = path, facts
-        lines = read_json_lines(path) if path is not None and path.exists() else ()
+        if path is not None:
+            path.touch()  # or fail before anything is decoded
+        lines = read_json_lines(path) if path is not None else ()
         try:
             self._runs = {values["key"]: Run(**values["run"]) for _, values in lines}
         except (KeyError, TypeError):

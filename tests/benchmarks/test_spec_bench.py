@@ -281,3 +281,8 @@ def test_runs_of_another_kind_are_refused(base, here):
     (here / "runs.jsonl").write_text("[]\n")
     result = run(base, "--acceptance", "--runs", "runs.jsonl")
     assert "runs.jsonl holds other things" in command_line.refusal(result)
+
+
+def test_a_file_of_runs_that_cannot_be_written_is_one_sentence(base, here):
+    result = run(base, "--acceptance", "--runs", "nowhere/runs.jsonl")
+    assert "nowhere" in command_line.refusal(result)
