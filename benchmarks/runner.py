@@ -53,9 +53,10 @@ PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 Drafts = DraftSettings | None
 """How to draft: always alike, or (``None``) as is worth most, step by step."""
 
-StreamsAlone = Literal["streams alone"]
-STREAMS_ALONE: StreamsAlone = "streams alone"
-"""As is worth most, step by step, without prompt lookup."""
+Alone = Literal["streams alone", "lookup alone"]
+STREAMS_ALONE: Alone = "streams alone"
+LOOKUP_ALONE: Alone = "lookup alone"
+"""As is worth most, step by step, by one drafter; lookup alone leaves lossless streams out."""
 
 
 # One run ------------------------------------------------------------------------------------
@@ -74,6 +75,7 @@ class Run:
         rows: of each call; empty where drafts were drawn.
         missed: calls whose accepted node had no streams, so that streams drafted nothing.
         arrivals: seconds from the first token to each.
+        seconds: of it all, reading the prompt included.
         calls: what each call wrote, and the guesses that its tree was planned from.
     """
 
@@ -85,6 +87,7 @@ class Run:
     rows: Sequence[StepRows] = ()
     missed: int = 0
     arrivals: Sequence[float] = ()
+    seconds: float = 0.0
     calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
 
     def rate_behind(self, count: int) -> float:
@@ -142,8 +145,8 @@ class _Noted:
         self.drafting.finish()
 
 
-def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
-    """The fields of a ``Run`` that the responses of either program tell."""
+def _timed(responses: Iterator[PlainResponse], started: float) -> dict[str, Any]:
+    """The fields of a ``Run`` that the responses of either program tell, begun at ``started``."""
     tokens: list[int] = []
     text = ""
     arrivals: list[float] = []
@@ -164,6 +167,7 @@ def _timed(responses: Iterator[PlainResponse]) -> dict[str, Any]:
         "decode_tps": (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
         "drafted": drafted,
         "arrivals": [moment - first for moment in arrivals],
+        "seconds": ended - started,
     }
 
 
@@ -191,10 +195,12 @@ class Mounted:
 
         def run(prompt: Sequence[int]) -> Run:
             with stock_modules(self.plain):
+                started = time.perf_counter()
                 found = _timed(
                     plain_stream_generate(
                         self.plain, self.tokenizer, list(prompt), self.max_tokens, sampler=sampler
-                    )
+                    ),
+                    started,
                 )
             return Run(**found, rows=[PLAIN_ROWS] * found["target_calls"])
 
@@ -202,21 +208,23 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | StreamsAlone,
+        drafts: Drafts | Alone,
         sampler: Sampler | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without a sampler."""
-        if drafts == STREAMS_ALONE:  # what its drafts are worth is its own
-            pace = new_pace(pace_of(self.model).costs, self.model.streams.config)
+        if isinstance(drafts, str):  # what its drafts are worth is its own
+            used = self.model.streams.config if drafts == STREAMS_ALONE else None
+            pace = new_pace(pace_of(self.model).costs, used)
 
         def run(prompt: Sequence[int]) -> Run:
+            started = time.perf_counter()
             streams = self.model.streams and self.model.streams.config
             if drafts is None:
                 noted = _Noted(auto_drafting(self.model, prompt))
-            elif drafts == STREAMS_ALONE:
-                vocabulary = self.model.config["vocab_size"]
-                noted = _Noted(AutoDrafting(pace, prompt, streams, vocabulary, lookup=False))
+            elif isinstance(drafts, str):
+                vocabulary, lookup = self.model.config["vocab_size"], drafts == LOOKUP_ALONE
+                noted = _Noted(AutoDrafting(pace, prompt, used, vocabulary, lookup))
             else:
                 noted = _Noted(fixed_drafting(drafts, streams, prompt))
             drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone
@@ -224,7 +232,8 @@ class Mounted:
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
                     settings=drafts if drawn else noted, sampler=sampler, verify=verify,
-                )
+                ),
+                started,
             )  # fmt: skip
             rows = [rows_of(self.model, plan.tree, plan.settings) for plan in noted.plans]
             return Run(**found, rows=rows, missed=noted.missed, calls=noted.calls)

@@ -180,7 +180,7 @@ class AutoDrafting:
         choice = self._best(nodes)
         self._measures = False
         job = self.pace.costs.wanted()
-        if job is not None and self._turn:
+        if job is not None and self._turn and job[0] in self._places:
             self._measures = True
             tree = tree_of(root, nodes[: job[1] - 1])
             return self._plan(job[0], _filled(tree, job[1], self._vocab_size))

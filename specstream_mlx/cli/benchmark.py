@@ -207,8 +207,81 @@ def quantization(
     print(benchmark.compare(subject, decoded, names, chosen, max_tokens, report.output))
 
 
+@app.command("spec-bench")
+@grouped(panels=True)
+def spec_bench(
+    *,
+    model: ModelOptions,
+    questions: Annotated[
+        Path, Option(metavar="FILE", help="Spec-Bench's question.jsonl.", show_default=False)
+    ],
+    per_category: Annotated[
+        int | None,
+        Option(
+            parser=at_least(1),
+            metavar="N",
+            help="Questions of each of the six tasks. Default: all.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int,
+        Option(
+            "--max-tokens",
+            "-m",
+            parser=at_least(2),
+            metavar="N",
+            help="Tokens of an answer at most; Spec-Bench itself has 1024.",
+        ),
+    ] = 256,
+    acceptance: Annotated[
+        bool,
+        Option(
+            "--acceptance",
+            help="Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
+        ),
+    ] = False,
+    answers: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Keep the answers here in Spec-Bench's format, by method."),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Keep every answer in this file as it comes; those that are there, from a run "
+            "that was broken off, are not made again.",
+        ),
+    ] = None,
+    report: ReportOptions,
+) -> None:
+    """Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
+
+    Batch 1, greedy, through the chat template; all ways take turns on every text, and every text is
+    checked. The tables, by task, are printed and kept in a Markdown file and a JSON file.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx benchmark spec-bench --questions question.jsonl --per-category 2[/cyan]
+
+    [cyan]  specstream-mlx benchmark spec-bench --questions question.jsonl --model my-model
+    --adapter-path streams --answers answers[/cyan]
+    """
+    from specstream_mlx.benchmarks import spec_bench as benchmark
+    from specstream_mlx.benchmarks.speedup import check_texts
+
+    asked = benchmark.spread(benchmark.read_questions(questions), per_category)
+    text, rows = benchmark.compare(
+        _subject(model), asked, max_tokens, report.output, acceptance, answers, runs
+    )
+    print(text)
+    check_texts(rows)
+
+
 def _subject(
-    model: ModelOptions, texts: TextOptions, bits: int | None = None, random_streams: bool = False
+    model: ModelOptions,
+    texts: TextOptions = TextOptions(),
+    bits: int | None = None,
+    random_streams: bool = False,
 ) -> "Subject":
     """The model to measure; the bundled adapters of all tasks where nothing else was named.
 

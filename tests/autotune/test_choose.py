@@ -232,6 +232,19 @@ def test_without_lookup_a_repeated_prompt_drafts_nothing(tmp_path):
         assert any(len(step.tree) > 1 for step in steps) == lookup
 
 
+def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):
+    """Lookup alone beside mounted streams: steps with streams are for others to time."""
+    drafting = drafting_at(tmp_path, None, None)
+    streams = speculative_model().streams.config
+    drafting.pace.costs = costs = StepCosts(tmp_path / "b.json", {}, places_of(streams))
+    drafting.accept(drafting.first(1), [1], 0.1)
+    for _ in range(200):
+        plan = drafting.plan(1, NO_GUESSES)
+        assert drafting.place_of(plan) in ("plain", "none")
+        drafting.accept(plan, [1], 0.1)
+    assert costs.wanted()[0] == "beside 1"
+
+
 def test_the_first_step_drafts_nothing_and_measuring_delays_no_token():
     model, prompt = speculative_model(), random_prompt(9)
     steps = decode(model, request(prompt, None))

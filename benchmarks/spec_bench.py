@@ -1,0 +1,494 @@
+"""Spec-Bench's questions: ``specstream-mlx benchmark spec-bench --questions FILE``.
+
+The file is Spec-Bench's own ``question.jsonl``, which is not part of this project. The base answers
+greedily through its chat template, batch 1; the second turn of a conversation follows mlx_lm's
+answer to the first, the same for every method. Methods take turns on every text, see ``runner``:
+mlx_lm, and what ``generate`` does with streams alone, with lookup alone and with both. Then a chain
+and a tree of fixed shape show how often streams are right; ``--acceptance`` measures that alone,
+times nothing, and so may run beside other work.
+
+``tokens a call`` is all tokens over all calls of the target, the call that writes an answer's first
+token included. ``speed`` is the median over texts of (tokens/s behind the first token) / (mlx_lm's
+on the same text). Spec-Bench has another convention, shown beside it: of each question all new
+tokens over all wall time, reading the prompts included, and of these the mean over questions, over
+mlx_lm's mean. (Its script counts the baseline's tokens by encoding the text again, less one; here
+both sides have those that were written.) Its answers have up to 1,024 tokens; the default here is
+256.
+
+``python -m benchmarks.spec_bench`` is the same command in a clone.
+"""
+
+import hashlib
+import json
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from specstream_mlx import DraftSettings, UserError
+from specstream_mlx.arguments import is_integer, shown
+from specstream_mlx.checked_files import read_json_lines
+from specstream_mlx.prompts import check_prompt, encode_prompt
+
+from .report import machine_suffix, measured_on, table, write_report, write_text
+from .runner import (
+    CHAIN,
+    LOOKUP_ALONE,
+    MLX_LM,
+    STREAMS_ALONE,
+    TREE,
+    Alone,
+    Base,
+    Compared,
+    Drafts,
+    Mounted,
+    Run,
+    Way,
+    interleaved,
+    measure_costs,
+)
+from .speedup import Subject
+from .typed_text import geometric_mean
+
+MT_BENCH = "mt_bench"
+TASKS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
+"""As Spec-Bench counts them; the categories of MT-Bench are one."""
+
+ALL, MEAN = "all", "geometric mean"
+
+BOTH = "both"
+BY_WORTH: dict[str, Drafts | Alone] = {
+    STREAMS_ALONE: STREAMS_ALONE,
+    LOOKUP_ALONE: LOOKUP_ALONE,
+    BOTH: None,
+}
+"""What is timed: as is worth most, step by step."""
+
+STREAM_SHAPES: dict[str, Drafts | Alone] = {"chain": CHAIN, "tree of 8": TREE}
+LOOKUP_SHAPES: dict[str, Drafts | Alone] = {
+    "lookup, 8 nodes": DraftSettings(lookup=True, num_streams=0),
+    "both, 8 nodes": DraftSettings(lookup=True),
+}
+"""Fixed shapes, whose acceptance does not depend on the machine."""
+
+WITHOUT_STREAMS = (LOOKUP_ALONE, "lookup, 8 nodes")
+
+
+# Questions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        number: ``question_id``.
+        category: as the file has it.
+        turns: what the user says, turn by turn.
+    """
+
+    number: int
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def task(self) -> str:
+        """One of ``TASKS``."""
+        return self.category if self.category in TASKS else MT_BENCH
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file in Spec-Bench's format.
+
+    Raises:
+        UserError: it cannot be read, has no question, or a line is none.
+    """
+    questions: dict[int, Question] = {}
+    for line, values in read_json_lines(path):
+        where = f"{path}, line {line}"
+        if not isinstance(values, dict):
+            raise UserError(f"{where} is {shown(values)}, expected a question as a JSON object")
+        number, category, turns = (values.get(k) for k in ("question_id", "category", "turns"))
+        if not is_integer(number):
+            raise UserError(f"{where}: question_id is {shown(number)}, expected an integer")
+        if number in questions:
+            raise UserError(f"{where}: question_id {number} is there twice, expected once")
+        if not isinstance(category, str) or not category:
+            raise UserError(f"{where}: category is {shown(category)}, expected a name")
+        some = isinstance(turns, list) and turns
+        if not some or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise UserError(f"{where}: turns is {shown(turns)}, expected a list of texts")
+        questions[number] = Question(number, category, tuple(turns))
+    if not questions:
+        raise UserError(f"{path} is empty, expected a question on each line")
+    return list(questions.values())
+
+
+def spread(questions: Sequence[Question], per_task: int | None) -> list[Question]:
+    """So many questions of each task, evenly spread over it and over MT-Bench's categories."""
+    chosen: list[Question] = []
+    for task in TASKS:
+        own = sorted((q for q in questions if q.task == task), key=lambda q: q.category)
+        count = len(own) if per_task is None else min(per_task, len(own))
+        chosen += [own[(2 * i + 1) * len(own) // (2 * count)] for i in range(count)]
+    return chosen
+
+
+# Answers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers to all questions.
+
+    Attributes:
+        questions: which were asked.
+        of: of each text, which question it answers, by its place in ``questions``.
+        found: the texts' runs; those of fixed shapes have no rates.
+        left_out: turns whose prompt is longer than the model's context.
+    """
+
+    questions: Sequence[Question]
+    of: Sequence[int]
+    found: Compared[str]
+    left_out: int
+
+    def of_task(self, task: str) -> "Answered":
+        """The answers to the questions of a task, or of ``ALL``."""
+        kept = [i for i, q in enumerate(self.of) if task in (ALL, self.questions[q].task)]
+        runs = {name: [some[i] for i in kept] for name, some in self.found.runs.items()}
+        rates = {
+            (name, kept.index(i)): rate for (name, i), rate in self.found.rates.items() if i in kept
+        }
+        of = [self.of[i] for i in kept]
+        return Answered(self.questions, of, Compared(runs, rates), self.left_out)
+
+    def by_question(self, name: str) -> dict[int, list[Run]]:
+        """The runs of a method, turn by turn, for the place of each question that has any."""
+        found: dict[int, list[Run]] = {}
+        for question, run in zip(self.of, self.found.first_runs(name), strict=True):
+            found.setdefault(question, []).append(run)
+        return found
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    """A message of a chat."""
+    return {"role": role, "content": text}
+
+
+def prompt_of(mounted: Mounted, chat: Sequence[Mapping[str, str]]) -> list[int] | None:
+    """Token ids of a chat up to where the answer begins; ``None``: longer than the context.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    prompt = encode_prompt(mounted.tokenizer, chat)
+    with suppress(UserError):
+        check_prompt(prompt, mounted.model.config)
+        return prompt
+    return None
+
+
+def answer(
+    mounted: Mounted,
+    questions: Sequence[Question],
+    ways: Mapping[str, Way],
+    timed: Collection[str],
+) -> Answered:
+    """Answer every turn by every way; a later turn follows mlx_lm's answers.
+
+    Args:
+        mounted: what answers.
+        questions: to be asked.
+        ways: by name, ``MLX_LM`` among them.
+        timed: those that take turns on every text; the others follow.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    apart = {name: way for name, way in ways.items() if name not in timed}
+    in_turn = {name: way for name, way in ways.items() if name in timed}
+    of: list[int] = []
+    runs: dict[str, list[list[Run]]] = {name: [] for name in ways}
+    rates: dict[tuple[str, int], float] = {}
+    left_out = 0
+    chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(questions))}
+    for turn in range(max(len(question.turns) for question in questions)):
+        prompts: dict[int, list[int]] = {}
+        for i in [i for i in chats if turn < len(questions[i].turns)]:
+            chats[i].append(said("user", questions[i].turns[turn]))
+            prompt = prompt_of(mounted, chats[i])
+            if prompt is not None:
+                prompts[i] = prompt
+            else:  # nor do the turns behind it fit
+                left_out += len(questions[i].turns) - turn
+                del chats[i]
+        if not prompts:
+            break
+        found = interleaved(list(prompts.values()), in_turn, warm_up=False)
+        others = interleaved(list(prompts.values()), apart, warm_up=False)
+        rates |= {(name, len(of) + i): rate for (name, i), rate in found.rates.items()}
+        for name, some in (found.runs | others.runs).items():
+            runs[name] += some
+        for i, (run,) in zip(prompts, runs[MLX_LM][len(of) :], strict=True):
+            chats[i].append(said("assistant", run.text))
+        of += prompts
+    return Answered(questions, of, Compared(runs, rates), left_out)
+
+
+def accept_lengths(run: Run) -> list[int]:
+    """Tokens that each call wrote, those behind the answer's end left out."""
+    ends = [min(end, len(run.tokens)) for end in accumulate(len(t) for t, _ in run.calls)]
+    if not ends:  # plain decoding notes no calls
+        return [1] * run.target_calls
+    return [end - start for start, end in pairwise([0, *ends])]
+
+
+class Kept:
+    """Runs without what is not reported, of which those in a file are not made again.
+
+    Args:
+        path: JSONL that every run is appended to; ``None``: nothing is kept.
+        facts: what a run depends on besides way and prompt; those of other facts are not used.
+
+    Raises:
+        UserError: the file cannot be read, or holds other things.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path | None, facts: Sequence[Any]):
+        self._path, self._facts = path, facts
+        if path is not None:
+            path.touch()  # or fail before anything is decoded
+        lines = read_json_lines(path) if path is not None else ()
+        try:
+            self._runs = {values["key"]: Run(**values["run"]) for _, values in lines}
+        except (KeyError, TypeError):
+            raise UserError(f"{path} holds other things, expected runs kept by --runs") from None
+
+    def way(self, name: str, way: Way) -> Way:
+        """A way that makes only runs that are not there yet."""
+
+        def run(prompt: Sequence[int]) -> Run:
+            text = json.dumps([*self._facts, name, list(prompt)])
+            key = hashlib.sha256(text.encode()).hexdigest()
+            if key in self._runs:
+                return self._runs[key]
+            found = way(prompt)
+            calls = [(tokens, None) for tokens, _ in found.calls]
+            found = replace(found, calls=calls, rows=(), arrivals=())
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "run": asdict(found)}) + "\n")
+            return found
+
+        return run
+
+
+def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[str, Any]]:
+    """A method's answers in Spec-Bench's format, one a question."""
+    return [
+        {
+            "question_id": answered.questions[i].number,
+            "category": answered.questions[i].category,
+            "answer_id": uuid.uuid4().hex,
+            "model_id": f"{model_name}, {method}",
+            "choices": [
+                {
+                    "index": 0,
+                    "turns": [run.text for run in runs],
+                    "decoding_steps": [run.target_calls for run in runs],
+                    "new_tokens": [len(run.tokens) for run in runs],
+                    "wall_time": [run.seconds for run in runs],
+                    "accept_lengths": [n for run in runs for n in accept_lengths(run)],
+                }
+            ],
+            "tstamp": time.time(),
+        }
+        for i, runs in answered.by_question(method).items()
+    ]
+
+
+# Figures ------------------------------------------------------------------------------------
+
+
+def overall_rate(answered: Answered, method: str) -> float:
+    """The mean over questions of new tokens per second of wall time, as Spec-Bench has it."""
+    return statistics.mean(
+        sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+        for runs in answered.by_question(method).values()
+    )
+
+
+def rows_of(answered: Answered, timed: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each task and method, then for all questions, and for the mean over tasks.
+
+    Args:
+        answered: the answers.
+        timed: methods whose speed is reported.
+    """
+    rows: list[dict[str, Any]] = []
+    for task in (*TASKS, ALL):
+        part = answered.of_task(task)
+        plain = part.found.first_runs(MLX_LM)
+        for name in part.found.runs if part.of else ():
+            runs = part.found.first_runs(name)
+            row = {
+                "task": task,
+                "mode": "lossless",
+                "method": name,
+                "questions": len(set(part.of)),
+                "items": len(runs),
+                "tokens": sum(len(run.tokens) for run in runs),
+                "same_output_as_plain": part.found.same(name, plain),
+                "call_reduction": sum(len(r.tokens) for r in runs)
+                / sum(r.target_calls for r in runs),
+            }
+            if name in timed:
+                row["speedup"] = part.found.speedup(name, MLX_LM)
+                row["spec_bench_speedup"] = overall_rate(part, name) / overall_rate(part, MLX_LM)
+            rows.append(row)
+    return rows
+
+
+def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The geometric means over tasks, one row a method."""
+    means = []
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == name and row["task"] != ALL]
+        figures = ("call_reduction", "speedup", "spec_bench_speedup")
+        means.append(
+            {"task": MEAN, "method": name}
+            | {key: geometric_mean([row[key] for row in own]) for key in figures if key in own[0]}
+        )
+    return means
+
+
+def markdown(
+    rows: Sequence[Mapping[str, Any]],
+    means: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+) -> list[str]:
+    """The lines of the report: tokens a call of every method, and speed where it was timed."""
+    drafted = [row for row in rows if row["method"] != MLX_LM]
+    right = sum(row["same_output_as_plain"] for row in drafted if row["task"] == ALL)
+    texts = sum(row["items"] for row in drafted if row["task"] == ALL)
+    tasks: dict[str, dict[str, Any]] = {}
+    for row in (*rows, *means):
+        counts = {key: row.get(key, "") for key in ("task", "questions", "items", "tokens")}
+        tasks.setdefault(row["task"], counts)[row["method"]] = row
+    names = list(dict.fromkeys(row["method"] for row in drafted))
+    columns = {"task": "{task}", "questions": "{questions}", "texts": "{items}"}
+    calls = {"tokens": "{tokens}"} | {name: f"{{{name}[call_reduction]:.2f}}" for name in names}
+    lines = [
+        f"{measured_on(facts)}; model {facts['model']}; weights {facts['weights']}; mlx_lm on "
+        f"{facts['plain_weights']} weights; Spec-Bench's questions, greedy, at most "
+        f"{facts['max_tokens']} tokens a turn (Spec-Bench: 1024).",
+        f"{right} of {texts} answers are those of mlx_lm.",
+    ]
+    if facts["left_out"]:
+        lines.append(f"{facts['left_out']} turns are left out, longer than the model's context.")
+    lines += ["", "Tokens a call:", "", *table(columns | calls, tasks.values())]
+    timed = [row["method"] for row in means if "speedup" in row and row["method"] != MLX_LM]
+    if timed:
+        speeds = {
+            name: f"{{{name}[speedup]:.2f}}x ({{{name}[spec_bench_speedup]:.2f}}x)"
+            for name in timed
+        }
+        lines += ["", "Speed over mlx_lm behind the first token, and in brackets with the prompt, "]
+        lines[-1] += "in Spec-Bench's convention:"
+        lines += ["", *table(columns | speeds, tasks.values())]
+    return lines
+
+
+def compare(
+    subject: Subject,
+    questions: Sequence[Question],
+    max_tokens: int,
+    output: Path,
+    acceptance: bool = False,
+    answers: Path | None = None,
+    kept: Path | None = None,
+) -> tuple[str, list[dict[str, Any]]]:
+    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``.
+
+    Args:
+        subject: the base and its lossless streams, if it has any.
+        questions: to be asked.
+        max_tokens: of an answer.
+        output: the directory of the result files.
+        acceptance: measure acceptance alone.
+        answers: the directory of the answers in Spec-Bench's format, ``METHOD.jsonl``.
+        kept: JSONL of runs, see ``Kept``.
+
+    Returns:
+        the Markdown text and the rows.
+
+    Raises:
+        UserError: the streams are shared, model and questions do not go together, or a file cannot
+            be read.
+    """
+    as_fastest = subject.weights == "auto" and not acceptance
+    base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
+    mounted = base.mount(subject.adapter)
+    model = mounted.model
+    if model.mode != "lossless":
+        raise UserError(f"{subject.adapter} is {model.mode}, expected streams in lossless mode")
+    first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
+    prompts = [prompt for prompt in first if prompt is not None]
+    if not prompts:
+        raise UserError("every question is longer than the model's context, expected shorter ones")
+    facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
+    runs = Kept(kept, _depends_on(facts, subject))
+    ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
+    if model.streams is None:
+        ours = {name: how for name, how in ours.items() if name in WITHOUT_STREAMS}
+    if not acceptance:
+        measure_costs(mounted, prompts)
+    ways = {MLX_LM: mounted.mlx_lm()} | {name: mounted.ours(how) for name, how in ours.items()}
+    timed = [] if acceptance else [name for name in ways if name == MLX_LM or name in BY_WORTH]
+    for name in timed:
+        ways[name](prompts[0])  # warms up
+    ways = {name: runs.way(name, way) for name, way in ways.items()}
+    answered = answer(mounted, questions, ways, timed)
+    rows = rows_of(answered, timed)
+    means, facts = means_of(rows), facts | {"left_out": answered.left_out}
+    name = "spec-bench-acceptance" if acceptance else "spec-bench"
+    text = write_report(
+        output,
+        f"{name}-{machine_suffix(facts)}",
+        {"facts": facts, "rows": rows, "means": means},
+        markdown(rows, means, facts),
+    )
+    if answers is not None:
+        answers.mkdir(parents=True, exist_ok=True)
+        for method in ways:
+            lines = map(json.dumps, answer_lines(answered, method, subject.name))
+            file = method.replace(",", "").replace(" ", "-") + ".jsonl"
+            write_text(answers / file, "\n".join(lines) + "\n")
+    return text, rows
+
+
+def _depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
+    """What a run depends on besides way and prompt."""
+    names = ("machine", "cpu", "mlx", "backend", "blas", "weights", "plain_weights", "max_tokens")
+    files = [
+        (str(path), path.stat().st_mtime)
+        for directory in (subject.directory, subject.adapter)
+        if directory is not None
+        for path in sorted(directory.glob("*.safetensors"))
+    ]
+    return [*(facts[name] for name in names), files]
+
+
+if __name__ == "__main__":
+    from specstream_mlx.cli import main
+
+    sys.argv[1:1] = ["benchmark", "spec-bench"]
+    main()

@@ -1,0 +1,288 @@
+"""``benchmark spec-bench``: its questions, its figures by hand, and what it writes."""
+
+import json
+
+import command_line
+import pytest
+
+from benchmarks.runner import MLX_LM, Compared, Run
+from benchmarks.spec_bench import (
+    ALL,
+    MEAN,
+    Answered,
+    Question,
+    accept_lengths,
+    answer_lines,
+    means_of,
+    overall_rate,
+    read_questions,
+    rows_of,
+    spread,
+)
+from specstream_mlx import UserError
+
+CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "history")
+
+
+def line(number, category, *turns):
+    return {"question_id": number, "category": category, "turns": list(turns)}
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+# Questions ----------------------------------------------------------------------------------
+
+
+def test_questions_belong_to_six_tasks(tmp_path):
+    lines = [line(1, "coding", "a", "b"), line(2, "qa", "c") | {"reference": ["d"]}]
+    first, second = read_questions(write(tmp_path / "q.jsonl", lines))
+    assert first == Question(1, "coding", ("a", "b"))
+    assert (first.task, second.task) == ("mt_bench", "qa")
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([[1]], "line 1 is [1], expected a question as a JSON object"),
+        ([line("1", "qa", "a")], "line 1: question_id is '1', expected an integer"),
+        ([line(1, "qa", "a"), line(1, "qa", "b")], "line 2: question_id 1 is there twice"),
+        ([line(1, None, "a")], "line 1: category is None, expected a name"),
+        ([line(1, "qa")], "line 1: turns is [], expected a list of texts"),
+        ([line(1, "qa", "a", 2)], "line 1: turns is ['a', 2], expected a list of texts"),
+        ([line(1, "qa", " ")], "line 1: turns is [' '], expected a list of texts"),
+        ([], "is empty, expected a question on each line"),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path, lines, sentence):
+    path = write(tmp_path / "q.jsonl", lines)
+    with pytest.raises(UserError) as error:
+        read_questions(path)
+    assert str(error.value).startswith(str(path)) and sentence in str(error.value)
+
+
+def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():
+    names = [name for name in CATEGORIES for _ in range(10)] + ["qa"] * 80 + ["rag"] * 3
+    questions = [Question(i, name, ("a",)) for i, name in enumerate(names)]
+    chosen = spread(questions, 8)
+    assert [q.category for q in chosen[:8]] == sorted(CATEGORIES)
+    assert [q.number for q in chosen[8:]] == [85, 95, 105, 115, 125, 135, 145, 155, 160, 161, 162]
+    assert spread(questions, 8) == chosen
+    counts = [[q.category for q in spread(questions, 20)[:20]].count(name) for name in CATEGORIES]
+    assert sorted(counts) == [2, 2, 2, 2, 3, 3, 3, 3]
+    assert sorted(spread(questions, None), key=lambda q: q.number) == questions
+
+
+# Figures ------------------------------------------------------------------------------------
+
+
+def run_of(text, lengths, seconds, past=0):
+    """A run of calls of so many tokens, the last one with some behind the end."""
+    calls = [((0,) * n, None) for n in lengths]
+    calls[-1] = ((0,) * (lengths[-1] + past), None)
+    tokens = [ord(letter) for letter in text]
+    assert sum(lengths) == len(tokens)
+    return Run(tokens, text, len(lengths), 1.0, seconds=seconds, calls=calls)
+
+
+def plain_run(text, seconds):
+    return Run([ord(letter) for letter in text], text, len(text), 1.0, seconds=seconds)
+
+
+@pytest.fixture
+def answered():
+    """A conversation of two turns and one question, twice as fast in half of the calls."""
+    questions = [Question(1, "coding", ("a", "b")), Question(2, "qa", ("c",))]
+    runs = {
+        MLX_LM: [[plain_run("abcd", 4.0)], [plain_run("efgh", 4.0)], [plain_run("ij", 4.0)]],
+        "both": [
+            [run_of("abcd", [1, 3], 1.0, past=2)],
+            [run_of("efgh", [2, 2], 1.0)],
+            [run_of("ix", [2], 2.0)],
+        ],
+    }
+    rates = {(MLX_LM, i): 10.0 for i in range(3)}
+    rates |= {("both", 0): 20.0, ("both", 1): 40.0, ("both", 2): 15.0}
+    return Answered(questions, [0, 0, 1], Compared(runs, rates), left_out=0)
+
+
+def test_figures_of_a_method_by_hand(answered):
+    rows = {(row["task"], row["method"]): row for row in rows_of(answered, [MLX_LM, "both"])}
+    assert rows.keys() == {(t, m) for t in ("mt_bench", "qa", ALL) for m in (MLX_LM, "both")}
+    chat, qa, everything = (rows[task, "both"] for task in ("mt_bench", "qa", ALL))
+    assert (chat["questions"], chat["items"], chat["tokens"]) == (1, 2, 8)
+    assert (everything["questions"], everything["items"], everything["tokens"]) == (2, 3, 10)
+    figures = ("call_reduction", "speedup", "same_output_as_plain")
+    assert [chat[key] for key in figures] == [2.0, 3.0, 2]
+    assert [qa[key] for key in figures] == [2.0, 1.5, 0]
+    assert [everything[key] for key in figures] == [2.0, 2.0, 2]
+    # 8 tokens in 2 seconds and 2 in 2; plainly 8 in 8 and 2 in 4.
+    assert overall_rate(answered, "both") == pytest.approx((4.0 + 1.0) / 2)
+    assert everything["spec_bench_speedup"] == pytest.approx((4.0 + 1.0) / (1.0 + 0.5))
+    assert rows[ALL, MLX_LM]["speedup"] == rows[ALL, MLX_LM]["call_reduction"] == 1.0
+    (mean,) = (row for row in means_of(list(rows.values())) if row["method"] == "both")
+    assert mean["task"] == MEAN
+    assert mean["speedup"] == pytest.approx((3.0 * 1.5) ** 0.5)
+
+
+def test_what_is_not_timed_has_no_speed(answered):
+    rows = rows_of(answered, [])
+    assert not any("speedup" in row for row in (*rows, *means_of(rows)))
+
+
+def test_answers_have_spec_benchs_format(answered):
+    chat, qa = answer_lines(answered, "both", "model")
+    assert (chat["question_id"], chat["category"], chat["model_id"]) == (1, "coding", "model, both")
+    assert set(chat) == {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
+    assert chat["answer_id"] != qa["answer_id"]
+    assert chat["choices"] == [
+        {
+            "index": 0,
+            "turns": ["abcd", "efgh"],
+            "decoding_steps": [2, 2],
+            "new_tokens": [4, 4],
+            "wall_time": [1.0, 1.0],
+            "accept_lengths": [1, 3, 2, 2],
+        }
+    ]
+    plain, _ = answer_lines(answered, MLX_LM, "model")
+    assert plain["choices"][0]["accept_lengths"] == [1] * 8
+    assert accept_lengths(Run([], "", 0, 0.0)) == []
+
+
+# The command --------------------------------------------------------------------------------
+
+QUESTIONS = [
+    line(7, "coding", "send the report", "send it again"),
+    line(8, "stem", "the meeting", "is at noon"),
+    line(9, "qa", "is the meeting at noon"),
+    line(10, "rag", "the table before the meeting"),
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory with a file of questions."""
+    write(tmp_path / "q.jsonl", QUESTIONS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(base, *arguments):
+    options = ("--model", base, "--questions", "q.jsonl", "--max-tokens", 16)
+    return command_line.run("benchmark", "spec-bench", *options, *arguments)
+
+
+def test_every_method_answers_every_turn(base, streams, here):
+    result = run(base, "--adapter-path", streams, "--answers", "answers")
+    assert result.exit_code == 0, result.output
+    (path,) = here.glob("spec-bench-*.json")
+    values = json.loads(path.read_text())
+    rows = {(row["task"], row["method"]): row for row in values["rows"]}
+    timed = {MLX_LM, "streams alone", "lookup alone", "both"}
+    assert {method for _, method in rows} == timed | {"chain", "tree of 8"}
+    assert {task for task, _ in rows} == {"mt_bench", "qa", "rag", ALL}
+    for (task, method), row in rows.items():
+        assert row["same_output_as_plain"] == row["items"]
+        assert ("speedup" in row) == (method in timed)
+        assert row["items"] == {"mt_bench": 4, ALL: 6}.get(task, 1)
+    assert {row["method"] for row in values["means"]} == timed | {"chain", "tree of 8"}
+    assert result.stdout.strip() == path.with_suffix(".md").read_text().strip()
+    answers = {
+        file.stem: [json.loads(one) for one in file.read_text().splitlines()]
+        for file in (here / "answers").glob("*.jsonl")
+    }
+    assert set(answers) == {
+        *("mlx_lm", "streams-alone", "lookup-alone", "both", "chain", "tree-of-8")
+    }
+    plain = {one["question_id"]: one["choices"][0] for one in answers["mlx_lm"]}
+    assert sorted(plain) == [7, 8, 9, 10]
+    assert [len(plain[number]["turns"]) for number in (7, 8, 9, 10)] == [2, 2, 1, 1]
+    for lines in answers.values():
+        for one in lines:
+            choice = one["choices"][0]
+            assert choice["turns"] == plain[one["question_id"]]["turns"]
+            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+
+
+def test_a_second_turn_follows_the_bases_own_answer(base, here, monkeypatch):
+    from specstream_mlx.benchmarks import spec_bench
+
+    chats = []
+    encode = spec_bench.encode_prompt
+    monkeypatch.setattr(
+        spec_bench, "encode_prompt", lambda t, chat: chats.append(list(chat)) or encode(t, chat)
+    )
+    write(here / "q.jsonl", QUESTIONS[:1])
+    result = run(base, "--acceptance", "--answers", "answers")
+    assert result.exit_code == 0, result.output
+    answer = json.loads((here / "answers/mlx_lm.jsonl").read_text())["choices"][0]["turns"][0]
+    assert [(one["role"], one["content"]) for one in chats[-1]] == [
+        ("user", "send the report"),
+        ("assistant", answer),
+        ("user", "send it again"),
+    ]
+    assert "`" not in result.stdout and "Speed over" not in result.stdout
+
+
+def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again(
+    base, here, monkeypatch
+):
+    from specstream_mlx.benchmarks import runner
+
+    options = ("--acceptance", "--per-category", 1, "--runs", "runs.jsonl")
+    first = run(base, *options)
+    assert first.exit_code == 0, first.output
+    rows = json.loads(next(here.glob("spec-bench-acc*.json")).read_text())["rows"]
+    assert {row["method"] for row in rows} == {MLX_LM, "lookup, 8 nodes"}
+    kept = (here / "runs.jsonl").read_text().splitlines()
+    assert len(kept) == 2 * 4  # two turns of mt_bench, qa, rag
+
+    (here / "runs.jsonl").write_text("\n".join(kept[:-1]) + "\n")
+    made = []
+    timed = runner._timed
+    monkeypatch.setattr(runner, "_timed", lambda *args: made.append(1) or timed(*args))
+    assert run(base, *options).stdout == first.stdout
+    assert len(made) == 1
+    assert len((here / "runs.jsonl").read_text().splitlines()) == 8
+
+
+def test_turns_longer_than_the_context_are_left_out_and_counted(base, here):
+    long = "the meeting is at noon " * 2000
+    write(here / "q.jsonl", [*QUESTIONS[2:], line(11, "qa", long), line(12, "stem", "noon", long)])
+    result = run(base, "--acceptance")
+    assert result.exit_code == 0, result.output
+    assert "2 turns are left out, longer than the model's context." in result.stdout
+    assert "| all | 3 | 3 |" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "q.jsonl, line 1 is not valid JSON"),
+        (json.dumps(line(1, "qa", "noon " * 9000)), "every question is longer than the model's"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_one_sentence(base, here, text, sentence):
+    (here / "q.jsonl").write_text(text)
+    assert sentence in command_line.refusal(run(base))
+    assert [path.name for path in here.iterdir()] == ["q.jsonl"]
+
+
+def test_shared_streams_are_refused(base, shared, here):
+    result = run(base, "--adapter-path", shared)
+    assert "is shared, expected streams in lossless mode" in command_line.refusal(result)
+
+
+def test_runs_of_another_kind_are_refused(base, here):
+    (here / "runs.jsonl").write_text("[]\n")
+    result = run(base, "--acceptance", "--runs", "runs.jsonl")
+    assert "runs.jsonl holds other things" in command_line.refusal(result)
+
+
+def test_a_file_of_runs_that_cannot_be_written_is_one_sentence(base, here):
+    result = run(base, "--acceptance", "--runs", "nowhere/runs.jsonl")
+    assert "nowhere" in command_line.refusal(result)
