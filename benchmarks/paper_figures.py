@@ -233,15 +233,9 @@ def find_adapters(directory: Path | None) -> dict[int, Path]:
         if usable and path.name[2:].isdigit():
             found[int(path.name[2:])] = usable[0]
     if not found:
-        where = directory or Path("runs/msa")
-        loop = (
-            f"for n in {' '.join(map(str, MSA_LAYERS))}; do python -m "
-            "specstream_mlx.convert.demo_model.train_adapters --base runs/base/model --work "
-            f"{shlex.quote(str(where))}/ns$n --shared-msa-layers $n --iters 400 base sql; done"
-        )
         raise UserError(
-            f"msa-layers found no adapters ns1, ns2, .. in --adapters {where}, train them with: "
-            f"{loop}"
+            f"msa-layers found no adapters ns1, ns2, .. in --adapters {directory}, expected what the "
+            "PyTorch trainer writes with --num-msa-layers 1, 2, .. to such directories"
         )
     return dict(sorted(found.items()))
 

@@ -23,7 +23,7 @@ SHAPE = (
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
 INIT_RANK, ADAPTER_RANK, HEAD_RANK = 128, 8, 128
-"""Ranks where none is asked for, see ``benchmarks.studies.stream_shapes``; at most hidden_size."""
+"""Ranks where none is asked for, see benchmarks/NOTES.md; at most hidden_size."""
 
 _LORA_RATE = 5e-4
 _STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
