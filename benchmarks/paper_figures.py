@@ -16,7 +16,6 @@ command resumes; delete a file to measure anew. The PNG lies beside it.
 """
 
 import json
-import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,8 +233,8 @@ def find_adapters(directory: Path | None) -> dict[int, Path]:
             found[int(path.name[2:])] = usable[0]
     if not found:
         raise UserError(
-            f"msa-layers found no adapters ns1, ns2, .. in --adapters {directory}, expected what the "
-            "PyTorch trainer writes with --num-msa-layers 1, 2, .. to such directories"
+            f"msa-layers found no adapters ns1, ns2, .. in --adapters {directory}, expected what "
+            "the PyTorch trainer writes with --num-msa-layers 1, 2, .. to such directories"
         )
     return dict(sorted(found.items()))
 
