@@ -32,8 +32,7 @@ from . import mixture, tasks
 from .typed_dev import typed_dev
 
 STREAMS, SHARED, BASE = "streams", "shared", "base"
-ITEMS = {STREAMS: 0, SHARED: 6000} | dict.fromkeys(tasks.TASKS, 6000)
-"""Training items that are drawn for a part; the streams' are the base's answers."""
+PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
 STREAM_RANKS = {"stream_init_rank": 256, "stream_head_rank": 192}
@@ -80,11 +79,11 @@ def write_pairs(path: Path, items: list[tasks.Item], *, instructed: bool) -> Pat
     return path
 
 
-def drawn(part: str, seed: int) -> list[tasks.Item]:
-    """The training items of a part: of its task, or of all tasks in turn."""
+def drawn(part: str, count: int, seed: int) -> list[tasks.Item]:
+    """``count`` training items of a part: of its task, or of all tasks in turn."""
     rng, names = random.Random(f"{part}-{seed}"), list(tasks.TASKS)
     wanted = names if part == SHARED else [part]
-    return [mixture.draw(rng, wanted[place % len(wanted)]) for place in range(ITEMS[part])]
+    return [mixture.draw(rng, wanted[place % len(wanted)]) for place in range(count)]
 
 
 def typed(part: str) -> list[tasks.Item]:
@@ -100,6 +99,7 @@ def settings_of(
     answers: Path | None,
     minutes: float | None,
     iters: int | None,
+    items: int,
     seed: int,
     start: Path | None,
 ) -> TrainSettings:
@@ -112,6 +112,7 @@ def settings_of(
             streams.
         minutes: wall time after which the run ends; ``None``: any.
         iters: steps after which it ends; ``None``: any.
+        items: training items, for all parts but the streams.
         seed: seed of text and new weights.
         start: adapter directory that the run starts from; ``None``: new weights.
 
@@ -156,7 +157,7 @@ def settings_of(
         )
     one_task = part in tasks.TASKS
     return TrainSettings(
-        data=write_pairs(work / f"{part}.jsonl", drawn(part, seed), instructed=not one_task),
+        data=write_pairs(work / f"{part}.jsonl", drawn(part, items, seed), instructed=not one_task),
         valid_data=write_pairs(work / f"{part}-typed.jsonl", typed(part), instructed=not one_task),
         prompt_template=tasks.prompt_template(part) if one_task else None,
         learning_rate=5e-4 if start else 1e-3,
@@ -189,6 +190,9 @@ def main(
             "there."
         ),
     ] = None,
+    items: Annotated[
+        int, typer.Option(help="Training items of a part; the streams take all answers.")
+    ] = 6000,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the new weights.")] = 0,
 ) -> None:
     """Train streams and adapters for the demonstration model (resumable)."""
@@ -198,15 +202,14 @@ def main(
         if part == BASE:
             if not (work / "expanded" / "config.json").exists():
                 write_expanded(work / "expanded")
-        elif part in ITEMS:
+        elif part in PARTS:
             if not (work / part / "adapter").exists():
                 begin = start
                 if begin is None and part in tasks.TASKS and shared.exists():
                     begin = shared
-                train(settings_of(part, work, answers, minutes, iters, seed, begin))
+                train(settings_of(part, work, answers, minutes, iters, items, seed, begin))
         else:
-            known = ", ".join((BASE, *ITEMS))
-            raise UserError(f"unknown part {part!r}, expected {known}")
+            raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         console.print(f"{part}: done")
 
 

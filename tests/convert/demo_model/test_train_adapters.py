@@ -11,13 +11,8 @@ from toy_model import TOY
 from specstream_mlx import UserError
 
 
-@pytest.fixture(autouse=True)
-def few_items(monkeypatch):
-    monkeypatch.setattr(train_adapters, "ITEMS", dict.fromkeys(train_adapters.ITEMS, 24))
-
-
 def settings(tmp_path, part, start=None, answers=None):
-    return train_adapters.settings_of(part, tmp_path, answers, None, 7, 0, start)
+    return train_adapters.settings_of(part, tmp_path, answers, None, 7, 24, 0, start)
 
 
 def lines(path):
@@ -53,7 +48,7 @@ def test_lossless_streams_learn_what_the_base_answered(tmp_path):
 
 def test_data_that_is_there_is_kept(tmp_path):
     before = settings(tmp_path, "sql").data.read_text()
-    found = train_adapters.settings_of("sql", tmp_path, None, None, 7, 1, None)
+    found = train_adapters.settings_of("sql", tmp_path, None, None, 7, 48, 1, None)
     assert found.data.read_text() == before
 
 
