@@ -7,7 +7,8 @@ import pytest
 from specstream_mlx import demonstration
 
 
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether the package that brings them is installed, in the version that is wanted."""
     try:
         return metadata.version(demonstration.PACKAGE) == demonstration.VERSION
     except metadata.PackageNotFoundError:
@@ -15,5 +16,5 @@ def _installed() -> bool:
 
 
 needs_weights = pytest.mark.skipif(
-    not _installed(), reason=f"needs the base's weights: {demonstration.INSTALL}"
+    not installed(), reason=f"needs the base's weights: {demonstration.INSTALL}"
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from demonstration_weights import installed
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from tiny_models import (
@@ -27,9 +28,10 @@ from tiny_models import (
 )
 from tiny_peft import peft_directory
 from torch_tiny import tiny_model
+from toy_model import TOY
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specstream_mlx import bundled, load
+from specstream_mlx import demonstration, load
 from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.prompts import chat_prompt
 
@@ -53,10 +55,11 @@ SOURCES = sorted(
 
 NOT_RUN = {
     "python -m pytest": "runs this test among others",
-    "bash convert/demo_model/train_base.sh": "trains the bundled model for hours",
-    "bash convert/demo_model/train_adapters.sh": "trains adapters for hours",
-    "python -m specstream_mlx.convert.demo_model.bundle": "replaces the bundled model",
+    "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
+    "python -m specstream_mlx.convert.demo_model.bundle": "replaces what is bundled",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
+    "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "
+    "tests/benchmarks/test_spec_bench.py runs it",
     "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
     "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",
     "python -m benchmarks.prediction.simulation --tree my.json": "as the line above it, on a table "
@@ -66,7 +69,8 @@ NOT_RUN = {
 
 SET_UP = re.compile(
     r"(sudo apt-get install -y libopenblas0 python3-venv && )?python3 -m venv \.venv && "
-    r'\.venv/bin/pip install -e (\.|"\.\[test\]") && \.venv/bin/'
+    r'\.venv/bin/pip install -e (\.|"\.\[test\]") && '
+    rf"(\.venv/bin/{re.escape(demonstration.INSTALL)} && )?\.venv/bin/"
 )
 """What a command line begins with that sets a machine up; what it runs then is run here."""
 
@@ -385,8 +389,19 @@ def test_figures_of_speed_are_all_that_is_not_compared():
 # The examples ---------------------------------------------------------------------------------
 
 
+def is_of_the_demonstration_model(line: str) -> bool:
+    """Whether a command takes the demonstration model, as it does where it is told of no other."""
+    words = shlex.split(line, comments=True)
+    takes = words[0] == "specstream-mlx" and words[1] in ("generate", "writing-tools", "benchmark")
+    return takes and not {"--model", "--coreml", "--prompt-cache-file"} & set(words)
+
+
 @pytest.mark.parametrize("block", cases(RUN))
 def test_commands_do_what_is_shown(block, tmp_path):
+    if any(is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out):
+        if not installed():
+            pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
+        demonstration.base_path()  # before a command that would say that it makes it
     for name in stand_ins(block):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         MAKERS[name](tmp_path / name)
@@ -400,7 +415,7 @@ def test_commands_do_what_is_shown(block, tmp_path):
 
 @pytest.mark.parametrize("block", cases(PYTHON))
 def test_snippets_run_as_they_stand(block, capsys):
-    model, tokenizer = load(bundled.base_path(), adapter_path="sql")
+    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
     exec(  # the snippets of one page go on from its first one
         compile(block.text, block.place, "exec"),
