@@ -415,6 +415,10 @@ def test_commands_do_what_is_shown(block, tmp_path):
 
 @pytest.mark.parametrize("block", cases(PYTHON))
 def test_snippets_run_as_they_stand(block, capsys):
+    if "demonstration." in block.text:
+        if not installed():
+            pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
+        demonstration.base_path()
     model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
     exec(  # the snippets of one page go on from its first one
