@@ -1,4 +1,4 @@
-"""Are the bundled model's answers any good, and do its drafts help with them? On typed texts.
+"""Are the demonstration model's answers any good, and do its drafts help with them? On typed texts.
 
     python -m benchmarks.answers                      # the test texts: what the README reports
     python -m benchmarks.answers --texts dev          # those that may be looked at
@@ -294,7 +294,7 @@ def main(
     show: Annotated[bool, typer.Option("--show", help="Print the answers, too.")] = False,
     output: Output = RESULTS,
 ) -> None:
-    """Score the bundled model's answers to typed texts, and its drafts."""
+    """Score the demonstration model's answers to typed texts, and its drafts."""
     chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
     base = Base(demonstration.base_path(), max_tokens)
     facts = base.facts() | {

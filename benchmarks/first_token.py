@@ -68,7 +68,7 @@ def seconds_to_text(way: str, model: Path, prompt: str) -> float:
 
 @one_line_errors
 def main(
-    model: Annotated[Path | None, typer.Option(help="Default: the bundled one.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Default: the demonstration model.")] = None,
     prompt: Annotated[str, typer.Option(help="What both are asked.")] = (
         "Proofread this message.\nHi Ana, can you sned me the reports on monday"
     ),

@@ -67,7 +67,7 @@ def invented(task: str, answer: str, text: str) -> list[str]:
     """The names and numbers of ``answer`` that ``text`` does not contain.
 
     Args:
-        task: of the bundled model; SQL is read otherwise than English.
+        task: of the demonstration model; SQL is read otherwise than English.
         answer: what was written.
         text: what it was written from. Behind it may stand answers that people gave, which know how
             a misspelt name is spelt.

@@ -1,4 +1,4 @@
-"""Figures in the shape of the papers': temperature, streams, MSA layers, on the bundled model.
+"""Figures in the papers' shape: temperature, streams, MSA layers, on the demonstration model.
 
     python -m benchmarks.paper_figures                       # temperature and streams
     python -m benchmarks.paper_figures msa-layers --adapters runs/msa

@@ -1,6 +1,6 @@
 """What one decoding step costs, against the bare forwards of the same rows.
 
-    python -m benchmarks.step_cost                  # the bundled model
+    python -m benchmarks.step_cost                  # the demonstration model
     python -m benchmarks.step_cost --adapter sql --steps 60
     python -m benchmarks.step_cost --random-llama 8x1024    # random weights, untrained streams
     python -m benchmarks.step_cost --model DIR --streams DIR    # a model of yours
@@ -169,7 +169,7 @@ def main(
         typer.Option(help="Shared: a bundled adapter's name, or a directory; sql without --model."),
     ] = None,
     model_path: Annotated[
-        Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
+        Path | None, typer.Option("--model", help="MLX model directory; the demonstration model.")
     ] = None,
     streams: Annotated[
         Path | None, typer.Option(help="Lossless streams of --model; the bundled ones.")

@@ -142,7 +142,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
     output: Output = RESULTS,
 ) -> None:
-    """Measure how drafts fare when text is sampled, on the bundled model.
+    """Measure how drafts fare when text is sampled, on the demonstration model.
 
     [bold]Example[/bold]
 

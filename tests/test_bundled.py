@@ -15,6 +15,8 @@ from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.adapters.description import describe
 
 ADAPTERS = bundled.adapter_names()
+if not ADAPTERS:
+    pytest.skip("no streams and adapters are bundled yet", allow_module_level=True)
 DIRECTORIES = [bundled.streams_path(), *map(bundled.adapter_path, ADAPTERS)]
 
 
@@ -36,8 +38,8 @@ def test_what_an_adapter_says_of_itself(path):
     assert not [value for value in values if isinstance(value, str) and value.startswith("/")]
 
 
-def test_every_adapter_has_its_task():
-    assert set(ADAPTERS) <= set(tasks.TASKS)
+def test_every_task_has_its_adapter():
+    assert set(ADAPTERS) == set(tasks.TASKS)
 
 
 @needs_weights

@@ -119,6 +119,6 @@ def test_the_real_base_writes_what_mlx_lm_writes():
     model, tokenizer = load(demonstration.base_path())
     prompt = chat_prompt(tokenizer, "Name three colours.")
     expected = plain_tokens(model.model, prompt, 24)
-    model.swap_adapter(bundled.streams_path())
+    model.swap_adapter(bundled.streams_for(model.config))
     for tree in ({}, {"tree_width": 4, "tree_size": 8}):
         assert_lossless(model.model, prompt, tokens_of(model, prompt, 24, **tree)[:24], expected)

@@ -31,7 +31,7 @@ from torch_tiny import tiny_model
 from toy_model import TOY
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specstream_mlx import demonstration, load
+from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.prompts import chat_prompt
 
@@ -62,8 +62,6 @@ NOT_RUN = {
     "tests/benchmarks/test_spec_bench.py runs it",
     "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
     "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",
-    "python -m benchmarks.prediction.simulation --tree my.json": "as the line above it, on a table "
-    "of the user's; tests/benchmarks/prediction runs it",
 }
 """Commands that begin like this are counted, not run, and why."""
 
@@ -304,6 +302,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "sql": lambda path: peft_directory(hf_beside(path), path),
     "summarize": lambda path: peft_directory(hf_beside(path), path),
     "benchmarks/results": lambda path: shutil.copytree(ROOT / "benchmarks/results", path),
+    "my.json": lambda path: StaticTree(((0.6, 0.1), (0.5, 0.1))).save(path),
     "answers.jsonl": text(ANSWERS),
     "dialogue.txt": text(DIALOGUE),
     "doc.txt": text("The team meets at noon. " * 8),
@@ -389,19 +388,29 @@ def test_figures_of_speed_are_all_that_is_not_compared():
 # The examples ---------------------------------------------------------------------------------
 
 
+TAKE_A_MODEL = "generate writing-tools benchmark autotune cache-prompt export-coreml".split()
+
+
 def is_of_the_demonstration_model(line: str) -> bool:
     """Whether a command takes the demonstration model, as it does where it is told of no other."""
     words = shlex.split(line, comments=True)
-    takes = words[0] == "specstream-mlx" and words[1] in ("generate", "writing-tools", "benchmark")
+    takes = words[0] == "specstream-mlx" and words[1] in TAKE_A_MODEL
     return takes and not {"--model", "--coreml", "--prompt-cache-file"} & set(words)
+
+
+def need_the_demonstration_model() -> None:
+    """Make its base, before a command would say that it makes it; skip where a part is missing."""
+    if not installed():
+        pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
+    if not bundled.adapter_names():
+        pytest.skip("no streams and adapters are bundled yet")
+    demonstration.base_path()
 
 
 @pytest.mark.parametrize("block", cases(RUN))
 def test_commands_do_what_is_shown(block, tmp_path):
     if any(is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out):
-        if not installed():
-            pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
-        demonstration.base_path()  # before a command that would say that it makes it
+        need_the_demonstration_model()
     for name in stand_ins(block):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         MAKERS[name](tmp_path / name)
@@ -416,9 +425,7 @@ def test_commands_do_what_is_shown(block, tmp_path):
 @pytest.mark.parametrize("block", cases(PYTHON))
 def test_snippets_run_as_they_stand(block, capsys):
     if "demonstration." in block.text:
-        if not installed():
-            pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
-        demonstration.base_path()
+        need_the_demonstration_model()
     model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
     exec(  # the snippets of one page go on from its first one

@@ -1,4 +1,4 @@
-"""How often the bundled model's drafts are right, as tree files for the prediction.
+"""How often the demonstration model's drafts are right, as tree files for the prediction.
 
     python -m benchmarks.prediction.acceptance_table          # typed texts of all eight tasks
     python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
@@ -61,7 +61,7 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) ->
         for depth, rates in enumerate(counts.rates(), start=1)
     ]
     return [
-        f"Measured with `{command}` on the bundled demonstration model; {texts.facts()['texts']}. "
+        f"Measured with `{command}` on the demonstration model; {texts.facts()['texts']}. "
         "Of the steps that reached a depth, the share in which the candidate of each rank was "
         "right, given that the tokens before it were among the candidates.",
         "",
@@ -76,7 +76,7 @@ def main(
     only: Tasks = "",
     output: Output = RESULTS,
 ) -> None:
-    """Measure acceptance by depth and rank on the bundled model."""
+    """Measure acceptance by depth and rank on the demonstration model."""
     chosen, texts = chosen_tasks(only), Texts(origin, items)
     model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     output.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
 """A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
 
-    python -m benchmarks.prediction.simulation              # with the bundled model's acceptance
     python -m benchmarks.prediction.simulation --tree FILE  # with yours, as for generate --tree
+    python -m benchmarks.prediction.simulation              # with what acceptance_table measured
     python -m benchmarks.prediction.simulation --context 4000 --json
 
 For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
 ``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
-Where no tree beats plain decoding it says plain. The acceptance of the default tables is that of
-the bundled demonstration model (``benchmarks.prediction.acceptance_table``), which a real model
-need not reach. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
+Where no tree beats plain decoding it says plain. Without ``--tree`` the acceptance is that of the
+demonstration model, once ``benchmarks.prediction.acceptance_table`` has measured it; another model
+need not reach it. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
 measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
 under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``,
 ``--stream-head``) from the one there.
@@ -23,6 +23,7 @@ import numpy as np
 import typer
 
 from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.config import UserError
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.drafting.tree import DraftTree
 
@@ -42,8 +43,8 @@ behind one pass of the LM head for all streams, or all tokens in a pass for each
 LABEL = "Prediction, not a measurement"
 COMMAND = "specstream-mlx benchmark speedup"
 REPLACE = (
-    f"On a Mac, `{COMMAND}` measures the bundled model, and with `--model DIR --adapter-path DIR` "
-    "a model of yours; that measurement replaces this prediction."
+    f"On a Mac, `{COMMAND}` measures the demonstration model, and with `--model DIR --adapter-path "
+    "DIR` a model of yours; that measurement replaces this prediction."
 )
 
 MODELS = (
@@ -340,14 +341,21 @@ def dump(values: dict[str, Any]) -> str:
 
 
 def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
-    """The table of ``--tree``, or both default ones.
+    """The table of ``--tree``, or those that were measured on the demonstration model.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or none was measured.
     """
     if file is not None:
         return {mode: StaticTree.load(file)}
-    return {name: StaticTree.load(tree_file(RESULTS, name)) for name in get_args(Mode)}
+    files = {name: tree_file(RESULTS, name) for name in get_args(Mode)}
+    found = {name: StaticTree.load(path) for name, path in files.items() if path.exists()}
+    if not found:
+        raise UserError(
+            f"{RESULTS} has no acceptance-*.json: benchmarks.prediction.acceptance_table measures "
+            "the demonstration model's, --tree takes yours"
+        )
+    return found
 
 
 def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int, head: Head) -> str:
@@ -367,7 +375,7 @@ def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int, head
 @one_line_errors
 def main(
     tree: Annotated[
-        Path | None, typer.Option(help="Acceptance table; those of the bundled model.")
+        Path | None, typer.Option(help="Acceptance table; the demonstration model's.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
     context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = CONTEXT,

@@ -4,11 +4,11 @@
     python -m benchmarks.studies.coreml_packages --work runs/coreml --texts 1 --random-prompts 1 \\
         --forms int8 --max-tokens 6
 
-Packages of the bundled model (int4, int8, fp16) with its lossless streams and two shared adapters,
-of a random Qwen3 and of a random untied Llama with biases are executed by numpy and compared with
-the engine on the weights that they hold: greedy and drawn at temperature 1, with trees of 8 and 16
-nodes. ``logits`` and ``guesses`` are the largest differences in float32 as a share of max(1, the
-largest), of the main stream and of the streams' candidates. ``half`` is the same package with every
+Packages of the demonstration model (int4, int8, fp16) with its lossless streams and two shared
+adapters, of a random Qwen3 and of a random untied Llama with biases are executed by numpy and
+compared with the engine on the weights that they hold: greedy and drawn at temperature 1, with
+trees of 8 and 16 nodes. ``logits`` and ``guesses`` are the largest differences in float32 as a
+share of max(1, the largest), of the main stream and of the streams' candidates. ``half`` is the same package with every
 operation rounded to half precision, as on a device: how many of its greedy texts are the same, and
 how far its outputs are off where it is given the same inputs. Controls are broken on purpose; they
 must be off by far more than the bound.
@@ -188,10 +188,9 @@ def bundled_subject(form: str, work: Path, texts: int) -> Subject:
 
     def models(adapter: str) -> tuple[nn.Module, Streams]:
         base, _ = read_model(directory, to_run=False)
-        if form != "int8":  # which it is
-            base = decoded_model(base, {})
-            if FORMS[form]:
-                nn.quantize(base, group_size=64, bits=FORMS[form])
+        base = decoded_model(base, {})
+        if FORMS[form]:
+            nn.quantize(base, group_size=64, bits=FORMS[form])
         path = bundled.streams_path() if adapter == "streams" else bundled.adapter_path(adapter)
         return base, mount(base, read_adapter(path, base, config), None)
 
@@ -530,9 +529,11 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 @one_line_errors
 def main(
     work: Annotated[Path, typer.Option(help="Directory of packages and of what is done.")],
-    texts: Annotated[int, typer.Option(help="Of each adapter of the bundled model.", min=1)] = 50,
+    texts: Annotated[
+        int, typer.Option(help="Of each adapter of the demonstration model.", min=1)
+    ] = 50,
     random_prompts: Annotated[int, typer.Option(help="Of each random model.", min=0)] = 20,
-    forms: Annotated[str, typer.Option(help="Of the bundled model, with commas.")] = "",
+    forms: Annotated[str, typer.Option(help="Of the demonstration model, with commas.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Of a text.", min=1)] = 64,
     output: Annotated[Path, typer.Option(help="Directory of the result files.")] = RESULTS,
 ) -> None:

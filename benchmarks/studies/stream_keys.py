@@ -9,9 +9,9 @@
 Time is that of a step of the decoder itself with deferred streams: a chain of drafts through a
 random Llama behind random rows, and the streams of the accepted node. Both kinds alternate.
 
-Quality is that of lossless streams on the bundled model, or on one of yours, with the selection
-switched on at decoding. A prompt is texts of a task with their answers, cut at the front so that
-prompt and text fill the context, and one more text. The target's text is the same with either
+Quality is that of lossless streams on the demonstration model, or on one of yours, with the
+selection switched on at decoding. A prompt is texts of a task with their answers, cut at the front
+so that prompt and text fill the context, and one more text. The target's text is the same with either
 kind, so it is decoded once with each, the streams guessing behind every token, and chains of their
 first guesses are replayed on it. Contexts beyond the model's own have no quality.
 """
@@ -239,7 +239,7 @@ def main(
     contexts: Annotated[str, typer.Option(help="Tokens.")] = "256,1024,2048,8192,32768",
     keys: Annotated[int, typer.Option(help="p, the keys a stream attends to.", min=1)] = 64,
     model_path: Annotated[
-        Path | None, typer.Option("--model", help="MLX model directory; the bundled one.")
+        Path | None, typer.Option("--model", help="MLX model directory; the demonstration model.")
     ] = None,
     streams: Annotated[
         Path | None, typer.Option(help="Lossless streams; the bundled ones.")

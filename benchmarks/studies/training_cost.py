@@ -261,7 +261,7 @@ def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> l
 def main(
     model: Annotated[
         Path | None,
-        typer.Option(help="Directory of a base in MLX format. Default: the bundled one."),
+        typer.Option(help="Directory of a base in MLX format. Default: the demonstration model."),
     ] = None,
     random: Annotated[
         str | None, typer.Option(help="Instead: a random Llama in 4 bits, such as 1.1B.")

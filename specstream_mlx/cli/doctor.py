@@ -57,13 +57,16 @@ def examine(model: str | None = None) -> dict[str, Any]:
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
-    try:
-        demonstration_model = str(demonstration.base_path())
-    except UserError as error:
-        demonstration_model = None
-        missing.append(str(error))
+    examined: str | Path | None = model
+    if model is None:
+        try:
+            examined = demonstration.base_path()
+        except UserError as error:
+            missing.append(str(error))
+    made = demonstration.directory()
+    demonstration_model = str(made) if made.exists() else None
     held = step_costs = None
-    if examined := model or demonstration_model:
+    if examined is not None:
         path = model_directory(examined)
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)

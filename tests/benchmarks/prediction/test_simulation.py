@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.prediction import simulation
+from benchmarks.prediction.acceptance_table import tree_file
 from benchmarks.prediction.apple_machines import CHIPS, chip
 from benchmarks.prediction.metal_cost import (
     Bits,
@@ -56,6 +57,16 @@ def command(main):
 @pytest.fixture
 def app():
     return command(simulation.main)
+
+
+@pytest.fixture
+def measured(tmp_path_factory, monkeypatch):
+    """Acceptance that was measured on the demonstration model, of both modes."""
+    results = tmp_path_factory.mktemp("results")
+    for mode in get_args(simulation.Mode):
+        SURE.save(tree_file(results, mode))
+    monkeypatch.setattr(simulation, "RESULTS", results)
+    return results
 
 
 @pytest.mark.parametrize("point", points(), ids=lambda p: f"{p.what.split(', ms')[0]}-{p.rows}")
@@ -203,7 +214,7 @@ def test_heads_that_know_the_token_before_cost_what_they_read():
         assert -next(ones) + next(ones) == pytest.approx(whole - plain)
 
 
-def test_a_prediction_of_ones_own_has_another_name(app, tmp_path):
+def test_a_prediction_of_ones_own_has_another_name(app, measured, tmp_path):
     result = app("--context", 4000, "--msa-layers", 2, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     assert {path.stem for path in tmp_path.iterdir()} == {"simulation-context-4000-msa-2"}
@@ -214,6 +225,17 @@ def test_a_model_that_is_too_large_is_not_predicted():
     assert found.cell() == "does not fit"
 
 
+def test_modes_that_were_measured_are_predicted(app, measured, tmp_path):
+    tree_file(measured, "shared").unlink()
+    result = app("--json", "--output", tmp_path)
+    assert {p["mode"] for p in json.loads(result.stdout)["predictions"]} == {"lossless"}
+    tree_file(measured, "lossless").unlink()
+    result = app("--output", tmp_path / "none")
+    assert result.exit_code == 2 and not (tmp_path / "none").exists()
+    assert "has no acceptance-*.json" in result.stderr and "--tree takes yours" in result.stderr
+
+
+@pytest.mark.skipif(not (RESULTS / "simulation.json").exists(), reason="no prediction is kept")
 def test_the_command_writes_what_is_committed(app, tmp_path):
     result = app("--output", tmp_path)
     assert result.exit_code == 0, result.output
@@ -240,7 +262,7 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     assert len(picture) < 100_000
 
 
-def test_without_matplotlib_the_tables_are_written(app, tmp_path, monkeypatch):
+def test_without_matplotlib_the_tables_are_written(app, measured, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "benchmarks.prediction.simulation_plot", raising=False)
     result = app("--output", tmp_path)
