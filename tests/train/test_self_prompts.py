@@ -29,8 +29,9 @@ def base(tmp_path_factory):
     tiny_llama_directory(directory, vocab_size=len(names), tie_word_embeddings=False)
     path = directory / "model.safetensors"
     weights = dict(mx.load(str(path)))
-    weights["model.embed_tokens.weight"][:, 0] = 2.0  # so that the head's column is a bias
-    weights["lm_head.weight"][:, 0] = mx.array([-2.0, 0.4, -2.0, -2.0] + [0.0] * len(WORDS))
+    weights["model.embed_tokens.weight"][:, 0] = 10.0  # so that the head's column is a bias
+    weights["lm_head.weight"] *= 0.5
+    weights["lm_head.weight"][:, 0] = mx.array([-2.0, 0.2, -2.0, -2.0] + [0.0] * len(WORDS))
     mx.eval(weights)
     mx.save_safetensors(str(path), weights, {"format": "mlx"})
     PreTrainedTokenizerFast(
