@@ -16,6 +16,8 @@ Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or the messages of a chat."""
 
 _TEXT = "{text}"
+_MARK = "userquery"
+"""What the user says where only the chat template's text around it counts."""
 
 
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
@@ -67,12 +69,26 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     """
     content = text + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:
-        mark = "<query>"
-        before, found, _ = _turn(tokenizer, mark).partition(mark)
-        if not found:
-            raise UserError("the tokenizer's chat template leaves out what the user says")
+        before, _ = around_user(tokenizer)
         content = _turn(tokenizer, content)[len(before) :]
     return tokenizer.encode(content, add_special_tokens=False)
+
+
+def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:
+    """The chat template's text before and behind what the user says in the only turn.
+
+    Args:
+        tokenizer: with a chat template.
+        template: see ``chat_prompt``.
+
+    Raises:
+        UserError: the chat template refuses the turn, or leaves out what the user says.
+    """
+    content = (template or _TEXT).replace(_TEXT, _MARK)
+    before, found, after = _turn(tokenizer, content).partition(_MARK)
+    if not found:
+        raise UserError("the tokenizer's chat template leaves out what the user says")
+    return before, after
 
 
 def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: bool = False) -> str:

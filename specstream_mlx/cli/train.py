@@ -17,6 +17,9 @@ from .groups import grouped
 from .parsing import at_least, positive
 
 if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from ..loading import SpeculativeModel
     from ..train.data import Split
     from ..train.run import Run
     from ..train.settings import TrainSettings
@@ -88,11 +91,26 @@ class AnswerOptions:
     PANEL = "The base's own answers, without --data"
 
     prompts: Annotated[
-        Path | None,
+        str | None,
         Option(
-            metavar="FILE",
-            help="A prompt a line, or JSONL in one of mlx_lm's formats. Default: some hundred of "
-            "general use.",
+            metavar="FILE|self",
+            help="A prompt a line, or JSONL in one of mlx_lm's formats; self: the base, an "
+            "instruct model, asks itself. Default: some hundred of general use.",
+        ),
+    ] = None
+    num_prompts: Annotated[
+        int | None,
+        Option(
+            parser=at_least(2),
+            metavar="N",
+            help="How many, with --prompts self. Default: 400.",
+        ),
+    ] = None
+    prompt_script: Annotated[
+        Literal["latin", "any"] | None,
+        Option(
+            help="latin (default): with --prompts self, those with letters of other scripts are "
+            "left out."
         ),
     ] = None
     max_tokens: Annotated[
@@ -102,8 +120,16 @@ class AnswerOptions:
     temp: Annotated[
         float | None, Option(min=0, help="Temperature; 0 (default): the likeliest answer.")
     ] = None
+    answers_only: Annotated[
+        bool,
+        Option(
+            "--answers-only",
+            help="Write the answers to DIR.training/data and end there, for another trainer.",
+        ),
+    ] = False
 
 
+_SELF = "self"
 _ANSWERS = tuple(AnswerOptions.__dataclass_fields__)
 
 
@@ -304,6 +330,12 @@ def train(
     directory = run_directory(settings.adapter_path)
     _check_place(settings, directory)
     _check_report_to(reports.report_to)
+    if answers.answers_only:
+        from ..loading import load
+
+        written = _written_prompts(answers)
+        print(_answer(*load(settings.model), settings, directory, answers, written))
+        return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
         run.restore(run.last)
@@ -350,20 +382,34 @@ def _settings(*groups: Any) -> "tuple[TrainSettings, AnswerOptions]":
         if name in values:
             if not isinstance(values[name], (str, Path)):
                 raise UserError(f"{path}: {name} is {shown(values[name])}, expected a path")
-            values[name] = Path(values[name])
+            if name != "prompts":  # where ./self is a file
+                values[name] = Path(values[name])
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")
     asked = {name: values.pop(name) for name in _ANSWERS if name in values}
     settings = TrainSettings(**values)
     settings.check()
-    check_integer("max_tokens", asked.get("max_tokens", 1))
-    temp = asked.get("temp", 0.0)
-    if not (is_number(temp) and temp >= 0):
-        raise UserError(f"temp is {shown(temp)}, expected a number of at least 0")
+    _check_answers(asked)
     for name in asked if settings.data is not None else ():
         flag = f"--{name.replace('_', '-')}"
         raise UserError(f"--data and {flag} were both given, expected at most one")
     return settings, AnswerOptions(**asked)
+
+
+def _check_answers(asked: dict[str, Any]) -> None:
+    """Check how the base is to answer, which a configuration file may say too."""
+    check_integer("max_tokens", asked.get("max_tokens", 1))
+    check_integer("num_prompts", asked.get("num_prompts", 2), least=2)
+    temp = asked.get("temp", 0.0)
+    if not (is_number(temp) and temp >= 0):
+        raise UserError(f"temp is {shown(temp)}, expected a number of at least 0")
+    for name, choices in (("prompt_script", ("latin", "any")), ("answers_only", (True, False))):
+        if name in asked and asked[name] not in choices:
+            expected = " or ".join(map(str, choices))
+            raise UserError(f"{name} is {shown(asked[name])}, expected {expected}")
+    for name in ("num_prompts", "prompt_script") if asked.get("prompts") != _SELF else ():
+        if name in asked:
+            raise UserError(f"--{name.replace('_', '-')} was given without --prompts {_SELF}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -436,37 +482,19 @@ def _prepared(
     """Load the base, make its answers where they are the data, and read the data."""
     from ..loading import load
     from ..train.data import read_split
-    from ..train.distil import SHIPPED, Answering, distil, fitting, read_prompts
     from ..train.run import Run
     from ..train.start import start_of
-    from .progress import progress
 
-    data = directory / "data"
     if settings.data is not None:
         data = Path(settings.data)
         if not data.is_dir():
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-    prompts = read_prompts(answers.prompts or SHIPPED) if settings.data is None else []
-    start = start_of(settings, *load(settings.model))
-    if prompts:
-        asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        answering = Answering(**asked, seed=settings.seed, template=settings.prompt_template)
-        asked_for, most = len(prompts), settings.max_seq_length
-        prompts = fitting(start.base, start.tokenizer, prompts, answering, most)
-        if len(prompts) < asked_for:
-            reporting.note(
-                f"{asked_for - len(prompts)} of {asked_for} prompts leave no room for an answer "
-                "and are left out"
-            )
-        try:
-            with progress("The base answers prompts") as show:
-                told = _Told(show)
-                distil(start.base, start.tokenizer, prompts, data, answering, told)
-        except KeyboardInterrupt:
-            reporting.note("Stopped; the same command goes on with the answers that are there")
-            raise
+        start = start_of(settings, *load(settings.model))
+    else:
+        written = _written_prompts(answers)
+        start = start_of(settings, *load(settings.model))
+        data = _answer(start.base, start.tokenizer, settings, directory, answers, written)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
         path = data / f"{name}.jsonl"
@@ -487,25 +515,95 @@ def _prepared(
     return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
 
 
+def _written_prompts(answers: AnswerOptions) -> list[str] | None:
+    """The prompts of a file; ``None``: the base is to ask itself."""
+    from ..train.distil import SHIPPED, read_prompts
+
+    if answers.prompts == _SELF:
+        return None
+    return read_prompts(SHIPPED if answers.prompts is None else Path(answers.prompts))
+
+
+def _answer(
+    base: "SpeculativeModel",
+    tokenizer: "TokenizerWrapper",
+    settings: "TrainSettings",
+    directory: Path,
+    answers: AnswerOptions,
+    prompts: list[str] | None,
+) -> Path:
+    """Let the base answer prompts, or ask itself and answer. Returns where the answers are."""
+    from ..train.distil import Answering, distil, fitting
+    from .progress import progress
+
+    asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    answering = Answering(**asked, seed=settings.seed, template=settings.prompt_template)
+    data = directory / "data"
+    try:
+        if prompts is None:
+            prompts = _asked(base, tokenizer, settings, directory, answers)
+        fit = fitting(base, tokenizer, prompts, answering, settings.max_seq_length)
+        if len(fit) < len(prompts):
+            reporting.note(
+                f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
+                "and are left out"
+            )
+        with progress("The base answers prompts") as show:
+            told = _Told(show, "The base answers", "answered")
+            distil(base, tokenizer, fit, data, answering, told)
+    except KeyboardInterrupt:
+        reporting.note("Stopped; the same command goes on with what is there")
+        raise
+    return data
+
+
+def _asked(
+    base: "SpeculativeModel",
+    tokenizer: "TokenizerWrapper",
+    settings: "TrainSettings",
+    directory: Path,
+    answers: AnswerOptions,
+) -> list[str]:
+    """The prompts that the base asks itself."""
+    from ..train.self_prompts import Asking, ask_itself
+    from .progress import progress
+
+    given = {"count": answers.num_prompts, "script": answers.prompt_script}
+    given = {name: value for name, value in given.items() if value is not None}
+    asking = Asking(**given, seed=settings.seed, template=settings.prompt_template)
+    with progress("The base draws prompts") as show:
+        told = _Told(show, "The base draws", "drawn")
+        asked = ask_itself(base, tokenizer, directory, asking, told)
+    if asked.drawn:
+        reporting.note(asked.sentence())
+    return asked.prompts
+
+
 class _Told:
-    """Tells how many prompts are answered: to a bar, and every minute in a line.
+    """Tells how many prompts are drawn or answered: to a bar, and every minute in a line.
 
     Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
+
+    Args:
+        show: the bar.
+        doing: who does what.
+        done: what becomes of a prompt.
     """
 
-    def __init__(self, show: "Show"):
-        self._show, self._said = show, 0.0
+    def __init__(self, show: "Show", doing: str, done: str):
+        self._show, self._doing, self._done, self._said = show, doing, done, 0.0
 
     def __call__(self, done: float, total: float) -> None:
         self._show(done, total)
         now = time.monotonic()
         if not self._said:
-            already = f"; {done:.0f} are answered" if done else ""
-            reporting.note(f"The base answers {total:.0f} prompts{already}")
+            already = f"; {done:.0f} are {self._done}" if done else ""
+            reporting.note(f"{self._doing} {total:.0f} prompts{already}")
         elif now - self._said < _SECONDS_BETWEEN_LINES or done == total:
             return
         else:
-            reporting.note(f"{done:.0f} of {total:.0f} prompts answered")
+            reporting.note(f"{done:.0f} of {total:.0f} prompts {self._done}")
         self._said = now
 
 

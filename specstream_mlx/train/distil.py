@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,8 @@ def distil(
             f"{len(prompts)} of the prompts can be answered, expected at least 2: one to learn "
             "from and one to try"
         )
-    _claim(directory, prompts, answering)
+    digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
+    claim(directory / "answers.json", {"prompts": digest, **asdict(answering)})
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
     answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
@@ -182,13 +183,16 @@ def _answers(
     return lines
 
 
-def _claim(directory: Path, prompts: Sequence[str], answering: Answering) -> None:
-    """Write down what the answers in a directory are answers to, or check what stands there."""
-    wanted = {
-        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16],
-        **asdict(answering),
-    }
-    path = directory / "answers.json"
+def claim(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Write down what the texts beside a file are made from, or check what stands there.
+
+    Args:
+        path: of the file, JSON; its directory is made.
+        wanted: settings by name.
+
+    Raises:
+        UserError: the file holds others, or cannot be read or written.
+    """
     if not path.exists():
         with staged_file(path) as unfinished:
             unfinished.write_text(json.dumps(wanted, indent=2) + "\n")
@@ -198,17 +202,24 @@ def _claim(directory: Path, prompts: Sequence[str], answering: Answering) -> Non
             raise UserError(
                 f"{path}: {name} was {shown(found.get(name))}, expected {shown(value)}: go on with "
                 "the same prompts and settings, take another --adapter-path, or remove "
-                f"{directory} to have them answered anew"
+                f"{path.parent} to begin anew"
             )
 
 
-def _answered(path: Path) -> set[str]:
-    """The prompts that a file has answers to; what a killed process left of a line is taken off."""
+def cut_to_lines(path: Path) -> bool:
+    """Take off what a killed process left of a line. Returns whether there is such a file."""
     if not path.exists():
-        return set()
+        return False
     whole = path.read_bytes()
     end = whole.rfind(b"\n") + 1
     if end < len(whole):
         with staged_file(path) as unfinished:
             unfinished.write_bytes(whole[:end])
+    return True
+
+
+def _answered(path: Path) -> set[str]:
+    """The prompts that a file has answers to."""
+    if not cut_to_lines(path):
+        return set()
     return {value["prompt"] for _, value in read_json_lines(path)}

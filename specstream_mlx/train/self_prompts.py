@@ -1,0 +1,221 @@
+"""Prompts that a model asks itself: it draws what its user might say, and the fit draws are kept.
+
+A draw follows from the seed and its number, so a call that was interrupted goes on where it ended.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
+from copy import copy
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..batch import batch_generate
+from ..checked_files import read_json_lines
+from ..config import UserError, shown
+from ..engine.noise import Noise
+from ..engine.sampling import keyed_sampler
+from ..loading import SpeculativeModel
+from ..prompts import around_user
+from ..staging import append
+from .distil import claim, cut_to_lines
+
+MOST_TOKENS = 90
+"""Draws that have not ended by then are left out."""
+
+_TEMP, _TOP_P = 1.0, 0.95
+_AT_ONCE = 32
+_LEAST_CHARACTERS, _LEAST_WORDS = 12, 3
+_ALIKE = 60
+"""Prompts that begin with the same so many characters are the same."""
+_RECENT, _LEAST_KEPT = 300, 15
+"""Of so many draws in a row, so many must be kept."""
+
+_IDEOGRAMS = r"\u3040-\u30ff\u3400-\u9fff"  # between which there are no spaces: each is a word
+_WORD = re.compile(f"[{_IDEOGRAMS}]|[^\\s{_IDEOGRAMS}]+")
+
+Script = Literal["latin", "any"]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a model asks itself.
+
+    Attributes:
+        count: prompts.
+        seed: of the draws.
+        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+        script: ``latin``: prompts with letters of other scripts are left out.
+    """
+
+    count: int = 400
+    seed: int = 0
+    template: str | None = None
+    script: Script = "latin"
+
+
+@dataclass
+class Asked:
+    """What came of it.
+
+    Attributes:
+        prompts: those that are kept, in the order of their draws.
+        drawn: draws of this call.
+        left_out: how many of them were not kept, by what they did.
+    """
+
+    prompts: list[str] = field(default_factory=list)
+    drawn: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def sentence(self) -> str:
+        """How many were drawn and kept in this call, and why the others were not."""
+        kept = self.drawn - self.left_out.total()
+        faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
+        return f"The base drew {self.drawn} prompts and {kept} are kept" + (
+            f"; {', '.join(faults)}" if faults else ""
+        )
+
+
+def ask_itself(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    directory: Path,
+    asking: Asking,
+    show: Callable[[float, float], None] = lambda done, total: None,
+) -> Asked:
+    """Let a model draw prompts, to ``prompts.jsonl`` in a directory.
+
+    Args:
+        model: without an adapter.
+        tokenizer: its, with a chat template.
+        directory: where the file goes; it is made.
+        asking: what to draw.
+        show: told how many prompts there are.
+
+    Raises:
+        UserError: there is no chat template or it leaves out what the user says, next to no draw
+            can be kept, the directory holds other draws, or a file cannot be read or written.
+    """
+    if not tokenizer.has_chat_template:
+        raise UserError(
+            "--prompts is self and the tokenizer has no chat template, which says where a user's "
+            "turn begins: expected a file of prompts, or an instruct model"
+        )
+    opening, asker = _turn_of(tokenizer, asking.template)
+    controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+    path = directory / "prompts.jsonl"
+    claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
+    kept = _kept(path)
+    alike = {_beginning(prompt) for prompt in kept.values()}
+    place, asked, recent = max(kept, default=-1) + 1, Asked(), deque(maxlen=_RECENT)
+    show(len(kept), asking.count)
+    while len(kept) < asking.count:
+        places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(kept))))
+        place, lines = places.stop, []
+        for number, text, ended in _draws(model, asker, opening, asking.seed, places):
+            if len(kept) == asking.count:
+                break
+            fault = _fault(text, ended, controls, asking.script)
+            if fault is None and _beginning(text) in alike:
+                fault = "began as an earlier one"
+            asked.drawn += 1
+            recent.append(fault)
+            if fault is None:
+                kept[number] = text
+                alike.add(_beginning(text))
+                line = {"prompt": text, "draw": number}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            else:
+                asked.left_out[fault] += 1
+        append(path, "".join(lines))
+        show(len(kept), asking.count)
+        if len(recent) == _RECENT and recent.count(None) < _LEAST_KEPT:
+            (fault, count), *_ = Counter(filter(None, recent)).most_common()
+            raise UserError(
+                f"of the last {_RECENT} prompts that the base drew {recent.count(None)} can be "
+                f"kept, expected at least {_LEAST_KEPT} ({count} {fault}); there are {len(kept)} "
+                f"in {path}"
+            )
+    asked.prompts = list(kept.values())[: asking.count]
+    return asked
+
+
+def _turn_of(
+    tokenizer: TokenizerWrapper, template: str | None
+) -> tuple[list[int], TokenizerWrapper]:
+    """Token ids up to what the user says, and a tokenizer whose end tokens end that."""
+    before, after = around_user(tokenizer, template)
+    said, ended = (
+        tokenizer.encode(f"user{text}", add_special_tokens=False) for text in ("", after)
+    )
+    behind = [token for other, token in zip_longest(said, ended) if token != other]
+    asker = copy(tokenizer)
+    asker.eos_token_ids = {*tokenizer.eos_token_ids, *behind[:1]}
+    return tokenizer.encode(before, add_special_tokens=False), asker
+
+
+def _draws(
+    model: SpeculativeModel,
+    asker: TokenizerWrapper,
+    opening: list[int],
+    seed: int,
+    places: Collection[int],
+) -> Iterator[tuple[int, str, bool]]:
+    """Number and text of each draw, and whether it ended."""
+    seeds = Noise(seed)  # mixed, so that the draws of seed 1 are not those of seed 0 but one
+    response = batch_generate(
+        model,
+        asker,
+        [opening] * len(places),
+        max_tokens=MOST_TOKENS,
+        completion_batch_size=len(places),
+        samplers=[keyed_sampler(seeds.number(n), _TEMP, top_p=_TOP_P) for n in places],
+        speculation=False,
+    )
+    for number, text, reason in zip(places, response.texts, response.finish_reasons, strict=True):
+        yield number, text.strip(), reason == "stop"
+
+
+def _fault(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
+    """What makes a text no prompt; ``None``: nothing."""
+    words = _WORD.findall(text.casefold())
+    if not ended:
+        return f"had no end within {MOST_TOKENS} tokens"
+    if "\ufffd" in text or any(control in text for control in controls):
+        return "held control tokens or broken characters"
+    if len(text) < _LEAST_CHARACTERS or len(words) < _LEAST_WORDS:
+        return "were too short"
+    if 2 * len(set(words)) < len(words):
+        return "repeated themselves"
+    letters = filter(str.isalpha, text) if script == "latin" else ()
+    if any(not unicodedata.name(letter, "").startswith("LATIN") for letter in letters):
+        return "had letters of another script"
+    return None
+
+
+def _beginning(text: str) -> str:
+    """What texts that are nearly the same have in common."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
+
+
+def _kept(path: Path) -> dict[int, str]:
+    """The prompts of a file by the number of their draw."""
+    kept = {}
+    for number, value in read_json_lines(path) if cut_to_lines(path) else ():
+        try:
+            draw, prompt = value["draw"], value["prompt"]
+        except (KeyError, TypeError):
+            draw, prompt = None, None
+        if type(draw) is not int or not isinstance(prompt, str):
+            raise UserError(
+                f"{path}, line {number} is {shown(value)}, expected a prompt and its draw"
+            )
+        kept[draw] = prompt
+    return kept

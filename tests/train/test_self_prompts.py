@@ -1,0 +1,253 @@
+"""Prompts that a model asks itself: where its draws begin and end, which are kept, and resuming."""
+
+import json
+from itertools import product
+
+import mlx.core as mx
+import pytest
+from command_line import refusal, run
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_directory, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specstream_mlx import UserError, load
+from specstream_mlx.train import self_prompts
+from specstream_mlx.train.distil import read_prompts
+from specstream_mlx.train.self_prompts import Asking, _fault, _turn_of, ask_itself
+
+WORDS = ["".join(pair) for pair in product(("ba", "de", "ki", "lo", "mu", "re"), repeat=2)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A random model of whole words, whose draws are prompts more often than not."""
+    names = [*SPECIAL_TOKENS, *WORDS]
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, SPECIAL_TOKENS[0]))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    directory = tmp_path_factory.mktemp("words") / "base"
+    tiny_llama_directory(directory, vocab_size=len(names), tie_word_embeddings=False)
+    path = directory / "model.safetensors"
+    weights = dict(mx.load(str(path)))
+    weights["model.embed_tokens.weight"][:, 0] = 10.0  # so that the head's column is a bias
+    weights["lm_head.weight"] *= 0.5
+    weights["lm_head.weight"][:, 0] = mx.array([-2.0, 0.2, -2.0, -2.0] + [0.0] * len(WORDS))
+    mx.eval(weights)
+    mx.save_safetensors(str(path), weights, {"format": "mlx"})
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token=END,
+        pad_token=SPECIAL_TOKENS[0],
+        additional_special_tokens=SPECIAL_TOKENS[2:],
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def loaded(base):
+    return load(base)
+
+
+def lines(directory):
+    return (directory / "prompts.jsonl").read_text().splitlines()
+
+
+USER = "'<|user|>' + messages[0]['content']"
+BRIEF = "{{ '<|pad|>Be brief.\n' + " + USER + " + '<|end|>' }}"
+OPEN = "{{ " + USER + " }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
+
+
+@pytest.mark.parametrize(
+    ("chat", "template", "opening", "end"),
+    [
+        (CHAT_TEMPLATE, None, "<|user|>", END),
+        (BRIEF, None, "<|pad|>Be brief.\n<|user|>", END),
+        (OPEN, None, "<|user|>", "<|assistant|>"),
+        (INST, None, "[INST] ", " ["),
+        ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q: ", "\n"),
+        (CHAT_TEMPLATE, "Check: {text}\nNow.", "<|user|>Check: ", "\n"),
+    ],
+)
+def test_draws_begin_and_end_as_the_template_says(chat, template, opening, end):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = chat
+    wrapper = TokenizerWrapper(tokenizer)
+    ids, asker = _turn_of(wrapper, template)
+    assert tokenizer.decode(ids) == opening
+    stop = tokenizer.encode(end, add_special_tokens=False)[0]
+    assert asker.eos_token_ids == {tokenizer.eos_token_id, stop}
+    assert wrapper.eos_token_ids == {tokenizer.eos_token_id}
+
+
+def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
+    model, _ = loaded
+    for chat, said in (
+        (None, "the tokenizer has no chat template, which says where a user's turn begins"),
+        ("{{ messages[0]['content'] | upper }}", "chat template leaves out what the user says"),
+        ("{{ raise_exception('no') }}", "chat template fails: no"),
+    ):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = chat
+        with pytest.raises(UserError, match=said):
+            ask_itself(model, TokenizerWrapper(tokenizer), tmp_path / "run", Asking())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("How do I bake bread?", None),
+        ("What is 12 + 30, naïve or not?", None),
+        ("Go on now.", "were too short"),
+        ("Photosynthesis, please?", "were too short"),
+        ("the the the the the team", "repeated themselves"),
+        ("The the THE team is here", None),
+        ("The the THE team THE the is", "repeated themselves"),
+        ("What does мир mean?", "had letters of another script"),
+        ("Say it <|user|> again, please", "held control tokens or broken characters"),
+        ("Say it \ufffd again, please", "held control tokens or broken characters"),
+    ],
+)
+def test_what_is_left_out(text, fault):
+    assert _fault(text, True, SPECIAL_TOKENS, "latin") == fault
+    assert _fault(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
+
+
+def test_other_scripts_where_they_are_asked_for():
+    for text in ("Что такое мир и война?", "请问怎样才能学好一门新的语言?"):
+        assert _fault(text, True, (), "latin") == "had letters of another script"
+        assert _fault(text, True, (), "any") is None
+
+
+def drawing(monkeypatch, *texts):
+    """Let the base draw these texts, in a circle."""
+
+    def draws(model, asker, opening, seed, places):
+        return [(place, texts[place % len(texts)], True) for place in places]
+
+    monkeypatch.setattr(self_prompts, "_draws", draws)
+
+
+def test_prompts_that_begin_alike_are_kept_once(loaded, tmp_path, monkeypatch):
+    long = "please tell me all that there is to know about the numbers in {}"
+    assert len(long) > 60
+    drawing(
+        monkeypatch,
+        *("check the report now", "Check  the\nreport NOW", "check the report today"),
+        *(long.format("a table"), long.format("a book")),
+    )
+    asked = ask_itself(*loaded, tmp_path, Asking(3))
+    assert asked.prompts == [
+        "check the report now",
+        "check the report today",
+        long.format("a table"),
+    ]
+    assert asked.sentence() == "The base drew 4 prompts and 3 are kept; 1 began as an earlier one"
+
+
+def test_next_to_nothing_to_keep_ends_it(loaded, tmp_path, monkeypatch):
+    drawing(monkeypatch, *("check the report now", "no", "no"))
+    with pytest.raises(UserError) as error:
+        ask_itself(*loaded, tmp_path, Asking(40))
+    assert str(error.value) == (
+        "of the last 300 prompts that the base drew 0 can be kept, expected at least 15 "
+        f"(200 were too short); there are 1 in {tmp_path / 'prompts.jsonl'}"
+    )
+
+
+def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, monkeypatch):
+    asked = ask_itself(*loaded, tmp_path / "a", Asking(12))
+    whole = lines(tmp_path / "a")
+    assert [json.loads(line)["prompt"] for line in whole] == asked.prompts
+    assert asked.drawn - asked.left_out.total() == len(set(asked.prompts)) == 12
+    assert set(" ".join(asked.prompts).split()) <= set(WORDS)
+    ask_itself(*loaded, tmp_path / "b", Asking(5))
+    path = tmp_path / "b" / "prompts.jsonl"
+    assert lines(tmp_path / "b") == whole[:5]
+    path.write_text(path.read_text() + whole[5][:9])  # as a process that was killed left it
+    monkeypatch.setattr(self_prompts, "_AT_ONCE", 3)
+    assert ask_itself(*loaded, tmp_path / "b", Asking(12)).prompts == asked.prompts
+    assert lines(tmp_path / "b") == whole
+    monkeypatch.setattr(self_prompts, "batch_generate", None)  # nothing is drawn again
+    assert ask_itself(*loaded, tmp_path / "b", Asking(7)).prompts == asked.prompts[:7]
+
+
+def test_each_seed_has_prompts_of_its_own(loaded, tmp_path):
+    zero, one = (
+        ask_itself(*loaded, tmp_path / str(seed), Asking(6, seed=seed)).prompts for seed in (0, 1)
+    )
+    assert not set(zero) & set(one)
+    with pytest.raises(UserError, match=r"prompts.json: seed was 0, expected 1: go on with"):
+        ask_itself(*loaded, tmp_path / "0", Asking(6, seed=1))
+
+
+def test_a_damaged_file_of_prompts(loaded, tmp_path):
+    ask_itself(*loaded, tmp_path, Asking(2))
+    for wrong in ('{"prompt": "check the report"}', '{"prompt": 3, "draw": 1}', "[]"):
+        (tmp_path / "prompts.jsonl").write_text(wrong + "\n")
+        with pytest.raises(UserError, match=r"prompts.jsonl, line 1 is .*, expected a prompt and"):
+            ask_itself(*loaded, tmp_path, Asking(2))
+
+
+def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
+    out = tmp_path / "out"
+    flags = ("train", "--model", base, "--prompts", "self", "--num-prompts", 6)
+    flags += ("--max-tokens", 8, "--adapter-path", out)
+    result = run(*flags, "--answers-only")
+    assert result.exit_code == 0, result.output
+    data = tmp_path / "out.training" / "data"
+    assert result.stdout == f"{data}\n"
+    said = result.stderr.splitlines()
+    assert said[0] == "The base draws 6 prompts"
+    assert said[1].startswith("The base drew ") and " prompts and 6 are kept" in said[1]
+    assert said[2] == "The base answers 6 prompts"
+    assert not out.exists()
+    rows = [
+        json.loads(line)
+        for name in ("train", "valid")
+        for line in (data / f"{name}.jsonl").read_text().splitlines()
+    ]
+    assert [row["prompt"] for row in rows] == read_prompts(data.parent / "prompts.jsonl")
+    assert set(rows[0]) == {"prompt", "completion", "tokens", "finish_reason"}
+    small = ("--num-msa-layers", 2, "--iters", 2, "--batch-size", 2, "--no-outcome")
+    result = run(*flags, *small)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{out}\n"
+    assert "The base answers 6 prompts; 6 are answered" in result.stderr
+
+
+def test_answers_for_the_pytorch_trainer(base, tmp_path):
+    pytest.importorskip("torch")
+    from specstream_mlx.convert.pytorch.training_data import read_pairs
+
+    (tmp_path / "prompts.txt").write_text("baba deki\nloki mure\nkiki muba\n")
+    flags = ("--model", base, "--prompts", tmp_path / "prompts.txt", "--max-tokens", 2)
+    result = run("train", *flags, "--answers-only", "--adapter-path", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    pairs = read_pairs(tmp_path / "out.training" / "data" / "train.jsonl")
+    assert [pair.prompt for pair in pairs] == ["baba deki", "loki mure"]
+    assert all(pair.cut == (len(pair.completion.split()) == 2) for pair in pairs)
+
+
+def test_settings_that_do_not_go_together(base, tmp_path):
+    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out")
+    assert "--num-prompts was given without --prompts self" in refusal(
+        run(*flags, "--num-prompts", 9)
+    )
+    assert "--prompt-script was given without --prompts self" in refusal(
+        run(*flags, "--prompts", "./self", "--prompt-script", "any")
+    )
+    assert "--data and --answers-only were both given" in refusal(
+        run(*flags, "--data", tmp_path, "--answers-only")
+    )
+    assert "found 1, expected an integer of at least 2" in run(*flags, "--num-prompts", 1).stderr
+    config = tmp_path / "c.yaml"
+    for text, said in (
+        ("num_prompts: 1", "num_prompts is 1, expected an integer of at least 2"),
+        ("prompt_script: greek", "prompt_script is 'greek', expected latin or any"),
+        ("answers_only: 3", "answers_only is 3, expected True or False"),
+    ):
+        config.write_text(f"prompts: self\n{text}\n")
+        assert said in refusal(run(*flags, "-c", config))
