@@ -3,12 +3,13 @@
 It is ``specstream-mlx benchmark quantization``; ``python -m benchmarks.quantization`` is the same
 in a clone.
 
-The base is expanded to 16 bits and quantized anew: of a base that is quantized already, the row
-"16 bit" has the same values. Streams and adapters were trained on the base's own values and are used as they are with every variant. Rows
-are compared with ``mlx_lm`` on the same weights in the same form (and the same LoRA), item by item
-in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over that of the 16-bit row. ``MB
-stored`` counts the base's weights, ``MB in use`` is MLX's peak while the items are decoded. Which
-form the weights are held in is the machine's choice (see ``hardware.weights``), or ``--weights``.
+The base is expanded to 16 bits and quantized anew: of a base that is quantized already, the row "16
+bit" has the same values. Streams and adapters were trained on the base's own values and are used as
+they are with every variant. Rows are compared with ``mlx_lm`` on the same weights in the same form
+(and the same LoRA), item by item in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over
+that of the 16-bit row. ``MB stored`` counts the base's weights, ``MB in use`` is MLX's peak while
+the items are decoded. Which form the weights are held in is the machine's choice (see
+``hardware.weights``), or ``--weights``.
 """
 
 import gc

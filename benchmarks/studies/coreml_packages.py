@@ -8,10 +8,10 @@ Packages of the demonstration model (int4, int8, fp16) with its lossless streams
 adapters, of a random Qwen3 and of a random untied Llama with biases are executed by numpy and
 compared with the engine on the weights that they hold: greedy and drawn at temperature 1, with
 trees of 8 and 16 nodes. ``logits`` and ``guesses`` are the largest differences in float32 as a
-share of max(1, the largest), of the main stream and of the streams' candidates. ``half`` is the same package with every
-operation rounded to half precision, as on a device: how many of its greedy texts are the same, and
-how far its outputs are off where it is given the same inputs. Controls are broken on purpose; they
-must be off by far more than the bound.
+share of max(1, the largest), of the main stream and of the streams' candidates. ``half`` is the
+same package with every operation rounded to half precision, as on a device: how many of its greedy
+texts are the same, and how far its outputs are off where it is given the same inputs. Controls are
+broken on purpose; they must be off by far more than the bound.
 
 Every finished text is a line of ``texts.jsonl`` in the work directory; the same command resumes.
 """

@@ -11,9 +11,9 @@ random Llama behind random rows, and the streams of the accepted node. Both kind
 
 Quality is that of lossless streams on the demonstration model, or on one of yours, with the
 selection switched on at decoding. A prompt is texts of a task with their answers, cut at the front
-so that prompt and text fill the context, and one more text. The target's text is the same with either
-kind, so it is decoded once with each, the streams guessing behind every token, and chains of their
-first guesses are replayed on it. Contexts beyond the model's own have no quality.
+so that prompt and text fill the context, and one more text. The target's text is the same with
+either kind, so it is decoded once with each, the streams guessing behind every token, and chains of
+their first guesses are replayed on it. Contexts beyond the model's own have no quality.
 """
 
 from collections.abc import Sequence
