@@ -181,7 +181,7 @@ class Subject:
 
 
 def bundled_subject(form: str, work: Path, texts: int) -> Subject:
-    """The bundled model in ``form``."""
+    """The demonstration model in ``form``."""
     directory = demonstration.base_path()
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, read_model(directory, to_run=False)[1])

@@ -44,7 +44,7 @@ EXACT = 1e-4
 
 FAR = 0.1
 """The same where every operation is rounded to half precision, as on a device. Rounding alone gave
-0.005 with the bundled model and a few hundredths with random ones; what reads a wrong row is off by
+0.005 with a trained toy and a few hundredths with random ones; what reads a wrong row is off by
 more than this."""
 
 LEAST_EQUAL = 0.9

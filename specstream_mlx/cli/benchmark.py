@@ -128,7 +128,7 @@ def speedup(
     """Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
 
     Batch 1, greedy, decoding alone; all ways take turns on every text, and every text is checked.
-    Without options: every bundled adapter on texts of its task, and the bundled base with lossless
+    Without options: every bundled adapter on texts of its task, and smollm2 with its lossless
     streams. How many texts, rounds and tokens depends on the suite. The table is printed, and kept
     in a Markdown file and a JSON file.
 

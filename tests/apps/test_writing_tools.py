@@ -34,7 +34,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory):
-    """What the bundled model consists of: base, streams, and the adapters ``a`` and ``b``."""
+    """What the demonstration model consists of: base, streams, and the adapters ``a`` and ``b``."""
     root = tmp_path_factory.mktemp("bundled")
     base = tiny_llama_directory(root / "base", tie_word_embeddings=False)
     stream_adapter_directory(root / "streams", base)

@@ -46,7 +46,7 @@ def test_a_short_run(tmp_path, monkeypatch):
     assert "Plain decoding" in path.with_suffix(".md").read_text()
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_timed(tmp_path, monkeypatch):
+def test_what_does_not_fit_is_refused_before_anything_is_timed(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(step_cost, "measure", None)
     built = typer.Typer()
     built.command()(step_cost.main)

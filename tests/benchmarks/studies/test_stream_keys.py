@@ -40,7 +40,7 @@ def test_prompts_fill_their_length_with_other_texts(tokenizer):
     assert long_prompts(tokenizer, "dev", task, 5, 3) == []
 
 
-def test_the_table(tmp_path, monkeypatch, capsys):
+def test_the_table(toy, tmp_path, monkeypatch, capsys):
     """Quality as far as the model's context reaches, times everywhere, or nowhere."""
     monkeypatch.setattr(stream_keys, "INSTRUCTIONS", {"sql": INSTRUCTIONS["sql"]})
     monkeypatch.setattr(stream_keys, "LAYERS", 6)
