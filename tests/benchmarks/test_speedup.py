@@ -143,7 +143,7 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
         (["--prompts", "none/x.txt"], "none/x.txt is missing"),
     ],
 )
-def test_a_mistake_ends_with_one_sentence(flags, sentence):
+def test_a_mistake_ends_with_one_sentence(toy, flags, sentence):
     result = run(*flags)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ") and sentence in result.stderr
