@@ -20,6 +20,7 @@ import torch
 from demonstration_weights import installed
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
+from tiny_gguf import tiny_gguf
 from tiny_models import (
     VOCAB_SIZE,
     stream_adapter_directory,
@@ -290,6 +291,7 @@ ANSWERS = "".join(
 MAKERS: dict[str, Callable[[Path], object]] = {
     "path/to/hf-model": hugging_face,
     "hf-llama": hugging_face,
+    "SmolLM2-135M-Instruct.Q4_1.gguf": lambda path: tiny_gguf().write(path),
     "path/to/mlx-model": mlx_model,
     "my-model": mlx_model,
     "llama-4bit": mlx_model,
