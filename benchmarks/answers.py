@@ -246,8 +246,8 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
     right = sum(row["same_output_as_plain"] for row in rows)
     timed = facts["timed"]
     about = (
-        f"{measured_on(facts)}; {facts['commit']}; weights {facts['weights']}; {facts['texts']}, "
-        f"greedy, at most {facts['max_tokens']} tokens"
+        f"{measured_on(facts)}; {facts['commit']}; {facts['model']}, weights {facts['weights']}; "
+        f"{facts['texts']}, greedy, at most {facts['max_tokens']} tokens"
     )
     if timed:
         about += f"; {timed} texts of each timed {facts['rounds']} times"
@@ -299,6 +299,7 @@ def main(
     base = Base(demonstration.base_path(), max_tokens)
     facts = base.facts() | {
         "commit": commit(),
+        "model": demonstration.MODEL,
         "texts": Texts(texts, items).facts()["texts"],
         "timed": timed,
         "rounds": rounds,

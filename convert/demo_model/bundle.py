@@ -26,7 +26,7 @@ from ..to_mlx.adapter import convert_adapter
 from . import tasks
 from .train_adapters import STREAMS
 
-MOST_STREAM_BYTES, MOST_ADAPTER_BYTES, MOST_BYTES = 1_500_000, 3_000_000, 30_000_000
+MOST_STREAM_BYTES, MOST_ADAPTER_BYTES, MOST_BYTES = 1_500_000, 3 << 20, 30_000_000
 """Of the lossless streams, of one adapter, and of all together."""
 
 

@@ -148,13 +148,14 @@ def speedup(
     from specstream_mlx.benchmarks.texts import names_in
 
     chosen = SUITES[suite]
+    wanted = names_in(modes, list(chosen.ways), "mode")
     decoded, names = texts.chosen(chosen.items, model.adapter)
     text, rows = benchmark.compare(
         suite,
         _subject(model, texts, bits=bits, random_streams=random_streams),
         decoded,
         names,
-        names_in(modes, list(chosen.ways), "mode"),
+        wanted,
         rounds or chosen.rounds,
         max_tokens or chosen.max_tokens,
         report.output,

@@ -92,7 +92,7 @@ def test_what_is_finished_is_bundled(finished, tmp_path):
     assert (tmp_path / "out" / "streams" / "weights").exists()
 
 
-@pytest.mark.parametrize(("part", "most"), [("streams", 1_500_000), ("sql", 3_000_000)])
+@pytest.mark.parametrize(("part", "most"), [("streams", 1_500_000), ("sql", 3 << 20)])
 def test_parts_that_are_too_large_are_refused_and_nothing_is_written(
     part, most, finished, tmp_path
 ):
