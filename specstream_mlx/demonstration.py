@@ -61,6 +61,11 @@ def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
     return target
 
 
+def is_meant(model: str | None) -> bool:
+    """Whether a ``--model`` option means this base: where none is named, or ``NAME`` is no path."""
+    return model is None or (model == NAME and not Path(model).exists())
+
+
 def directory() -> Path:
     """Where the base is once it has been made."""
     origin = "hub" if _package_file() is None else "package"

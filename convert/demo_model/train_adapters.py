@@ -39,6 +39,7 @@ STREAM_RANKS = {"stream_init_rank": 256, "stream_head_rank": 192}
 """Of the lossless streams, which may take 1.5 MB."""
 TASK_RANKS = {"lora_rank": 4, "stream_init_rank": 64, "stream_head_rank": 64}
 """Of an adapter, which may take 3 MB."""
+ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 12_288
 """A quarter of the tokens: one call of the whole head is a fifth of the base's plain step."""
 MOST_TOKENS = {"lossless": 512, "shared": 384}
@@ -96,7 +97,7 @@ def typed(part: str) -> list[tasks.Item]:
 def settings_of(
     part: str,
     work: Path,
-    answers: Path | None,
+    answers: Path,
     minutes: float | None,
     iters: int | None,
     items: int,
@@ -108,16 +109,13 @@ def settings_of(
     Args:
         part: ``streams``, ``shared`` or the name of a task.
         work: the work directory.
-        answers: directory with ``train.jsonl`` and ``valid.jsonl``, the base's answers, for the
+        answers: directory with ``train.jsonl`` and ``valid.jsonl``, answers of the base, for the
             streams.
         minutes: wall time after which the run ends; ``None``: any.
         iters: steps after which it ends; ``None``: any.
         items: training items, for all parts but the streams.
         seed: seed of text and new weights.
         start: adapter directory that the run starts from; ``None``: new weights.
-
-    Raises:
-        UserError: the streams are to be trained without answers.
     """
     mode = "lossless" if part == STREAMS else "shared"
     common = {
@@ -142,11 +140,6 @@ def settings_of(
         "embedding_learning_rate": EMBEDDING_RATE / (5 if start else 1),
     }
     if part == STREAMS:
-        if answers is None:
-            raise UserError(
-                "the streams need --answers, expected a directory that specstream-mlx train "
-                "--prompts self wrote answers to"
-            )
         return TrainSettings(
             data=answers / "train.jsonl",
             valid_data=answers / "valid.jsonl",
@@ -175,9 +168,8 @@ def main(
     ],
     work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
     answers: Annotated[
-        Path | None,
-        typer.Option(help="Directory with the base's answers, for the streams."),
-    ] = None,
+        Path, typer.Option(help="Directory with answers of the base, for the streams.")
+    ] = ANSWERS,
     minutes: Annotated[float | None, typer.Option(help="Wall time for each part.")] = None,
     iters: Annotated[
         int | None,

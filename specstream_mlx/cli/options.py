@@ -100,11 +100,6 @@ class ModelOptions:
         if self.adapter is not None and self.adapter_path is not None:
             raise UserError("--adapter and --adapter-path were both given, expected at most one")
 
-    @property
-    def is_demonstration(self) -> bool:
-        """Whether the model is the demonstration model's base."""
-        return self.model is None or (self.model == "smollm2" and not Path(self.model).exists())
-
     def source(self, quiet: bool = False) -> Source:
         """Where these are; a base that the bundled streams fit has them if no adapter is named.
 
@@ -118,9 +113,10 @@ class ModelOptions:
         from ..loading import model_directory, read_config
 
         path: str | Path = self.model or ""
-        if self.is_demonstration:
+        name = str(path)
+        if demonstration.is_meant(self.model):
             path = demonstration.base_path((lambda _: None) if quiet else reporting.note)
-        name = demonstration.NAME if self.is_demonstration else str(path)
+            name = demonstration.NAME
         adapter, adapter_name, unasked = None, None, False
         if self.adapter is not None:
             adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter

@@ -334,7 +334,7 @@ def train(
         from ..loading import load
 
         written = _written_prompts(answers)
-        print(_answer(*load(settings.model), settings, directory, answers, written))
+        print(_answer(*load(_base(settings.model)), settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
@@ -445,6 +445,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+def _base(model: str) -> str | Path:
+    """Where the base is."""
+    from .. import demonstration
+
+    return demonstration.base_path(reporting.note) if demonstration.is_meant(model) else model
+
+
 def _check_place(settings: "TrainSettings", directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
     from ..train.run import is_adapter, last_checkpoint
@@ -490,10 +497,10 @@ def _prepared(
         if not data.is_dir():
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-        start = start_of(settings, *load(settings.model))
+        start = start_of(settings, *load(_base(settings.model)))
     else:
         written = _written_prompts(answers)
-        start = start_of(settings, *load(settings.model))
+        start = start_of(settings, *load(_base(settings.model)))
         data = _answer(start.base, start.tokenizer, settings, directory, answers, written)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
