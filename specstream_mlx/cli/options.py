@@ -112,17 +112,17 @@ class ModelOptions:
         from .. import demonstration
         from ..loading import model_directory, read_config
 
-        path: str | Path = self.model or ""
-        name = str(path)
-        if demonstration.is_meant(self.model):
-            path = demonstration.base_path((lambda _: None) if quiet else reporting.note)
-            name = demonstration.NAME
         adapter, adapter_name, unasked = None, None, False
         if self.adapter is not None:
             adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter
         elif self.adapter_path is not None:
             adapter, adapter_name = self.adapter_path, str(self.adapter_path)
-        elif not self.no_streams:
+        path: str | Path = self.model or ""
+        name = str(path)
+        if demonstration.is_meant(self.model):
+            path = demonstration.base_path((lambda _: None) if quiet else reporting.note)
+            name = demonstration.NAME
+        if adapter is None and not self.no_streams:
             path = model_directory(path)
             adapter = bundled.streams_for(read_config(path))
             unasked = adapter is not None
