@@ -858,7 +858,7 @@ def test_separators_of_unicode_end_no_line(tmp_path):
     text = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven"
     line = json.dumps({"prompt": "a", "completion": text}, ensure_ascii=False)
     path.write_text(line.replace("\\u000b", "\\u000b") + "\r\n" + line + "\n", newline="")
-    assert read_pairs(path) == [("a", text)] * 2
+    assert [pair[:2] for pair in read_pairs(path)] == [("a", text)] * 2
 
 
 @pytest.mark.parametrize(

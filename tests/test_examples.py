@@ -76,6 +76,7 @@ SET_UP = re.compile(
 SLOW = {
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
+    "specstream_mlx/cli/writing_tools.py: writing_tools",  # all eight tools
     "specstream_mlx/cli/benchmark.py: speedup",
     "specstream_mlx/cli/benchmark.py: quantization",
     "specstream_mlx/cli/convert.py: convert",

