@@ -12,8 +12,10 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
@@ -22,7 +24,7 @@ from ..config import UserError, shown
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
 from ..loading import SpeculativeModel
-from ..prompts import around_user
+from ..prompts import around_user, check_prompt
 from ..staging import append
 from .distil import claim, cut_to_lines
 
@@ -109,17 +111,19 @@ def ask_itself(
             "turn begins: expected a file of prompts, or an instruct model"
         )
     opening, asker = _turn_of(tokenizer, asking.template)
+    check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
     claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
     kept = _kept(path)
     alike = {_beginning(prompt) for prompt in kept.values()}
+    read = _read(model, opening[:-1])
     place, asked, recent = max(kept, default=-1) + 1, Asked(), deque(maxlen=_RECENT)
     show(len(kept), asking.count)
     while len(kept) < asking.count:
         places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(kept))))
         place, lines = places.stop, []
-        for number, text, ended in _draws(model, asker, opening, asking.seed, places):
+        for number, text, ended in _draws(model, asker, read, opening[-1:], asking.seed, places):
             if len(kept) == asking.count:
                 break
             fault = _fault(text, ended, controls, asking.script)
@@ -158,22 +162,34 @@ def _turn_of(
     behind = [token for other, token in zip_longest(said, ended) if token != other]
     asker = copy(tokenizer)
     asker.eos_token_ids = {*tokenizer.eos_token_ids, *behind[:1]}
-    return tokenizer.encode(before, add_special_tokens=False), asker
+    # a blank at the end is drawn: most vocabularies' words begin with theirs
+    return tokenizer.encode(before.rstrip(" "), add_special_tokens=False), asker
+
+
+def _read(model: SpeculativeModel, tokens: list[int]) -> list[Any]:
+    """The KV caches of what stands before every draw, which is read once."""
+    caches = make_prompt_cache(model.model)
+    if tokens:
+        model.model(mx.array([tokens]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return caches
 
 
 def _draws(
     model: SpeculativeModel,
     asker: TokenizerWrapper,
-    opening: list[int],
+    read: list[Any],
+    last: list[int],
     seed: int,
     places: Collection[int],
 ) -> Iterator[tuple[int, str, bool]]:
-    """Number and text of each draw, and whether it ended."""
+    """Number and text of each draw behind a last token, and whether it ended."""
     seeds = Noise(seed)  # mixed, so that the draws of seed 1 are not those of seed 0 but one
     response = batch_generate(
         model,
         asker,
-        [opening] * len(places),
+        [last] * len(places),
+        [read] * len(places),
         max_tokens=MOST_TOKENS,
         completion_batch_size=len(places),
         samplers=[keyed_sampler(seeds.number(n), _TEMP, top_p=_TOP_P) for n in places],

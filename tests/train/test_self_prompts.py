@@ -65,9 +65,9 @@ INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
         (CHAT_TEMPLATE, None, "<|user|>", END),
         (BRIEF, None, "<|pad|>Be brief.\n<|user|>", END),
         (OPEN, None, "<|user|>", "<|assistant|>"),
-        (INST, None, "[INST] ", " ["),
-        ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q: ", "\n"),
-        (CHAT_TEMPLATE, "Check: {text}\nNow.", "<|user|>Check: ", "\n"),
+        (INST, None, "[INST]", " ["),
+        ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q:", "\n"),
+        (CHAT_TEMPLATE, "Check: {text}\nNow.", "<|user|>Check:", "\n"),
     ],
 )
 def test_draws_begin_and_end_as_the_template_says(chat, template, opening, end):
@@ -87,6 +87,7 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
         (None, "the tokenizer has no chat template, which says where a user's turn begins"),
         ("{{ messages[0]['content'] | upper }}", "chat template leaves out what the user says"),
         ("{{ raise_exception('no') }}", "chat template fails: no"),
+        ("{{ messages[0]['content'] + '<|end|>' }}", "the prompt is empty"),
     ):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = chat
@@ -124,7 +125,7 @@ def test_other_scripts_where_they_are_asked_for():
 def drawing(monkeypatch, *texts):
     """Let the base draw these texts, in a circle."""
 
-    def draws(model, asker, opening, seed, places):
+    def draws(model, asker, read, last, seed, places):
         return [(place, texts[place % len(texts)], True) for place in places]
 
     monkeypatch.setattr(self_prompts, "_draws", draws)
@@ -172,6 +173,19 @@ def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, 
     assert lines(tmp_path / "b") == whole
     monkeypatch.setattr(self_prompts, "batch_generate", None)  # nothing is drawn again
     assert ask_itself(*loaded, tmp_path / "b", Asking(7)).prompts == asked.prompts[:7]
+
+
+def test_what_stands_before_the_draws_is_read_once(loaded):
+    """And they are those that would be drawn behind all of it."""
+    model, tokenizer = loaded
+    ids = tokenizer.encode(" ".join(["<|user|>", *WORDS[:9]]), add_special_tokens=False)
+    read = self_prompts._read(model, ids[:-1])
+    once, whole = (
+        list(self_prompts._draws(model, tokenizer, caches, last, 0, range(6)))
+        for caches, last in ((read, ids[-1:]), (self_prompts._read(model, []), ids))
+    )
+    assert once == whole
+    assert all(cache.offset == len(ids) - 1 for cache in read)
 
 
 def test_each_seed_has_prompts_of_its_own(loaded, tmp_path):
