@@ -36,7 +36,8 @@ class KeptHidden:
         keys = [tuple(item.tokens) for item in items]
         missing = [row for row, key in enumerate(keys) if key not in self._states]
         if missing:
-            hidden = self._model.lower(batch.tokens[missing])
+            with torch.no_grad():
+                hidden = self._model.lower(batch.tokens[missing])
             for row, states in zip(missing, hidden, strict=True):
                 self._states[keys[row]] = states[: len(keys[row])].cpu().clone()
         padded = torch.nn.utils.rnn.pad_sequence([self._states[k] for k in keys], batch_first=True)

@@ -129,6 +129,11 @@ class Streams(nn.Module):
         return streams + self.embeddings if hasattr(self, "embeddings") else streams
 
 
+def _main_rows(rope: Rope, main: Tensor) -> Rope:
+    """The part of rotary tables that is of the positions of the main stream (B, T, h)."""
+    return rope and tuple(table[:, : main.shape[1]] for table in rope)
+
+
 def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
     """The tokens behind the first of consecutive positions, for all that look ``count`` far ahead.
 
@@ -322,22 +327,28 @@ class SpeculativeStreamingModel(nn.Module):
             return self.pruner(seed)
         return self.backbone.norm(seed + self.pruner(seed))
 
-    @torch.no_grad()
-    def lower(self, tokens: Tensor) -> Tensor:
-        """The main stream (B, T, h) before the first MSA layer; it depends on the base alone.
+    def lower(self, tokens: Tensor, layers: list[Tensor] | None = None) -> Tensor:
+        """The main stream (B, T, h) before the first MSA layer; no stream has a part in it.
 
         Args:
             tokens: (B, T) int64, padded on the right.
+            layers: takes the main stream after every one of these layers, where they are wanted.
         """
         main = self.backbone.embed(tokens)
-        ropes = self.backbone.ropes(main, tokens.shape[1])
+        ropes = self._ropes(main)
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             return causal_attention(queries, keys, values, scoring)
 
         for index in range(self.config.first_msa_layer):
-            main = self.backbone.layer(index, main, ropes[index], attend)
+            main = self.backbone.layer(index, main, _main_rows(ropes[index], main), attend)
+            if layers is not None:
+                layers.append(main)
         return main
+
+    def _ropes(self, main: Tensor) -> list[Rope]:
+        """The rotary tables of every layer, up to the last position that a stream may have."""
+        return self.backbone.ropes(main, main.shape[1] + self.config.num_streams)
 
     def trunk(
         self,
@@ -367,13 +378,14 @@ class SpeculativeStreamingModel(nn.Module):
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled() and self.trains_trunk
         train_main = training and config.mode == "shared"
-        length = tokens.shape[1]
+        main_layers: list[Tensor] = []
         with torch.set_grad_enabled(train_main):
-            main = backbone.embed(tokens) if seed is None else seed
-            ropes = backbone.ropes(main, length + config.num_streams)
-        rows = flat_rows(positions, length)[valid.flatten()]
-        streams = None
-        main_layers, stream_layers = [], []
+            if seed is None:
+                seed = self.lower(tokens, main_layers if keep_layers else None)
+            ropes = self._ropes(seed)
+        rows = flat_rows(positions, tokens.shape[1])[valid.flatten()]
+        main, streams = seed, self.streams.seed(gather_rows(seed, positions))
+        stream_layers = [streams]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             """The main stream's attention in layer ``index``; it takes the streams along."""
@@ -382,8 +394,6 @@ class SpeculativeStreamingModel(nn.Module):
             attended = queries.transpose(1, 2)
             if attends:
                 attended = causal_attention(queries, keys, values, scoring)
-            if streams is None:
-                return attended
             shared = attends and config.mode == "shared"
             asks = shared or config.stream_keys
             own = gather_rows(queries.transpose(1, 2), positions) if asks else None
@@ -401,18 +411,13 @@ class SpeculativeStreamingModel(nn.Module):
             own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
             return attended.flatten(0, 1).index_copy(0, rows, own).view(attended.shape)
 
-        begin = 0 if seed is None else config.first_msa_layer
-        for index in range(begin, config.num_hidden_layers):
-            if index == config.first_msa_layer:
-                seed, streams = main, self.streams.seed(gather_rows(main, positions))
-                stream_layers.append(streams)
+        for index in range(config.first_msa_layer, config.num_hidden_layers):
             wanted = need_main or index < config.num_hidden_layers - 1
-            rope = ropes[index] and tuple(table[:, :length] for table in ropes[index])
             with ExitStack() as context:
                 if not wanted:
                     context.enter_context(backbone.mlp_replaced(index, nn.Identity()))
                 context.enter_context(torch.set_grad_enabled(train_main))
-                main = backbone.layer(index, main, rope, attend)
+                main = backbone.layer(index, main, _main_rows(ropes[index], main), attend)
             if wanted:
                 main_layers.append(main)
             if not keep_layers:

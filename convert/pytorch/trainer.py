@@ -155,7 +155,7 @@ def train(
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
         save_checkpoint(checkpoint, settings, weights, optimizer, 0, 0.0, replace=False)
     batches = Batches(items, settings.batch_size, settings.seed)
-    kept = KeptHidden(model)
+    kept = KeptHidden(model) if settings.keep_hidden else None
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
         iters = max(1, round((settings.epochs or 1) * len(batches)))
@@ -177,7 +177,7 @@ def train(
                 group["lr"] = rate * factor
             batch = _to(collate(drawn), device)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                seed = kept.of(drawn, batch) if settings.keep_hidden else None
+                seed = None if kept is None else kept.of(drawn, batch)
                 loss = n_gram_loss(model, batch, alphas, settings.segments, seed)
             loss.total.backward()
             for part in (pruner, others):  # apart, as the pruner must not touch the rest
