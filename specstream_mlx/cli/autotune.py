@@ -15,8 +15,7 @@ from ..config import UserError
 from ..hardware import blas
 from . import reporting
 from .groups import grouped
-from .options import KVCacheOptions, ModelOptions
-from .parsing import at_least
+from .options import KVCacheOptions, ModelOptions, most_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,13 +73,7 @@ def autotune(
     ] = None,
     max_tokens: Annotated[
         int,
-        Option(
-            "--max-tokens",
-            "-m",
-            parser=at_least(2),
-            metavar="N",
-            help="Tokens to generate from each text, at most.",
-        ),
+        most_tokens("Tokens to generate from each text, at most."),
     ] = 64,
     kv_cache: KVCacheOptions,
     again: Annotated[

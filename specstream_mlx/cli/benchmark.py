@@ -9,7 +9,7 @@ from typer import Option, Typer
 from ..checked_files import prompt_lines
 from ..config import UserError
 from .groups import grouped
-from .options import ModelOptions
+from .options import ModelOptions, most_tokens
 from .parsing import at_least, one_of
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def speedup(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        Option(
-            "--max-tokens", "-m", parser=at_least(2), metavar="N", help="Tokens of a text at most."
-        ),
+        most_tokens("Tokens of a text at most."),
     ] = None,
     bits: Annotated[
         int | None,
@@ -181,9 +179,7 @@ def quantization(
     ] = "",
     max_tokens: Annotated[
         int,
-        Option(
-            "--max-tokens", "-m", parser=at_least(2), metavar="N", help="Tokens of a text at most."
-        ),
+        most_tokens("Tokens of a text at most."),
     ] = 160,
     report: ReportOptions,
 ) -> None:
@@ -226,13 +222,7 @@ def spec_bench(
     ] = None,
     max_tokens: Annotated[
         int,
-        Option(
-            "--max-tokens",
-            "-m",
-            parser=at_least(2),
-            metavar="N",
-            help="Tokens of an answer at most; Spec-Bench itself has 1024.",
-        ),
+        most_tokens("Tokens of an answer at most; Spec-Bench itself has 1024."),
     ] = 256,
     acceptance: Annotated[
         bool,

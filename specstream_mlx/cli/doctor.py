@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import UserError
+from ..demonstration import NAME
 
 if TYPE_CHECKING:
     from ..autotune.kept import KeptCosts
@@ -57,12 +58,11 @@ def examine(model: str | None = None) -> dict[str, Any]:
     packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
-    examined: str | Path | None = model
-    if model is None:
-        try:
-            examined = demonstration.base_path()
-        except UserError as error:
-            missing.append(str(error))
+    examined: str | Path | None = None
+    try:
+        examined = demonstration.model_path(model)
+    except UserError as error:
+        missing.append(str(error))
     made = demonstration.directory()
     demonstration_model = str(made) if made.exists() else None
     held = step_costs = None
@@ -106,7 +106,7 @@ def _model_name(costs: "KeptCosts", demonstration_model: str | None) -> str:
     if costs.model is None:
         return f"unnamed ({costs.base})"
     if costs.model == demonstration_model:
-        return "smollm2"
+        return NAME
     for part in Path(costs.model).parts:  # of the Hugging Face cache
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -167,7 +167,7 @@ def doctor(
         return
     for name, value in (facts["device"] | facts["packages"]).items():
         print(f"{name:16} {value or 'not installed'}")
-    print(f"{'smollm2':16} {facts['demonstration_model'] or 'not to be had'}")
+    print(f"{NAME:16} {facts['demonstration_model'] or 'not to be had'}")
     if facts["bundled_adapters"]:
         print(f"{'adapters':16} {', '.join(facts['bundled_adapters'])}")
     if held := facts["weights"]:

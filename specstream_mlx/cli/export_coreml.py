@@ -104,9 +104,9 @@ def export_coreml(
     ]
     if streams is not None:
         directories.append(streams)
-    elif model is None and not directories:
+    elif demonstration.is_meant(model) and not directories:
         directories.append(bundled.streams_path())
-    base = demonstration.base_path() if model is None else model_directory(model)
+    base = model_directory(demonstration.model_path(model))
     sizes = Sizes(context, nodes, chunk, candidates)
     with progress("Exporting") as show:
         lines = export(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from ..config import UserError
+from ..demonstration import MODEL
 from ..hardware import blas
 from . import reporting
 from .cached_prompt import CachedPrompt
@@ -211,7 +212,7 @@ def _note_what_is_used(model: ModelOptions, source: Source) -> None:
     """Say what the user did not name."""
     if model.model is None:
         adapter = f" with {source.adapter_name}" if source.adapter else ""
-        reporting.note(f"Using SmolLM2-135M-Instruct{adapter}")
+        reporting.note(f"Using {MODEL}{adapter}")
     elif source.unasked:
         reporting.note("The bundled streams fit this model; --no-streams leaves them out")
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from ..loading import SpeculativeModel
 
 
+def most_tokens(what: str) -> Any:
+    """The option ``--max-tokens`` of commands that time what comes behind the first token."""
+    return Option("--max-tokens", "-m", parser=at_least(2), metavar="N", help=what)
+
+
 # Model and adapter ------------------------------------------------------------------------------
 
 
@@ -117,11 +122,9 @@ class ModelOptions:
             adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter
         elif self.adapter_path is not None:
             adapter, adapter_name = self.adapter_path, str(self.adapter_path)
-        path: str | Path = self.model or ""
-        name = str(path)
-        if demonstration.is_meant(self.model):
-            path = demonstration.base_path((lambda _: None) if quiet else reporting.note)
-            name = demonstration.NAME
+        tell = demonstration.silent if quiet else reporting.note
+        path = demonstration.model_path(self.model, tell)
+        name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
         if adapter is None and not self.no_streams:
             path = model_directory(path)
             adapter = bundled.streams_for(read_config(path))

@@ -331,10 +331,12 @@ def train(
     _check_place(settings, directory)
     _check_report_to(reports.report_to)
     if answers.answers_only:
+        from ..demonstration import model_path
         from ..loading import load
 
         written = _written_prompts(answers)
-        print(_answer(*load(_base(settings.model)), settings, directory, answers, written))
+        base = load(model_path(settings.model, reporting.note))
+        print(_answer(*base, settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
@@ -445,13 +447,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def _base(model: str) -> str | Path:
-    """Where the base is."""
-    from .. import demonstration
-
-    return demonstration.base_path(reporting.note) if demonstration.is_meant(model) else model
-
-
 def _check_place(settings: "TrainSettings", directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
     from ..train.run import is_adapter, last_checkpoint
@@ -487,6 +482,7 @@ def _prepared(
     settings: "TrainSettings", directory: Path, answers: AnswerOptions
 ) -> "tuple[Start, Run, Split | None]":
     """Load the base, make its answers where they are the data, and read the data."""
+    from ..demonstration import model_path
     from ..loading import load
     from ..train.data import read_split
     from ..train.run import Run
@@ -497,10 +493,10 @@ def _prepared(
         if not data.is_dir():
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-        start = start_of(settings, *load(_base(settings.model)))
+        start = start_of(settings, *load(model_path(settings.model, reporting.note)))
     else:
         written = _written_prompts(answers)
-        start = start_of(settings, *load(_base(settings.model)))
+        start = start_of(settings, *load(model_path(settings.model, reporting.note)))
         data = _answer(start.base, start.tokenizer, settings, directory, answers, written)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
