@@ -35,6 +35,7 @@ from specstream_mlx import DraftSettings, UserError
 from specstream_mlx.arguments import is_integer, shown
 from specstream_mlx.checked_files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
+from specstream_mlx.staging import append
 
 from .report import machine_suffix, measured_on, table, write_report, write_text
 from .runner import (
@@ -258,14 +259,13 @@ class Kept:
         facts: what a run depends on besides way and prompt; those of other facts are not used.
 
     Raises:
-        UserError: the file cannot be read, or holds other things.
-        OSError: it cannot be written.
+        UserError: the file cannot be read or written, or holds other things.
     """
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):
         self._path, self._facts = path, facts
         if path is not None:
-            path.touch()  # or fail before anything is decoded
+            append(path, "")  # or fail before anything is decoded
         lines = read_json_lines(path) if path is not None else ()
         try:
             self._runs = {values["key"]: Run(**values["run"]) for _, values in lines}
@@ -284,8 +284,7 @@ class Kept:
             calls = [(tokens, None) for tokens, _ in found.calls]
             found = replace(found, calls=calls, rows=(), arrivals=())
             if self._path is not None:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "run": asdict(found)}) + "\n")
+                append(self._path, json.dumps({"key": key, "run": asdict(found)}) + "\n")
             return found
 
         return run

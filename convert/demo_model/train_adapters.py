@@ -38,14 +38,14 @@ SAVE_STEPS = 50
 STREAM_RANKS = {"stream_init_rank": 256, "stream_head_rank": 192}
 """Of the lossless streams, which may take 1.5 MB."""
 TASK_RANKS = {"lora_rank": 4, "stream_init_rank": 64, "stream_head_rank": 64}
-"""Of an adapter, which may take 3 MB."""
+"""Of an adapter, which may take 3 MiB."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 12_288
 """A quarter of the tokens: one call of the whole head is a fifth of the base's plain step."""
 MOST_TOKENS = {"lossless": 512, "shared": 384}
 EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
-VALID_ITEMS = {SHARED: 12}
-"""Typed texts of each task that a part is tried on at its end; 32 for a task's own adapter."""
+TYPED_TOGETHER, TYPED_ALONE = 12, 32
+"""Typed texts of each task that the adapter of all tasks, and a task's own, is tried on."""
 
 
 def write_expanded(target: Path) -> None:
@@ -90,7 +90,7 @@ def drawn(part: str, count: int, seed: int) -> list[tasks.Item]:
 def typed(part: str) -> list[tasks.Item]:
     """What people typed for development, with the first of the accepted answers."""
     names = list(tasks.TASKS) if part == SHARED else [part]
-    count = VALID_ITEMS.get(part, 32)
+    count = TYPED_TOGETHER if part == SHARED else TYPED_ALONE
     return [answers[0] for name in names for answers in typed_dev(name, count)]
 
 

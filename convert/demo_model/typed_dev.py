@@ -5,9 +5,6 @@ import json
 from . import tasks
 from .typed_texts import TYPED
 
-_SCORED = 24
-"""Typed texts of each task that lossless streams are scored on."""
-
 
 def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     """The first ``count`` typed texts of a task: for each an item with every accepted answer."""
@@ -15,11 +12,4 @@ def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     return [
         [tasks.Item(task, values["input"], answer, ()) for answer in values["accepted"]]
         for values in map(json.loads, lines)
-    ]
-
-
-def typed_prompts() -> list[str]:
-    """User turns of the typed texts whose answers by a base its lossless streams are scored on."""
-    return [
-        tasks.instructed(answers[0]) for task in tasks.TASKS for answers in typed_dev(task, _SCORED)
     ]

