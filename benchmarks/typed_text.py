@@ -64,8 +64,6 @@ OURS, PLAIN, CONTROL = "ours", "one token a step", "the baseline once more"
 FAR = 30
 """Tokens from which on a single text's ratio is reported: those of shorter ones are noise."""
 
-_PROSE_ADAPTER = "friendly"
-
 COLUMNS = {
     "mode": "{mode}",
     "text": "{kind}",
@@ -243,7 +241,8 @@ def main(
     ]
     if prose and texts != "held-out":
         prompts = prompts_of(base.tokenizer, texts, PROSE, prose)
-        kinds += [Kind(m, PROSE, adapter_of(_PROSE_ADAPTER, m), prompts) for m in wanted]
+        adapter = "friendly" if "friendly" in chosen else chosen[0]
+        kinds += [Kind(mode, PROSE, adapter_of(adapter, mode), prompts) for mode in wanted]
     rows: list[dict[str, Any]] = []
     file = "-".join(filter(None, ("typed-text", texts, label, machine_suffix(facts))))
     text = ""

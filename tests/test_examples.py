@@ -62,7 +62,10 @@ NOT_RUN = {
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "
     "tests/benchmarks/test_spec_bench.py runs it",
     "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
-    "specstream-mlx benchmark speedup --suite speedup --items 16": "measures all tasks for an hour",
+    "specstream-mlx benchmark speedup": "measures for minutes; tests/benchmarks/test_speedup.py "
+    "runs its parts on a tiny model",
+    "specstream-mlx benchmark quantization": "measures for minutes; "
+    "tests/benchmarks/test_quantization.py runs its parts on a tiny model",
 }
 """Commands that begin like this are counted, not run, and why."""
 
@@ -77,8 +80,6 @@ SLOW = {
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
     "specstream_mlx/cli/writing_tools.py: writing_tools",  # all eight tools
-    "specstream_mlx/cli/benchmark.py: speedup",
-    "specstream_mlx/cli/benchmark.py: quantization",
     "specstream_mlx/cli/convert.py: convert",
     "specstream_mlx/cli/export_coreml.py: export_coreml",  # as in the README page
     "benchmarks/README.md: Prediction for Apple chips",
@@ -307,6 +308,8 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "benchmarks/results": lambda path: shutil.copytree(ROOT / "benchmarks/results", path),
     "my.json": lambda path: StaticTree(((0.6, 0.1), (0.5, 0.1))).save(path),
     "answers.jsonl": text(ANSWERS),
+    "runs/own.training/data/train.jsonl": text(ANSWERS),
+    "runs/own.training/data/valid.jsonl": text(ANSWERS),
     "dialogue.txt": text(DIALOGUE),
     "doc.txt": text("The team meets at noon. " * 8),
     "chats.txt": text(DIALOGUE * 2),
