@@ -29,7 +29,7 @@ from specstream_mlx.autotune.choose import AutoDrafting, new_pace
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
 from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
-from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
@@ -138,7 +138,7 @@ class _Noted:
         self.drafting.accept(plan, tokens, seconds)
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
-        few = self.plans[-1].settings.stream_nodes is not None
+        few = self.plans[-1].beside is not None
         self.missed += few and not guesses.depth
         self._guesses = guesses
         return self.drafting.plan(root, guesses)
@@ -237,7 +237,7 @@ class Mounted:
                 ),
                 started,
             )  # fmt: skip
-            rows = [rows_of(self.model, plan.tree, plan.settings) for plan in noted.plans]
+            rows = [rows_of(plan) for plan in noted.plans]
             return Run(**found, rows=rows, missed=noted.missed, calls=noted.calls)
 
         return run

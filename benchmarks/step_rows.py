@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from specstream_mlx import DraftSettings, SpeculativeModel
-from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,12 @@ PLAIN_ROWS = StepRows(1, 1, (1,))
 """Of a step of plain decoding."""
 
 
-def rows_of(model: SpeculativeModel, tree: DraftTree, settings: DraftSettings) -> StepRows:
-    """The rows of a step over ``tree``."""
-    nodes = len(tree)
-    kept = min(settings.max_nodes or nodes, nodes)
-    config = model.streams.config if model.streams else None
-    placement = settings.placement(config)
-    streams = settings.streams_run(config) if config and placement != "none" else 0
-    early_exit = (len(set(tree.parents[1:].tolist())),) if kept < nodes else ()
-    if placement == "beside":
-        with_streams = min(settings.stream_nodes or kept, kept)
+def rows_of(plan: Plan) -> StepRows:
+    """The rows of a step."""
+    nodes, streams = len(plan.tree), plan.streams
+    kept = min(plan.keep or nodes, nodes)
+    early_exit = (len(set(plan.tree.parents[1:].tolist())),) if kept < nodes else ()
+    if plan.place == "beside":
+        with_streams = min(plan.beside or kept, kept)
         return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
     return StepRows(nodes, kept, (*early_exit, kept), streams)

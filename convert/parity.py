@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import torch
 
-from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loading import SpeculativeModel, load
 
@@ -100,7 +100,8 @@ def layer_differences(
         decoder.prefill(mx.array(tokens[:start]))
     chain = np.arange(len(tokens) - start, dtype=np.int32)
     tree = DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain)
-    result = decoder.step(tree, DraftSettings(tree_width=1, deferred=False), VerifyRule())
+    plan = Plan(tree, "beside", streams=model.streams.config.num_streams, width=1)
+    result = decoder.step(plan, VerifyRule())
 
     nodes, first = len(chain), model.streams.config.first_msa_layer
     differences = []

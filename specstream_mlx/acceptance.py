@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from .config import UserError
-from .drafting.guesses import StreamGuesses
 from .drafting.settings import DraftSettings
 from .drafting.static_tree import StaticTree
+from .engine.guesses import StreamGuesses
 from .loading import SpeculativeModel
 from .loop import Request, decode
 

@@ -22,10 +22,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .arguments import check_arguments
 from .config import UserError
 from .drafting.settings import DraftSettings
-from .drafting.tree import DraftTree
 from .engine.kv import StackedKVCache, make_caches
 from .engine.sampling import KeyedSampler, check_drawn, normalized, sampling_of
 from .engine.step import Decoder
+from .engine.tree import DraftTree, root_only
 from .engine.verify.by_name import find_rule
 from .engine.verify.rule import VerifyRule
 from .engine.verify.side_by_side import SideBySide
@@ -325,15 +325,16 @@ class _Batch:
     ):
         config = model.streams and model.streams.config
         self._model, self._texts, self._step_size = model, list(texts), step_size
-        self._stats, self._settings, self._depth = stats, settings, 0
+        self._stats, self._depth = stats, 0
         if settings.drafts_with(model.streams):
             trained = config.num_streams
             self._depth = trained if settings.num_streams is None else settings.num_streams
         start = time.perf_counter()
         read = [self._read(text) for text in texts]
-        nodes, placement = 1 + self._depth, settings.placement(config)
-        count = 0 if placement == "none" else settings.streams_run(config)
-        room = nodes * (1 + count) if placement == "beside" else nodes + count
+        nodes, self._plan_of = 1 + self._depth, settings.plans(config)
+        sample = self._plan_of(root_only(0))
+        count = sample.streams
+        room = nodes * (1 + count) if sample.place == "beside" else nodes + count
         caches = [StackedKVCache(layer, room) for layer in zip(*read, strict=True)]
         self._decoder = Decoder(model.model, model.streams, caches)
         self._lengths = [cache.offset for cache, *_ in read]
@@ -418,7 +419,7 @@ class _Batch:
         places = np.arange(tokens.shape[1], dtype=np.int32)
         chains = DraftTree(tokens, places - 1, places)
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(chains, self._settings, self._rule)
+            result = self._decoder.step(self._plan_of(chains), self._rule)
             found = mx.zeros(result.predictions.shape)
             if log_probs:
                 found = mx.take_along_axis(

@@ -11,13 +11,14 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from .arguments import check_arguments, shown
 from .autotune.pace import auto_drafting
 from .config import UserError
-from .drafting.drafter import Drafting, Plan, fixed_drafting
+from .drafting.drafter import Drafting, fixed_drafting
 from .drafting.settings import DraftSettings
-from .drafting.tree import DraftTree, root_only
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import check_drawn, normalized, sampling_of
 from .engine.step import Decoder, StepResult
+from .engine.tree import DraftTree, root_only
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .hardware import device
@@ -43,7 +44,7 @@ class TreeDecoder(Protocol):
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) without streams."""
 
-    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
+    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
         """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``."""
 
     def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
@@ -165,7 +166,8 @@ class Request:
                 )
             return
         streams = model.streams and model.streams.config
-        rule.check(self.drafting, streams)
+        if rule.draws_drafts:
+            self.drafting.check_drawn(streams)
         self.drafting.check(vocab_size, streams)
 
 
@@ -375,7 +377,7 @@ class _Loop:
     def _enqueue_tree(self, plan: Plan) -> StepResult:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(plan.tree, plan.settings, self._rule)
+            result = self._decoder.step(plan, self._rule)
         mx.async_eval(*result.arrays())
         return result
 

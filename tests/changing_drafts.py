@@ -32,20 +32,22 @@ class AnyDrafting:
         config = model.streams and model.streams.config
         self._rng, self._left, self.seen = random.Random(seed), 0, []
         self._kinds = [fixed_drafting(kind, config, prompt) for kind in kinds]
-        self._settings, self._now = kinds, self._kinds[0]
+        self._now, self._current = self._kinds[0], 0
 
     def first(self, root):
         return self._now.first(root)
 
     def accept(self, plan, tokens, seconds):
-        self.seen.append(next(i for i, kind in enumerate(self._settings) if kind is plan.settings))
+        self.seen.append(0 if plan.pipelined else self._current)  # a plain call may be ahead
         assert seconds is None or seconds > 0
         for kind in self._kinds:
             kind.accept(plan, tokens, seconds)
 
     def plan(self, root, guesses):
         if not self._left:
-            self._left, self._now = self._rng.randint(1, 3), self._rng.choice(self._kinds)
+            self._left = self._rng.randint(1, 3)
+            self._current = self._rng.randrange(len(self._kinds))
+            self._now = self._kinds[self._current]
         self._left -= 1
         return self._now.plan(root, guesses)
 

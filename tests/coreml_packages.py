@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
-from random_models import random_tree
+from random_models import random_tree, step_by
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoded import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
@@ -22,11 +23,11 @@ from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.drafting.drafter import FixedDrafting, NoDrafter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree, root_only
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loop import prefill, steps
 from specstream_mlx.models.streams import Streams
 
@@ -315,7 +316,8 @@ class WithoutNoise(KeyedRule):
 
 def by_engine(decoder, request, drafter=None):
     """The engine's steps; without a drafter, one token each."""
-    drafting = FixedDrafting(drafter or NoDrafter(), SETTINGS, pipelined=False)
+    plan_of = SETTINGS.plans(decoder.streams and decoder.streams.config)
+    drafting = FixedDrafting(drafter or NoDrafter(), plan_of)
     for _ in prefill(decoder, request.prompt[:-1], SIZES.chunk):
         pass
     return list(steps(decoder, request, drafting))
@@ -323,7 +325,10 @@ def by_engine(decoder, request, drafter=None):
 
 def by_package(decoder, request, drafter):
     """The steps of a ``PackageDecoder``."""
-    drafting = FixedDrafting(drafter, SETTINGS, pipelined=False)
+    streams = decoder.adapter.num_streams
+    place = "beside" if streams else "none"
+    plan_of = partial(Plan, place=place, streams=streams, width=SETTINGS.tree_width)
+    drafting = FixedDrafting(drafter, plan_of)
     request = decoder.fitted(replace(request, drafting=drafting))
     return list(decoder.decode(request))
 
@@ -350,7 +355,7 @@ def greedy_tokens(decoder, prompt, count):
     decoder.prefill(mx.array(prompt[:-1]))
     tokens = [prompt[-1]]
     for _ in range(count):
-        result = decoder.step(root_only(tokens[-1]), SETTINGS, VerifyRule())
+        result = step_by(decoder, root_only(tokens[-1]), SETTINGS)
         decoder.commit([0], [0])
         tokens.append(result.prediction())
     return tokens[1:]

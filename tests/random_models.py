@@ -21,10 +21,10 @@ from specstream_mlx import loop
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import drafter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
@@ -174,7 +174,13 @@ PLACED = {"none": {"num_streams": 0}, "deferred": {}, "beside": {"deferred": Fal
 def take(decoder, tree, placement, **settings):
     """One step of a decoder over ``tree``, with the streams at a place."""
     settings = {"tree_width": 1, **PLACED[placement], **settings}
-    return decoder.step(tree, DraftSettings(**settings), VerifyRule())
+    return step_by(decoder, tree, DraftSettings(**settings))
+
+
+def step_by(decoder, tree, settings, rule=None):
+    """One step of a decoder over ``tree`` as ``settings`` have it."""
+    plan_of = settings.plans(decoder.streams and decoder.streams.config)
+    return decoder.step(plan_of(tree), rule or VerifyRule())
 
 
 def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):

@@ -8,8 +8,8 @@ from random_models import plain_tokens, random_prompt, request, speculative_mode
 
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.config import UserError
-from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.loop import decode
 
 

@@ -11,9 +11,9 @@ ROOT = CLONE / "specstream_mlx"
 FLOORS = [
     {"config"},
     {"arguments", "checked_files", "staging"},
-    {"hardware", "models", "drafting"},
+    {"hardware", "models"},
     {"bundled", "engine", "adapters"},
-    {"loading", "prompts"},
+    {"loading", "prompts", "drafting"},
     {"autotune", "demonstration", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},
     {"loop"},

@@ -143,7 +143,7 @@ def check_one(rng, model):
         drafting = AnyDrafting(model, prompt, rng.randrange(999), KINDS)
     if way == "knowing":
         drafter = Knowing(expected, rng.randrange(999))
-        drafting = FixedDrafting(drafter, drafting, pipelined=False)
+        drafting = FixedDrafting(drafter, drafting.plans(model.streams and model.streams.config))
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()
         before = prompt[: rng.randint(1, len(prompt))]

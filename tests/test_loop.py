@@ -47,7 +47,7 @@ def test_a_call_under_way_is_used_when_drafting_begins(monkeypatch):
     monkeypatch.setattr(loop, "Decoder", Watched)
     drafting = AnyDrafting(model, prompt, 0, KINDS[:3])
     steps = list(decode(model, request(prompt, drafting, max_tokens=60)))
-    assert calls == ["plain" if step.plan.settings is KINDS[0] else "tree" for step in steps]
+    assert calls == ["plain" if step.plan.pipelined else "tree" for step in steps]
     assert len(set(calls)) == 2
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from specstream_mlx.drafting import streams
 from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.guesses import StreamGuesses
+from specstream_mlx.engine.guesses import StreamGuesses
 
 
 def ranks_of(tree, candidates):

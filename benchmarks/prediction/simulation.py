@@ -25,7 +25,7 @@ import typer
 from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
-from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.tree import DraftTree
 
 from ..report import RESULTS, Output, table, write_text
 from . import metal_cost

@@ -298,7 +298,8 @@ def _engine_steps(decoder: Decoder, request: Request) -> Iterator[Step]:
     drafter = make_drafter(request.drafting, decoder.streams is not None, request.prompt)
     for _ in prefill(decoder, request.prompt[:-1], request.prefill_step_size):
         pass
-    return steps(decoder, request, FixedDrafting(drafter, request.drafting, pipelined=False))
+    plan_of = request.drafting.plans(decoder.streams and decoder.streams.config)
+    return steps(decoder, request, FixedDrafting(drafter, plan_of))
 
 
 def _tokens(found: Sequence[Step]) -> list[int]:

@@ -31,9 +31,9 @@ from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import lookup
 from specstream_mlx.drafting.drafter import Plan
-from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree, root_only
+from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 
 from ..report import RESULTS, Output, measured_on, table, write_report
@@ -87,12 +87,12 @@ class Recording:
 class _Recorder:
     """Plans one token a step with all streams."""
 
-    def __init__(self) -> None:
-        self._settings = DraftSettings(tree_width=WIDTH)
+    def __init__(self, streams: StreamConfig) -> None:
+        self._plan_of = DraftSettings(tree_width=WIDTH).plans(streams)
         self.guesses: list[StreamGuesses] = []
 
     def first(self, root: int) -> Plan:
-        return Plan(root_only(root), self._settings)
+        return self._plan_of(root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         pass
@@ -109,7 +109,7 @@ def record(
     model: SpeculativeModel, prompt: Sequence[int], max_tokens: int, end_tokens: Sequence[int]
 ) -> Recording:
     """Generate greedily, one token a step."""
-    recorder, tokens = _Recorder(), []
+    recorder, tokens = _Recorder(model.streams.config), []
     request = Request(prompt, recorder, max_tokens=max_tokens, end_tokens=end_tokens)
     for step in decode(model, request):
         tokens += step.tokens
@@ -139,7 +139,7 @@ def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
     while at < len(text.tokens) - 1:
         taken = plan
         if ahead and not plan.pipelined:  # the call under way is used
-            taken = Plan(root_only(text.tokens[at]), plan.settings, pipelined=True)
+            taken = Plan(root_only(text.tokens[at]), "plain")
         ahead = plan.pipelined
         place = drafting.place_of(taken)
         time += curve.seconds(place, len(taken.tree)) / curve.plain

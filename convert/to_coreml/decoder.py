@@ -8,6 +8,7 @@ their own likeliest tokens, without the noise of ``engine.coupling``. None of it
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,11 +18,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
+from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE
 from specstream_mlx.engine.rows import TreeNodes, shape_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.generation import GenerationResponse, respond
 from specstream_mlx.loop import Request, Step, prefill, steps
@@ -83,7 +85,11 @@ class PackageDecoder:
         drafting = request.drafting
         if isinstance(drafting, DraftSettings):
             drafter = make_drafter(drafting, self.adapter.num_streams > 0, prompt)
-            drafting = FixedDrafting(drafter, drafting, pipelined=False)
+            streams = self.adapter.num_streams
+            width = drafting.tree_width if drafting.speculates else 0
+            place = "beside" if streams else "none"
+            plan_of = partial(Plan, place=place, streams=streams, width=width)
+            drafting = FixedDrafting(drafter, plan_of)
         for number, step in enumerate(steps(self, request, drafting)):
             if not number:
                 progress(len(prompt), len(prompt))
@@ -214,18 +220,18 @@ class PackageDecoder:
         self._rows += given.tolist()
         self._settle()
 
-    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
-        """Verify ``tree`` and let the accepted node's streams guess; see ``Decoder.step``.
+    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
+        """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``.
 
         Args:
-            tree: of at most as many nodes as the package's largest.
-            settings: whether the streams' guesses are wanted.
+            plan: its tree has at most as many nodes as the package's largest. All streams run
+                beside every node; ``width`` says whether their guesses are wanted.
             rule: of this generation.
         """
-        self._tree, nodes = tree, len(tree)
+        self._tree, tree, nodes = plan.tree, plan.tree, len(plan.tree)
         count = min(size for size in self.contents.sizes.nodes if size >= nodes)
         inputs = self._inputs(tree, count)
-        guesses = self.adapter.num_streams > 0 and settings.speculates
+        guesses = self.adapter.num_streams > 0 and plan.width > 0
         if rule.needs_logits:
             del inputs["parents"]
             found = self._call(f"logits{count}", inputs, self._states)

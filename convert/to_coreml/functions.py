@@ -17,7 +17,7 @@ prefill commits nothing: what a step has accepted and no further step has commit
 again.
 
 ``candidates`` and ``logProbs`` are (gamma, k); of streams that know the token before they are
-(gamma, paths, k), with ``candidateParents`` (gamma, paths): see ``drafting.guesses.StreamGuesses``.
+(gamma, paths, k), with ``candidateParents`` (gamma, paths): see ``engine.guesses.StreamGuesses``.
 Without streams there is none of them.
 
 ``logits<n>``: as ``step<n>`` -> ``logits`` (n, vocab), ``streamHidden`` (n, gamma, h). The host

@@ -104,7 +104,7 @@ def conditioned_guesses(
 
     Returns:
         (gamma, paths, k) tokens and log-probabilities, and (gamma, paths) parents, as
-        ``drafting.guesses.StreamGuesses`` has them; paths is 1 where gamma is, else k.
+        ``engine.guesses.StreamGuesses`` has them; paths is 1 where gamma is, else k.
     """
     gamma = streams.config.num_streams
     conditioned, head = _Conditioned(network, streams), StreamHead(network, streams)

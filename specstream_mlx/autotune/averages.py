@@ -4,8 +4,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..drafting.best_first import Guesses, Path
-from ..drafting.guesses import NO_GUESSES, StreamGuesses
+from ..engine.guesses import NO_GUESSES, Guesses, Path, StreamGuesses
 
 _START = 0.8
 _WEIGHT = 8.0

@@ -12,21 +12,21 @@ time brings elsewhere.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ..config import StreamConfig
-from ..drafting.best_first import Children, Guesses, Node, Path, likeliest, tree_of
-from ..drafting.drafter import Plan
-from ..drafting.guesses import StreamGuesses
+from ..drafting.best_first import Children, Node, likeliest, tree_of
 from ..drafting.hybrid import pooled
 from ..drafting.lookup import Lookup
-from ..drafting.settings import DraftSettings
-from ..drafting.tree import DraftTree, root_only
+from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.plan import LIKELIEST, Plan
+from ..engine.tree import DraftTree, root_only
 from .averages import StreamAverages
 from .cost import MOST_NODES, Place, StepCosts
 
@@ -95,14 +95,16 @@ def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
     return ("none", "beside") if streams.mode == "shared" else ("plain", "none", "beside 1")
 
 
-def _settings(width: int) -> dict[Place, DraftSettings]:
-    none = DraftSettings(num_streams=0, lookup=True)
-    return {
-        "plain": none,
-        "none": none,
-        "beside 1": DraftSettings(tree_width=width, lookup=True, stream_nodes=1),
-        "beside": DraftSettings(tree_width=width, lookup=True, deferred=False),
-    }
+def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[DraftTree], Plan]]:
+    """Functions that make the plan of a tree, by place."""
+    plain, none = partial(Plan, place="plain"), partial(Plan, place="none")
+    if streams is None:
+        return {"plain": plain, "none": none}
+    count = streams.num_streams
+    run = {"place": "beside", "streams": count, "expand": (LIKELIEST,) * (count - 1)}
+    if streams.mode == "shared":
+        return {"none": partial(Plan, **run), "beside": partial(Plan, **run, width=width)}
+    return {"plain": plain, "none": none, "beside 1": partial(Plan, **run, width=width, beside=1)}
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class AutoDrafting:
         self._streams: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
-        self._settings = _settings(min(WIDTH, drafted))
+        self._plans = _plans(streams, min(WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
         self._lookup_depth = _LOOKUP_DEPTH if lookup else 0
@@ -251,14 +253,13 @@ class AutoDrafting:
         pace.span = min(2 * pace.span, _LONGEST_REST)
 
     def _plan(self, place: Place, tree: DraftTree) -> Plan:
-        return Plan(tree, self._settings[place], pipelined=place == "plain")
+        return self._plans[place](tree)
 
     def place_of(self, plan: Plan) -> Place:
         """Where the streams run in a step that was planned here."""
         if plan.pipelined:
             return "plain"
-        places = reversed(self._places)
-        return next(place for place in places if self._settings[place] is plan.settings)
+        return self._streams if plan.width else "none"
 
     # What it costs ------------------------------------------------------------------------------
 

@@ -8,13 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .tree import DraftTree
-
-Guesses = list[tuple[int, float]]
-"""Guesses for one token, as (token id, log-probability); no token comes twice."""
-
-Path = tuple[int, ...]
-"""Token ids on the way from the root, which is left out, to a node; empty for the root."""
+from ..engine.guesses import Path
+from ..engine.tree import DraftTree
 
 Children = Callable[[Path], Iterable[tuple[int, float]]]
 """Function of a path that returns guesses for the token after it, given that it is right."""

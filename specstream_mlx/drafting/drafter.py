@@ -3,18 +3,18 @@
 A new drafter is one file beside this one and one line in ``make_drafter``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ..config import StreamConfig
-from .guesses import StreamGuesses
+from ..engine.guesses import StreamGuesses
+from ..engine.plan import Plan
+from ..engine.tree import DraftTree, root_only
 from .hybrid import HybridDrafter
 from .lookup import LookupDrafter
 from .settings import DraftSettings
 from .static_tree import StaticTreeDrafter
 from .streams import StreamsDrafter
-from .tree import DraftTree, root_only
 
 
 class Drafter(Protocol):
@@ -33,22 +33,6 @@ class Drafter(Protocol):
 
     def describe(self) -> str:
         """Say in a few words what the trees are like."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the next step does.
-
-    Attributes:
-        tree: what it verifies.
-        settings: what it keeps of the tree, and where its streams run.
-        pipelined: nothing is drafted and no streams run, so that the call behind it may be enqueued
-            before this one is read.
-    """
-
-    tree: DraftTree
-    settings: DraftSettings
-    pipelined: bool = False
 
 
 @runtime_checkable
@@ -83,16 +67,15 @@ class FixedDrafting:
 
     Args:
         drafter: of this text.
-        settings: of every step.
-        pipelined: see ``Plan``.
+        plan_of: makes the plan of a tree, the same for every step but for the tree.
     """
 
-    def __init__(self, drafter: Drafter, settings: DraftSettings, pipelined: bool):
-        self._drafter, self._settings, self._pipelined = drafter, settings, pipelined
+    def __init__(self, drafter: Drafter, plan_of: Callable[[DraftTree], Plan]):
+        self._drafter, self._plan_of = drafter, plan_of
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts; see ``Drafting``."""
-        return Plan(root_only(root), self._settings, self._pipelined)
+        return self._plan_of(root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Let the drafter read the tokens."""
@@ -100,8 +83,7 @@ class FixedDrafting:
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Let the drafter grow the tree."""
-        tree = self._drafter.grow(root, guesses)
-        return Plan(tree, self._settings, self._pipelined)
+        return self._plan_of(self._drafter.grow(root, guesses))
 
     def finish(self) -> None:
         """Do nothing: nothing outlives a text."""
@@ -159,8 +141,7 @@ def fixed_drafting(
         prompt: token ids.
     """
     drafter = make_drafter(settings, streams is not None, prompt)
-    plain = not settings.drafts_with(streams) and settings.placement(streams) == "none"
-    return FixedDrafting(drafter, settings, pipelined=plain)
+    return FixedDrafting(drafter, settings.plans(streams))
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from .best_first import Children, Guesses, Path, best_first
-from .guesses import StreamGuesses
+from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.tree import DraftTree
+from .best_first import Children, best_first
 from .lookup import LookupDrafter
 from .settings import DraftSettings
-from .tree import DraftTree
 
 UNLISTED = 0.03
 """Probability of a token that lookup names and no stream does, as a share of what the streams' own

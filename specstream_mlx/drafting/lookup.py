@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from .best_first import Guesses, Path, best_first
-from .guesses import StreamGuesses
+from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.tree import DraftTree
+from .best_first import best_first
 from .settings import DraftSettings
-from .tree import DraftTree
 
 ALTERNATIVES = 2
 """How many different continuations of an n-gram are kept; a third is hardly ever right."""

@@ -1,19 +1,20 @@
 """How a step drafts: the shape of its tree, what pruning keeps, where the streams run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from ..arguments import check_arguments
 from ..config import MOST_STREAMS, StreamConfig, UserError, check_integer
-from .static_tree import StaticTree
-from .tree import MAX_TREE_SIZE
+from ..engine.plan import LIKELIEST, Plan, StreamPlace
+from ..engine.tree import MAX_TREE_SIZE, DraftTree
+from .static_tree import StaticTree, inner_ranks
 
 MOST_NGRAM = 64
 """Every token costs as many n-grams as this, and a text hardly repeats longer ones by chance."""
-
-StreamPlacement = Literal["beside", "deferred", "none"]
-"""Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
-accepted node alone (lossless mode only), or ``none``."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,11 @@ class DraftSettings:
         """Whether anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
         return self.speculation and (self.lookup or (streams is not None and self.speculates))
 
-    def placement(self, streams: StreamConfig | None) -> StreamPlacement:
-        """Where a step's streams run; in shared mode beside every node, even without drafts."""
+    def placement(self, streams: StreamConfig | None) -> StreamPlace:
+        """Where a step's streams run; in shared mode beside every node, even without drafts.
+
+        ``plain`` is said by ``plans``, which knows of lookup too.
+        """
         if streams is not None and streams.mode == "shared":
             return "beside"
         if streams is None or not self.speculates:
@@ -96,10 +100,71 @@ class DraftSettings:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
 
-    def prunes(self, nodes: int) -> bool:
-        """Whether early-exit pruning may drop nodes of a tree with so many nodes."""
-        fewer = self.max_nodes is not None and self.max_nodes < nodes
-        return fewer or (self.prune_threshold is not None and nodes > 1)
+    def plans(self, streams: StreamConfig | None) -> Callable[[DraftTree], Plan]:
+        """A function that makes the plan of a step over a tree.
+
+        Args:
+            streams: the mounted ones.
+        """
+        place = self.placement(streams)
+        if place == "none":
+            return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
+        count = self.streams_run(streams)
+        return partial(
+            Plan,
+            place=place,
+            streams=count,
+            width=self.tree_width if self.speculates else 0,
+            expand=self.expansion(count) if self.speculates else (),
+            beside=self.stream_nodes,
+            keep=self.max_nodes,
+            threshold=self.prune_threshold,
+        )
+
+    def expansion(self, depth: int) -> tuple[np.ndarray | None, ...]:
+        """Behind which guesses so many streams are asked; see ``Plan.expand``.
+
+        Trees of fixed shape need certain ones, of whatever probability.
+        """
+        width, table = self.tree_width, self.static_tree
+        if table is not None:
+            size = self.tree_size or table.tree_size
+            return inner_ranks(table, size, depth, width, self.draft_threshold)
+        if self.tree_size is None and self.draft_threshold is None and not self.lookup:
+            return tuple(np.arange(width**level) for level in range(1, depth))
+        return (LIKELIEST,) * (depth - 1)
+
+    def check_drawn(self, streams: StreamConfig | None) -> None:
+        """Check that nothing but acceptance depends on the drafts, as the rule ``rejection`` needs.
+
+        Raises:
+            UserError: a tree's shape or pruning does, or the streams: the text would not be
+                distributed as the target's.
+        """
+        if self.lookup and self.speculation:
+            raise UserError(
+                "verify is 'rejection' and lookup is on, whose drafts are not drawn, "
+                "expected a tree of the streams' own"
+            )
+        if not self.speculates:
+            return
+        if streams is not None and streams.stream_head == "conditioned":
+            raise UserError(
+                "verify is 'rejection' and stream_head is 'conditioned', whose guesses depend on "
+                "the tokens drawn before them, expected 'keyed' or 'greedy'"
+            )
+        if self.static_tree is not None:
+            raise UserError(
+                "verify is 'rejection' and the tree is static, whose ranks are those of sorted "
+                "drafts, expected a full tree, given by tree_width alone"
+            )
+        for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
+            value = getattr(self, field)
+            if value is not None:
+                raise UserError(
+                    f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens "
+                    "decide what is kept, expected a full tree, given by tree_width alone"
+                )
 
     def most_nodes(self, depth: int) -> int:
         """The most nodes besides the root that a tree of ``depth`` streams can have."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from ..checked_files import read_json
 from ..config import UserError, check_integer, is_number, shown
+from ..engine.guesses import Guesses, StreamGuesses
+from ..engine.tree import MAX_TREE_SIZE, DraftTree
 from ..staging import staged_file
-from .best_first import Children, Guesses, best_first
-from .guesses import StreamGuesses
-from .tree import MAX_TREE_SIZE, DraftTree
+from .best_first import Children, best_first
 
 _ROUNDING = 1e-6
 
@@ -208,3 +208,29 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
         raise UserError("acceptance is not a list of lists, expected one list for each depth")
     return values | {"acceptance": tuple(map(tuple, table))}
+
+
+def inner_ranks(
+    table: StaticTree, size: int, depth: int, width: int, threshold: float | None
+) -> tuple[np.ndarray, ...]:
+    """The nodes of the best tree that have children, by depth; see ``Plan.expand``.
+
+    Args:
+        table: acceptance by depth and rank.
+        size: nodes besides the root.
+        depth: how many streams guess.
+        width: candidates of each.
+        threshold: joint probability below which a node is left out.
+    """
+    tree = best_shape(table, size, depth, min(width, table.width), threshold)
+    inner = set(tree.parents[1:].tolist())
+    numbers = []
+    place = {0: 0}  # of a node among the paths of its depth
+    for level in range(1, depth):
+        nodes = [n for n in np.flatnonzero(tree.depths == level).tolist() if n in inner]
+        found = [place[int(tree.parents[n])] * width + int(tree.tokens[n]) for n in nodes]
+        if not found:  # the tree ends here: one path keeps the shapes alike
+            nodes, found = [], [0]
+        place = {node: row for row, node in enumerate(nodes)}
+        numbers.append(np.array(found))
+    return tuple(numbers)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .best_first import Children, Path, best_first
-from .guesses import StreamGuesses
+from ..engine.guesses import Path, StreamGuesses
+from ..engine.tree import DraftTree
+from .best_first import Children, best_first
 from .settings import DraftSettings
-from .tree import DraftTree
 
 
 class StreamsDrafter:

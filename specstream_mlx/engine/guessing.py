@@ -119,7 +119,7 @@ def guess(
     Args:
         of_stream: lets a stream guess.
         token: (..) the target's own token, which stream 0 guesses behind.
-        expansion: see ``drafting.expansion``; one entry less than there are streams.
+        expansion: see ``Plan.expand``; one entry less than there are streams.
         width: how many paths are expanded where their probabilities decide.
 
     Returns:

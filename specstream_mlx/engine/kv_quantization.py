@@ -17,8 +17,8 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..arguments import check_arguments
 from ..config import UserError
-from ..drafting.tree import DraftTree
 from ..models.architectures import ARCHITECTURES, architecture_of, completed
+from .tree import DraftTree
 
 
 @dataclass(frozen=True)

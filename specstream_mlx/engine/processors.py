@@ -7,8 +7,8 @@ from mlx_lm.sample_utils import LogitsProcessor
 
 from ..arguments import shown
 from ..config import UserError
-from ..drafting.tree import DraftTree
 from .prune import rows_of_all
+from .tree import DraftTree
 
 
 class NodeProcessors:

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from ..drafting.tree import DraftTree
+from .tree import DraftTree
 
 _MOST_KEPT = 64  # nodes of a tree whose tables, which grow with their square, are kept
 

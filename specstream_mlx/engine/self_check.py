@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..config import StreamConfig, UserError
-from ..drafting.settings import DraftSettings
-from ..drafting.tree import DraftTree
 from ..models.streams import Streams
 from .kv import make_caches
+from .plan import Plan
 from .step import Decoder
+from .tree import DraftTree
 from .verify.rule import VerifyRule
 
 _PARENTS = [-1, 0, 0, 1, 1, 2]
@@ -77,14 +77,14 @@ def _passes(
     )
     streams = Streams(stream_config)
     found = []
-    for name, settings in (
-        ("as a whole", DraftSettings(speculation=False)),
-        ("with streams", DraftSettings(deferred=False)),
-        ("that is pruned", DraftSettings(deferred=False, max_nodes=4)),
+    for name, plan in (
+        ("as a whole", Plan(tree, "none")),
+        ("with streams", Plan(tree, "beside", streams=2, width=4)),
+        ("that is pruned", Plan(tree, "beside", streams=2, width=4, keep=4)),
     ):
         decoder = Decoder(model, streams, make_caches(model, config))
         decoder.prefill(mx.array(prefix))
-        result = decoder.step(tree, settings, VerifyRule())
+        result = decoder.step(plan, VerifyRule())
         kept = mx.arange(len(tree)) if result.kept is None else result.kept
         found.append((name, kept, result.logits))
     return found

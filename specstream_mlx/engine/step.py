@@ -15,18 +15,17 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from ..drafting.expansion import expansion
-from ..drafting.guesses import NO_GUESSES, StreamGuesses
-from ..drafting.settings import DraftSettings
-from ..drafting.tree import DraftTree
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
+from .guesses import NO_GUESSES, StreamGuesses
 from .guessing import Shortlists, WholeHead, guess
 from .key_selection import AskingRows, KeySelection, SelectingRows
 from .kv import UncommittedRows, commit
+from .plan import Plan
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, shape_of
+from .tree import DraftTree
 from .verify.rule import VerifyRule
 
 WHOLE_HEAD = 4096
@@ -163,23 +162,17 @@ class Decoder:
         for cache in self.caches:
             cache.trim(count)
 
-    def step(self, tree: DraftTree, settings: DraftSettings, rule: VerifyRule) -> StepResult:
-        """Verify ``tree`` against the target and let the accepted node's streams guess.
+    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
+        """Verify the plan's tree against the target and let the accepted node's streams guess.
 
         Args:
-            tree: its root is the newest committed token, which is not in the KV cache yet. Trees of
-                several sequences, all of one shape, are one tree with tokens (sequences, n); they
-                cannot be pruned.
-            settings: what is kept of the tree, where the streams run and how much they guess.
+            plan: of a model without streams, ``place`` is ``none`` or ``plain``.
             rule: of this generation.
 
         Returns:
             Unevaluated arrays; read them, then call ``commit``.
         """
-        profile, config = self.profile, self.streams and self.streams.config
-        # Streams run nowhere ("none"), in this pass ("beside"), or in a second one ("deferred").
-        placement = settings.placement(config)
-        count = 0 if placement == "none" else settings.streams_run(config)
+        profile, tree, count = self.profile, plan.tree, plan.streams
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         shape, offset = shape_of(tree), self.caches[0].offset
@@ -190,7 +183,7 @@ class Decoder:
         rows = Rows(positions, nodes.ancestors)
         if single and shape.is_chain:
             rows = Rows(offset, None)
-        if placement == "none":
+        if not plan.runs_streams:
             logits = self._main_logits(tokens, rows)
             return self._verified(rule, tree, nodes, logits)
 
@@ -199,39 +192,39 @@ class Decoder:
         profile.border("MHA rows", main)
 
         # 3. Prune by the early exit's scores.
-        if settings.prunes(len(tree)):
-            nodes, main = self._pruned(nodes, shape, main, settings)
+        if plan.prunes:
+            nodes, main = self._pruned(nodes, shape, main, plan)
             rows = Rows(nodes.positions, nodes.ancestors)
 
         # 4. Seed the streams beside the nodes; deferred ones are seeded behind verification.
         beside = None
         hidden = entry = main
-        if placement == "beside":
-            beside = self._nodes_with_streams(tree, settings)
+        if plan.place == "beside":
+            beside = self._nodes_with_streams(plan)
             seeded = main if beside is None else main[:, mx.array(beside)]
             seeds = self.streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
-            shared = config.mode == "shared"
+            shared = self.streams.config.mode == "shared"
             rows = rows_with_streams(nodes, shape, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
         hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
         main, streams = hidden, None
-        if placement == "beside":
+        if plan.place == "beside":
             main, streams = mx.split(hidden, [len(nodes)], axis=1)
 
         # 6. Head and verification; then the streams of the last accepted node.
         result = self._verified(rule, tree, nodes, self.model.head(main))
-        if not settings.speculates:  # shared streams run all the same: the main stream sees them
+        if not plan.width:  # shared streams run all the same: the main stream sees them
             return result
-        if placement == "beside":
+        if plan.place == "beside":
             hidden, result.has_streams = _streams_of(streams, count, result.last, beside)
         else:
             rows = deferred_rows(nodes, result.last, count)
             hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=result.last)
         depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
-        self._guess(result, hidden, rule, tree, depths[result.last], settings)
+        self._guess(result, hidden, rule, depths[result.last], plan)
         profile.border("head", result.candidates, result.log_probs)
         return result
 
@@ -262,20 +255,20 @@ class Decoder:
         return self.model.logits(tokens, self._new_rows(rows))
 
     def _pruned(
-        self, nodes: TreeNodes, shape: TreeShape, main: mx.array, settings: DraftSettings
+        self, nodes: TreeNodes, shape: TreeShape, main: mx.array, plan: Plan
     ) -> tuple[TreeNodes, mx.array]:
         """The nodes that go on to the MSA layers, and their (1, m, h) main stream."""
         inner, place = shape.inner
         logits = self.model.early_exit(main[:, inner])[0]
-        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, settings.prune_threshold)
-        nodes = nodes.keep(*keep_best(scores, min(settings.max_nodes or len(nodes), len(nodes))))
+        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold)
+        nodes = nodes.keep(*keep_best(scores, min(plan.keep or len(nodes), len(nodes))))
         main = main[:, nodes.kept]
         self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
         return nodes, main
 
-    def _nodes_with_streams(self, tree: DraftTree, settings: DraftSettings) -> list[int] | None:
+    def _nodes_with_streams(self, plan: Plan) -> list[int] | None:
         """The nodes beside which streams run; ``None``: all, as always in shared mode."""
-        few = settings.stream_nodes
+        few, tree = plan.beside, plan.tree
         if self.streams.config.mode == "shared" or few is None or few >= len(tree):
             return None
         return tree.likeliest_last(few).tolist()
@@ -336,9 +329,8 @@ class Decoder:
         result: StepResult,
         hidden: mx.array,
         rule: VerifyRule,
-        tree: DraftTree,
         depth: mx.array,
-        settings: DraftSettings,
+        plan: Plan,
     ) -> None:
         """Fill in what the streams of the last accepted node guess.
 
@@ -346,11 +338,11 @@ class Decoder:
             result: of this step.
             hidden: (sequences, count, h) the streams after the last layer.
             rule: of this generation.
-            tree: the one that was verified.
-            depth: (..) of its last accepted node.
-            settings: of the step.
+            depth: (..) of the tree's last accepted node.
+            plan: of the step.
         """
-        single, width = tree.tokens.ndim == 1, settings.tree_width
+        tree, width = plan.tree, plan.width
+        single = tree.tokens.ndim == 1
         head, ids = self.streams.head, self.streams.vocabulary
         if head is None:
             logits = self.model.stream_head(hidden)
@@ -376,7 +368,7 @@ class Decoder:
             tokens, log_probs = rule.draft(logits[0], width, tree, depth, stream, named)
             return tokens[None], log_probs[None]
 
-        found = guess(of_stream, token, expansion(settings, hidden.shape[1]), width)
+        found = guess(of_stream, token, plan.expand, width)
         logits = scores.of_first_paths()
         if single:
             found, logits = [array[0] for array in found], None if logits is None else logits[0]

@@ -33,9 +33,9 @@ from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
 from specstream_mlx.convert.to_coreml.vectors import FORMAT
 
-from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.streams import StreamsDrafter
+from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
 

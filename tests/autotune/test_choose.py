@@ -12,9 +12,9 @@ from specstream_mlx.autotune import choose
 from specstream_mlx.autotune.choose import AutoDrafting, Pace, new_pace, places_of
 from specstream_mlx.autotune.cost import MOST_NODES, CostCurve, StepCosts
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.guesses import NO_GUESSES, StreamGuesses
-from specstream_mlx.drafting.tree import root_only
+from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.tree import root_only
 from specstream_mlx.loop import decode
 
 SIZES = (1, 2, 4, 8, 16)

@@ -28,10 +28,10 @@ from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.hardware.weights import hold_weights
 from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED

@@ -7,20 +7,19 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.tuner.lora import LoRALinear
-from random_models import PROMPT, VOCAB_SIZE, speculative_model
+from random_models import PROMPT, VOCAB_SIZE, speculative_model, step_by
 from trees import full_tree
 
 from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.expansion import LIKELIEST, expansion
-from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.engine import guessing
 from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.guessing import Shortlists, guess
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import LIKELIEST
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.verify.rule import VerifyRule
 
 HEAD = {"stream_head": "conditioned", "stream_head_rank": 6}
 TREE = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
@@ -46,7 +45,7 @@ def step_of(model, settings, **options):
         **options,
     )  # fmt: skip
     decoder.prefill(mx.array(PROMPT[:-1]))
-    result = decoder.step(TREE, settings, VerifyRule())
+    result = step_by(decoder, TREE, settings)
     count = model.streams.config.num_streams
     rows = seen[model.streams.config.num_hidden_layers - 1]
     if settings.placement(model.streams.config) == "beside":
@@ -250,9 +249,9 @@ def test_several_sequences_are_as_each_alone():
 
 
 def test_fixed_shapes_are_asked_for_whatever_the_probabilities():
-    assert [a.tolist() for a in expansion(SHAPES["full"], 3)] == [[0, 1], [0, 1, 2, 3]]
-    assert expansion(SHAPES["best-first"], 3) == [LIKELIEST] * 2
-    ranks = expansion(SHAPES["static"], 3)
+    assert [a.tolist() for a in SHAPES["full"].expansion(3)] == [[0, 1], [0, 1, 2, 3]]
+    assert SHAPES["best-first"].expansion(3) == (LIKELIEST,) * 2
+    ranks = SHAPES["static"].expansion(3)
     guesses = StreamGuesses(*map(np.array, guess(table(1), mx.array(5), ranks, 3)))
     tree = make_drafter(SHAPES["static"], True).grow(5, guesses)
     assert len(tree) == 1 + TABLE.tree_size  # every parent has been asked about

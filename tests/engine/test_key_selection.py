@@ -24,6 +24,7 @@ from random_models import (
     relative_error,
     sequel,
     speculative_model,
+    step_by,
     take,
     tokens_of,
     true_tree,
@@ -32,12 +33,11 @@ from tiny_models import tiny_streams
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.key_selection import SelectingRows
 from specstream_mlx.engine.kv import StackedKVCache, make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.models.streams import Streams
 
 WAYS = ["beside", "deferred"]
@@ -202,12 +202,11 @@ def test_several_sequences_select_as_each_does_alone(way, mode):
     alone = [decoder_after(model, prompt) for prompt in prompts]
     caches = [StackedKVCache(layer, 12) for layer in zip(*(d.caches for d in alone), strict=True)]
     settings = DraftSettings(tree_width=1, **PLACED[way])
-    found = Decoder(model.model, model.streams, caches).step(
-        DraftTree(tokens, places - 1, places), settings, VerifyRule()
-    )
+    decoder = Decoder(model.model, model.streams, caches)
+    found = step_by(decoder, DraftTree(tokens, places - 1, places), settings)
     for number, decoder in enumerate(alone):
         tree = DraftTree(tokens[number], places - 1, places)
-        expected = decoder.step(tree, settings, VerifyRule())
+        expected = step_by(decoder, tree, settings)
         assert_close(found.stream_logits[number], expected.stream_logits)
         assert_close(found.logits[number], expected.logits)
 

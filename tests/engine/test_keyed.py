@@ -23,11 +23,11 @@ from random_models import (
 
 from specstream_mlx import PromptCache, Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import root_only
+from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.rows import TreeNodes
+from specstream_mlx.engine.tree import root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.loop import decode
 

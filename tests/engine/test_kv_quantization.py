@@ -38,9 +38,9 @@ from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
 from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams

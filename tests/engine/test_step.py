@@ -20,17 +20,17 @@ from random_models import (
     request,
     sequel,
     speculative_model,
+    step_by,
     take,
     true_tree,
 )
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.tree import DraftTree
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.rows import TreeShape
-from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loop import decode
 
 
@@ -296,7 +296,7 @@ def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
     for count in (None, 1, 2):
         rows.clear()
         settings = DraftSettings(num_streams=count, **where)
-        result = decoder_after(model, PROMPT).step(tree, settings, VerifyRule())
+        result = step_by(decoder_after(model, PROMPT), tree, settings)
         found[count] = np.array(result.stream_logits)
         assert max(rows) == seeded * (count or model.streams.config.num_streams)
         assert len(rows) == (len(model.model.layers) - first) * (2 if placed == "deferred" else 1)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ...drafting.tree import DraftTree
 from ..candidates import best_tokens, named
 from ..coupling import STRENGTHS, Coupling
 from ..noise import Noise
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
+from ..tree import DraftTree
 from .rule import VerifyRule
 
 

@@ -6,10 +6,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ...config import StreamConfig, UserError
-from ...drafting.settings import DraftSettings
-from ...drafting.tree import DraftTree
 from ..candidates import drawn_candidates
+from ..tree import DraftTree
 from .keyed import KeyedRule
 
 
@@ -18,12 +16,14 @@ class RejectionRule(KeyedRule):
 
     Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts.
 
-    Nothing may depend on the drawn tokens but their acceptance, see ``check``. All nodes of a
-    depth have the same children, which is no harm: one path is taken, so each draw is tested once.
+    Nothing may depend on the drawn tokens but their acceptance, see ``DraftSettings.check_drawn``.
+    All nodes of a depth have the same children, which is no harm: one path is taken, so each draw
+    is tested once.
     """
 
     name = "rejection"
     needs_probabilities = True
+    draws_drafts = True
 
     def __init__(
         self,
@@ -33,38 +33,6 @@ class RejectionRule(KeyedRule):
     ):
         super().__init__(sampler, processors, prompt)
         self._drafter: mx.array | None = None
-
-    @staticmethod
-    def check(settings: DraftSettings, streams: StreamConfig | None) -> None:
-        """Refuse trees whose shape or pruning depends on the tokens drawn, and streams that do.
-
-        Raises:
-            UserError: their text would not be distributed as the target's.
-        """
-        if settings.lookup and settings.speculation:
-            raise UserError(
-                "verify is 'rejection' and lookup is on, whose drafts are not drawn, "
-                "expected a tree of the streams' own"
-            )
-        if not settings.speculates:
-            return
-        if streams is not None and streams.stream_head == "conditioned":
-            raise UserError(
-                "verify is 'rejection' and stream_head is 'conditioned', whose guesses depend on "
-                "the tokens drawn before them, expected 'keyed' or 'greedy'"
-            )
-        if settings.static_tree is not None:
-            raise UserError(
-                "verify is 'rejection' and the tree is static, whose ranks are those of sorted "
-                "drafts, expected a full tree, given by tree_width alone"
-            )
-        for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
-            value = getattr(settings, field)
-            if value is not None:
-                raise UserError(
-                    f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens "
-                    "decide what is kept, expected a full tree, given by tree_width alone"
-                )
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         if len(tree) == 1:

@@ -11,12 +11,10 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ...config import StreamConfig
-from ...drafting.settings import DraftSettings
-from ...drafting.tree import DraftTree
 from ..candidates import best_tokens, named
 from ..processors import NodeProcessors
 from ..rows import TreeNodes
+from ..tree import DraftTree
 
 
 class VerifyRule:
@@ -36,6 +34,8 @@ class VerifyRule:
     """Whether the rule is for samplers that draw."""
     needs_probabilities: ClassVar[bool] = False
     """Whether the sampler's probabilities must be known, those of a ``Sampling``."""
+    draws_drafts: ClassVar[bool] = False
+    """Whether streams draw what they guess, so that nothing but acceptance may depend on it."""
 
     def __init__(
         self,
@@ -44,14 +44,6 @@ class VerifyRule:
         prompt: Sequence[int] = (),
     ):
         self._processors = NodeProcessors(processors, prompt)
-
-    @staticmethod
-    def check(settings: DraftSettings, streams: StreamConfig | None) -> None:
-        """Check that the rule's text is exact with trees of these settings and streams.
-
-        Raises:
-            UserError: it would not be.
-        """
 
     @property
     def needs_logits(self) -> bool:

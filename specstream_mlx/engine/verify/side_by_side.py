@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ...drafting.tree import DraftTree
+from ..tree import DraftTree
 from .rule import VerifyRule
 
 

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 
-from ...drafting.tree import DraftTree
 from ..candidates import best_tokens, named
 from ..rows import TreeNodes
+from ..tree import DraftTree
 from .keyed import KeyedRule
 from .rule import accepted_lengths
 

@@ -11,7 +11,7 @@ from benchmarks.studies.drafting_rule import Recording
 from benchmarks.studies.stream_keys import contexts_in, long_prompts, replayed
 from benchmarks.texts import INSTRUCTIONS
 from specstream_mlx import UserError, load
-from specstream_mlx.drafting.guesses import StreamGuesses
+from specstream_mlx.engine.guesses import StreamGuesses
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,8 @@ from coreml_packages import (
     greedy_tokens,
     tree_of,
 )
-from random_models import assert_close, random_prompt, relative_error
+from random_models import assert_close, random_prompt, relative_error, step_by
 from specstream_mlx.convert.to_coreml.evaluate import Package
-
-from specstream_mlx.engine.verify.rule import VerifyRule
 
 BOUND = 1e-4
 
@@ -57,7 +55,7 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
     for number in range(steps):
         count = SIZES.nodes[number % len(SIZES.nodes)]
         tree = tree_of(rng, [prompt[-1], *tokens][-1], truth[len(tokens) :], count)
-        expected = theirs.step(tree, SETTINGS, VerifyRule())
+        expected = step_by(theirs, tree, SETTINGS)
         if before is not None:
             before(ours)
         found = ours.step(tree, count)
@@ -147,7 +145,7 @@ def test_going_back(pair):
         theirs.uncommit(back)
         ours.length -= back
         tree = tree_of(rng, 5, [], SIZES.nodes[1])
-        expected = theirs.step(tree, SETTINGS, VerifyRule())
+        expected = step_by(theirs, tree, SETTINGS)
         found = ours.step(tree, SIZES.nodes[1])
         assert_close(found["logits"][: len(tree)], expected.logits, BOUND)
         path = tree.path(len(tree) - 1)

@@ -48,7 +48,7 @@ KEPT = "lets the drawn tokens decide what is kept"
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
     with pytest.raises(UserError, match=sentence):
-        RejectionRule.check(DraftSettings(**fields), None)
+        DraftSettings(**fields).check_drawn(None)
 
 
 def test_rejection_refuses_guesses_that_depend_on_drawn_ones():

@@ -4,7 +4,11 @@ from functools import cached_property
 
 import numpy as np
 
-from .best_first import Guesses, Path
+Guesses = list[tuple[int, float]]
+"""Guesses for one token, as (token id, log-probability); no token comes twice."""
+
+Path = tuple[int, ...]
+"""Token ids on the way from the root, which is left out, to a node; empty for the root."""
 
 
 class StreamGuesses:

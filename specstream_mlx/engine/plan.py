@@ -1,0 +1,63 @@
+"""What one decoding step does: values that whoever drafts has chosen."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .tree import DraftTree
+
+StreamPlace = Literal["plain", "none", "beside", "deferred"]
+"""Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
+accepted node alone (lossless mode only), or ``none``. ``plain`` is ``none`` where nothing is
+drafted either: the call behind such a step may be enqueued before its token is read."""
+
+LIKELIEST: None = None
+"""An expansion that takes the guesses of the highest joint probability, ``width`` of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the next step does.
+
+    Attributes:
+        tree: it is verified; its root is the newest committed token, which is not in the KV cache
+            yet. Trees of several sequences, all of one shape, are one tree with tokens
+            (sequences, n); they cannot be pruned.
+        place: where the streams run; in shared mode ``beside``, as the target sees them.
+        streams: how many run, from the first on.
+        width: candidates of each stream for the next tree; 0: the streams guess nothing.
+        expand: for each stream but the last, behind which of its guesses the next one is asked, by
+            number, counted over all paths of its depth with ``width`` candidates each; or
+            ``LIKELIEST``. Only streams that know the token before are asked behind several.
+        beside: how many nodes have streams, those that are most probably the last accepted one;
+            ``None``: all, as always in shared mode.
+        keep: nodes kept by early-exit pruning, the root included; ``None``: no such bound.
+        threshold: probability below which pruning drops an edge's subtree; ``None``: no such bound.
+    """
+
+    tree: DraftTree
+    place: StreamPlace
+    streams: int = 0
+    width: int = 0
+    expand: tuple[np.ndarray | None, ...] = ()
+    beside: int | None = None
+    keep: int | None = None
+    threshold: float | None = None
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the call behind the step may be enqueued before the step is read."""
+        return self.place == "plain"
+
+    @property
+    def runs_streams(self) -> bool:
+        """Whether streams run at all."""
+        return self.place in ("beside", "deferred")
+
+    @property
+    def prunes(self) -> bool:
+        """Whether early-exit pruning may drop nodes of the tree."""
+        nodes = len(self.tree)
+        fewer = self.keep is not None and self.keep < nodes
+        return fewer or (self.threshold is not None and nodes > 1)
