@@ -226,7 +226,7 @@ class Mounted:
                 noted = _Noted(auto_drafting(self.model, prompt))
             elif isinstance(drafts, str):
                 vocabulary, lookup = self.model.config["vocab_size"], drafts == LOOKUP_ALONE
-                noted = _Noted(AutoDrafting(pace, prompt, used, vocabulary, lookup))
+                noted = _Noted(AutoDrafting(pace, prompt, used, vocabulary, None if lookup else ()))
             else:
                 noted = _Noted(fixed_drafting(drafts, streams, prompt))
             drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone

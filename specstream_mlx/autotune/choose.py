@@ -22,8 +22,8 @@ import numpy as np
 
 from ..config import StreamConfig
 from ..drafting.best_first import Children, Node, likeliest, tree_of
-from ..drafting.hybrid import pooled
-from ..drafting.lookup import Lookup
+from ..drafting.pooling import pooled
+from ..drafting.proposals import PROPOSALS, Proposal, together
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
@@ -33,7 +33,6 @@ from .cost import MOST_NODES, Place, StepCosts
 WIDTH = 4
 """Candidates of each stream."""
 
-_LOOKUP_NGRAM, _LOOKUP_DEPTH = 4, 10
 _LEAST = math.log(0.02)  # log-probability of a path that is not looked at any more
 _RATE_MEMORY = 128.0  # tokens
 _SHARED_RATE = 1.5
@@ -128,7 +127,7 @@ class AutoDrafting:
         prompt: token ids.
         streams: the mounted ones, or ``None``.
         vocab_size: of the model.
-        lookup: whether prompt lookup drafts too.
+        proposals: made for this text, they draft beside the streams; ``None``: all ``PROPOSALS``.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class AutoDrafting:
         prompt: Sequence[int],
         streams: StreamConfig | None,
         vocab_size: int,
-        lookup: bool = True,
+        proposals: Sequence[Proposal] | None = None,
     ):
         self.pace, self._places = pace, places_of(streams)
         self._streams: Place | None = None if streams is None else self._places[-1]
@@ -145,8 +144,9 @@ class AutoDrafting:
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
         self._plans = _plans(streams, min(WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
-        self._lookup = Lookup(prompt, _LOOKUP_NGRAM)
-        self._lookup_depth = _LOOKUP_DEPTH if lookup else 0
+        if proposals is None:
+            proposals = [make(prompt) for make in PROPOSALS]
+        self._proposals = proposals
         self.averages = StreamAverages()
         # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
         self._rest: int | None = None if self._streams is None else 0
@@ -161,7 +161,8 @@ class AutoDrafting:
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step; see ``Drafting``."""
-        self._lookup.accept(tokens)
+        for proposal in self._proposals:
+            proposal.accept(tokens)
         self.averages.accept(tokens)
         place = self.place_of(plan)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
@@ -197,7 +198,7 @@ class AutoDrafting:
     # What may be drafted ------------------------------------------------------------------------
 
     def _nodes(self, guesses: StreamGuesses) -> list[Node]:
-        """The most probable nodes that streams and lookup propose, in order of probability."""
+        """The most probable nodes of streams and proposals, in order of probability."""
         self.averages.take(guesses)
 
         def children(path: Path) -> Guesses:
@@ -210,7 +211,7 @@ class AutoDrafting:
         return islice(likeliest(children, _LEAST), MOST_NODES - 1)
 
     def _found(self, path: Path) -> Guesses:
-        return self._lookup.children(path) if len(path) < self._lookup_depth else []
+        return together(self._proposals, path)
 
     # What is chosen -----------------------------------------------------------------------------
 

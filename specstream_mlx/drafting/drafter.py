@@ -1,6 +1,6 @@
 """Drafters: what one must be able to do, and which one the settings ask for.
 
-A new drafter is one file beside this one and one line in ``make_drafter``.
+What drafts by default is in ``proposals``.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """Hybrid drafting: one tree of what the streams and prompt lookup propose."""
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -8,14 +7,8 @@ from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.tree import DraftTree
 from .best_first import Children, best_first
 from .lookup import LookupDrafter
+from .pooling import pooled
 from .settings import DraftSettings
-
-UNLISTED = 0.03
-"""Probability of a token that lookup names and no stream does, as a share of what the streams' own
-candidates leave over."""
-
-COINCIDENCE = 0.05
-"""How often lookup, when it is wrong, still names the token that the streams propose."""
 
 DOUBT = 0.05
 """Share by which uncorrected probabilities of streams are lowered where lookup proposes something
@@ -70,32 +63,3 @@ class HybridDrafter:
     def describe(self) -> str:
         """Say what the trees are like."""
         return f"{self._streams.describe()}, with lookup {self._lookup.reach()}"
-
-
-def pooled(streams: Guesses, found: Guesses, doubt: float = 0.0) -> Guesses:
-    """Merge the guesses of one stream and of lookup for the token after one node.
-
-    Streams and lookup know different things, one what the text means, the other what it repeats,
-    so their odds multiply: what both guess is all but certain, and a long match that the streams
-    think impossible is doubtful. By Bayes, with the streams' probabilities before lookup has
-    spoken: it names the right token as often as it is right, and any wrong one by ``COINCIDENCE``.
-
-    Args:
-        streams: their best candidates; what is missing to 1 belongs to all other tokens.
-        found: lookup's continuations.
-        doubt: share by which the streams' probabilities are lowered before.
-
-    Returns:
-        All tokens of both; their probabilities sum to at most 1.
-    """
-    if not found:
-        return streams
-    shares = {token: (1 - doubt) * math.exp(score) for token, score in streams}
-    left = 1 - sum(shares.values())
-    wrong = 1 - sum(math.exp(score) for _, score in found)
-    weights = {token: share * wrong for token, share in shares.items()}
-    for token, score in found:
-        share = max(shares.get(token, 0.0), UNLISTED * left)
-        weights[token] = share * math.exp(score) / COINCIDENCE
-    total = sum(weights.values()) + left * wrong
-    return [(token, math.log(weight / total)) for token, weight in weights.items() if weight]

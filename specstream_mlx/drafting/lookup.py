@@ -78,9 +78,11 @@ class Lookup:
     Args:
         prompt: token ids; they are read, not learned from.
         longest: tokens of the longest n-gram.
+        depth: tokens of the longest path behind which something is proposed, and one.
     """
 
-    def __init__(self, prompt: Sequence[int], longest: int):
+    def __init__(self, prompt: Sequence[int], longest: int = 4, depth: int = 10):
+        self._depth = depth
         self._index = NGramIndex(longest, ALTERNATIVES)
         self._index.extend(prompt)
         self._rates = [[_prior(length, r) for r in range(ALTERNATIVES)] for length in _to(longest)]
@@ -102,6 +104,8 @@ class Lookup:
 
         The probabilities sum to less than 1.
         """
+        if len(path) >= self._depth:
+            return []
         length, guesses = self._index.following(path)
         # A rate that is always wrong underflows in the end.
         rates = [max(rate, _LEAST_RATE) for rate in self._rates[length][: len(guesses)]]
@@ -128,8 +132,9 @@ class LookupDrafter:
     """
 
     def __init__(self, settings: DraftSettings, text: Sequence[int]):
-        self._lookup, self._ngram = Lookup(text, settings.lookup_ngram), settings.lookup_ngram
-        self._depth, self._threshold = settings.lookup_size, settings.draft_threshold
+        self._ngram, self._depth = settings.lookup_ngram, settings.lookup_size
+        self._lookup = Lookup(text, self._ngram, self._depth)
+        self._threshold = settings.draft_threshold
         self._size = settings.most_nodes(0)
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -142,7 +147,7 @@ class LookupDrafter:
 
     def children(self, path: Path) -> Guesses:
         """Guesses for the token after ``path``; none beyond the depth of ``settings``."""
-        return self._lookup.children(path) if len(path) < self._depth else []
+        return self._lookup.children(path)
 
     def describe(self) -> str:
         """Say what the trees are like."""

@@ -223,13 +223,42 @@ def test_without_lookup_a_repeated_prompt_drafts_nothing(tmp_path):
     """A model without streams, where lookup alone could draft."""
     model, prompt = model_of("none"), random_prompt(6) * 4
     expected = plain_tokens(model.model, prompt, 40)
-    for lookup in (True, False):
+    for proposals, drafts in ((None, True), ((), False)):
         pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
         pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.0))
-        drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"], lookup)
+        drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"], proposals)
         steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
         assert [token for step in steps for token in step.tokens][:40] == expected
-        assert any(len(step.tree) > 1 for step in steps) == lookup
+        assert any(len(step.tree) > 1 for step in steps) == drafts
+
+
+class Known:
+    """Proposes what the text will be: a drafter that somebody has added."""
+
+    text = ()
+
+    def __init__(self, prompt):
+        self._rest = list(self.text)
+
+    def accept(self, tokens):
+        del self._rest[: len(tokens)]
+
+    def children(self, path):
+        at = len(path)
+        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []
+
+
+def test_another_proposal_drafts_by_default(tmp_path, monkeypatch):
+    model, prompt = model_of("none"), random_prompt(6)
+    expected = plain_tokens(model.model, prompt, 40)
+    monkeypatch.setattr(Known, "text", expected)
+    monkeypatch.setattr(choose, "PROPOSALS", (*choose.PROPOSALS, Known))
+    pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
+    pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.1))
+    drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"])
+    steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
+    assert [token for step in steps for token in step.tokens][:40] == expected
+    assert len(steps) < 15
 
 
 def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):

@@ -83,4 +83,5 @@ def test_rows_of_a_step():
         ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
         ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
     ):
-        assert rows_of(models[f"untrained, {mode}"], tree, settings) == rows
+        plan_of = settings.plans(models[f"untrained, {mode}"].streams.config)
+        assert rows_of(plan_of(tree)) == rows

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from trees import grow, random_candidates
 
-from specstream_mlx.drafting.hybrid import DOUBT, pooled
+from specstream_mlx.drafting.hybrid import DOUBT
 from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.drafting.static_tree import StaticTree
 

@@ -24,8 +24,9 @@ from trees import arrays, assert_well_formed, best_first_tree, grow, random_cand
 
 from specstream_mlx.drafting import drafter
 from specstream_mlx.drafting.drafter import make_drafter
-from specstream_mlx.drafting.hybrid import DOUBT, pooled
+from specstream_mlx.drafting.hybrid import DOUBT
 from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, draft_settings
 from specstream_mlx.engine.guesses import StreamGuesses
 
