@@ -114,7 +114,7 @@ def layer_differences(
             differences.append(_difference(f"layer {number} streams", streams, found))
     differences.append(_difference("logits", expected.main_logits[0, start:], result.logits))
     if model.streams.head is None:
-        wanted, found = expected.stream_logits[0, result.last.item()], result.stream_logits
+        wanted, found = expected.stream_logits[0, result.last.item()], result.streams.logits
     else:
         wanted = expected.stream_logits[0]
         features = seen[max(seen)][1][nodes:].reshape(*wanted.shape[:2], -1)

@@ -426,11 +426,11 @@ class _Batch:
                     normalized(result.logits), result.predictions[..., None], axis=-1
                 )[..., 0]
         arrays = [result.predictions, result.last, found]
-        mx.eval(arrays if result.candidates is None else [*arrays, result.candidates])
+        mx.eval(arrays if result.streams is None else [*arrays, result.streams.candidates])
         predictions, accepted, found = (array.tolist() for array in arrays)
         drafts = [[]] * len(accepted)
-        if result.candidates is not None:
-            drafts = result.candidates.reshape(len(accepted), -1).tolist()  # chains
+        if result.streams is not None:
+            drafts = result.streams.candidates.reshape(len(accepted), -1).tolist()  # chains
         committed, following = [], []
         for chain, after, count, draft in zip(
             self._tokens, predictions, accepted, drafts, strict=True

@@ -316,7 +316,9 @@ class WithoutNoise(KeyedRule):
 
 def by_engine(decoder, request, drafter=None):
     """The engine's steps; without a drafter, one token each."""
-    plan_of = SETTINGS.plans(decoder.streams and decoder.streams.config)
+    plan_of = partial(Plan, place="none")
+    if decoder.streams is not None:
+        plan_of = SETTINGS.plans(decoder.streams.config)
     drafting = FixedDrafting(drafter or NoDrafter(), plan_of)
     for _ in prefill(decoder, request.prompt[:-1], SIZES.chunk):
         pass

@@ -38,7 +38,7 @@ def test_the_measured_table_counts_what_was_written(mode):
         text, drafts = [], []
         for step in decode(model, request(prompt, settings)):
             text += step.tokens
-            drafts.append((len(text), np.array(step.result.candidates)))
+            drafts.append((len(text), np.array(step.result.streams.candidates)))
             if len(text) >= 20:
                 break
         for start, candidates in drafts:

@@ -1,6 +1,7 @@
 """Several prompts at once: each text is that of its prompt alone, token for token."""
 
 import itertools
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -64,16 +65,16 @@ def oracle(monkeypatch):
 
         def drafting(self, *tree):
             result = step(self, *tree)
-            shape = result.candidates.shape
-            drafts = np.array(result.candidates).reshape(shape[:2])
+            shape = result.streams.candidates.shape
+            drafts = np.array(result.streams.candidates).reshape(shape[:2])
             for row, count in enumerate(result.last.tolist()):
                 number = alive[row]
                 places[number] += count + 1
                 accepted.append(count)
                 right = truths[number][places[number] :][: rng.integers(0, drafts.shape[1] + 1)]
                 drafts[row, : len(right)] = right
-            result.candidates = mx.array(drafts).reshape(shape)
-            return result
+            candidates = mx.array(drafts).reshape(shape)
+            return replace(result, streams=replace(result.streams, candidates=candidates))
 
         def keep(self, sequences):
             alive[:] = [alive[number] for number in sequences]

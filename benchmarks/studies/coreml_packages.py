@@ -314,7 +314,7 @@ def _same_tree(ours: Step, theirs: Step) -> bool:
 
 
 def _guesses_apart(ours: Step, theirs: Step) -> float:
-    pair = ours.result.log_probs, theirs.result.log_probs
+    pair = ours.result.streams.log_probs, theirs.result.streams.log_probs
     return 0.0 if pair[0] is None else _apart(*pair)
 
 

@@ -22,7 +22,7 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE
 from specstream_mlx.engine.rows import TreeNodes, shape_of
 from specstream_mlx.engine.sampling import sampling_of
-from specstream_mlx.engine.step import StepResult
+from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.generation import GenerationResponse, respond
@@ -245,10 +245,8 @@ class PackageDecoder:
             predictions = mx.array(found["predictions"][:nodes])
             result = StepResult(mx.array(found["last"].item()), predictions, None)
         if guesses:
-            names = [name for name in _GUESSES if name in found]
-            arrays = (mx.array(found[name]) for name in names)
-            fields = ("candidates", "log_probs", "parents")
-            result = replace(result, **dict(zip(fields, arrays, strict=False)))
+            arrays = (mx.array(found[name]) for name in _GUESSES if name in found)
+            result = replace(result, streams=StreamResult(*arrays))
         self._settle()  # the call has committed; without a commit behind it, it adds nothing
         return result
 

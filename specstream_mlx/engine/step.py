@@ -7,7 +7,7 @@ accepted, and ``Decoder.commit`` is the seventh.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -32,7 +32,32 @@ WHOLE_HEAD = 4096
 """Tokens up to which conditioned heads score all of them behind every path."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class StreamResult:
+    """What the streams of the last accepted node guess: device arrays, not yet evaluated.
+
+    Of several sequences all have a leading axis for them.
+
+    Attributes:
+        candidates: (streams, k) the tokens of the streams that ran, best first, or in the order in
+            which they were drawn; (streams, paths, k) of streams that know the token before.
+        log_probs: of the same shape, their log-probabilities in nats.
+        parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
+        logits: (streams, n) of the tokens that may be drafted; those of streams that know the token
+            before are behind the first of their paths, and ``None`` where only shortlists were
+            scored.
+        present: scalar bool, whether the accepted node has streams; if not, the other arrays mean
+            nothing. ``None``: every node has.
+    """
+
+    candidates: mx.array
+    log_probs: mx.array
+    parents: mx.array | None = None
+    logits: mx.array | None = None
+    present: mx.array | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class StepResult:
     """Device arrays of one step, not yet evaluated.
 
@@ -47,16 +72,7 @@ class StepResult:
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
             places that pruning has left, since shapes are fixed. ``None``: all of them.
-        candidates: (streams, k) the tokens of the streams that ran at the accepted node, best
-            first, or in the order in which they were drawn; (streams, paths, k) of streams that
-            know the token before.
-        log_probs: of the same shape, their log-probabilities in nats.
-        parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
-        stream_logits: (streams, n) at the accepted node, of the tokens that may be drafted; those
-            of streams that know the token before are behind the first of their paths, and ``None``
-            where only shortlists were scored.
-        has_streams: scalar bool, whether the accepted node has streams; if not, ``candidates``,
-            ``log_probs`` and ``stream_logits`` mean nothing. ``None``: every node has.
+        streams: what the streams guess; ``None``: they guess nothing.
     """
 
     last: mx.array
@@ -64,19 +80,15 @@ class StepResult:
     logits: mx.array | None
     kept: mx.array | None = None
     in_play: mx.array | None = None
-    candidates: mx.array | None = None
-    log_probs: mx.array | None = None
-    parents: mx.array | None = None
-    stream_logits: mx.array | None = None
-    has_streams: mx.array | None = None
+    streams: StreamResult | None = None
 
     def guesses(self) -> StreamGuesses:
         """What the streams guess, on the host; nothing where no streams ran."""
-        missed = self.has_streams is not None and not self.has_streams.item()
-        if self.candidates is None or missed:
+        found = self.streams
+        if found is None or (found.present is not None and not found.present.item()):
             return NO_GUESSES
-        parents = None if self.parents is None else np.array(self.parents)
-        return StreamGuesses(np.array(self.candidates), np.array(self.log_probs), parents)
+        parents = None if found.parents is None else np.array(found.parents)
+        return StreamGuesses(np.array(found.candidates), np.array(found.log_probs), parents)
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
         """Number of tested nodes, and the accepted path, by index in the tree and in the kept."""
@@ -94,10 +106,10 @@ class StepResult:
 
     def arrays(self) -> list[mx.array]:
         """The arrays that the host will read, so that they can be evaluated together."""
-        arrays = [self.last, self.predictions]
-        optional = [self.kept, self.in_play, self.candidates, self.log_probs, self.parents]
-        optional.append(self.has_streams)
-        return arrays + [array for array in optional if array is not None]
+        arrays = [self.last, self.predictions, self.kept, self.in_play]
+        if (found := self.streams) is not None:
+            arrays += [found.candidates, found.log_probs, found.parents, found.present]
+        return [array for array in arrays if array is not None]
 
 
 class Decoder:
@@ -217,16 +229,17 @@ class Decoder:
         result = self._verified(rule, tree, nodes, self.model.head(main))
         if not plan.width:  # shared streams run all the same: the main stream sees them
             return result
+        present = None
         if plan.place == "beside":
-            hidden, result.has_streams = _streams_of(streams, count, result.last, beside)
+            hidden, present = _streams_of(streams, count, result.last, beside)
         else:
             rows = deferred_rows(nodes, result.last, count)
             hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=result.last)
         depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
-        self._guess(result, hidden, rule, depths[result.last], plan)
-        profile.border("head", result.candidates, result.log_probs)
-        return result
+        found = self._guess(result, hidden, rule, depths[result.last], plan)
+        profile.border("head", found.candidates, found.log_probs)
+        return replace(result, streams=replace(found, present=present))
 
     def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
         """The seventh move: the accepted rows go into the KV cache, the others are dropped.
@@ -331,8 +344,8 @@ class Decoder:
         rule: VerifyRule,
         depth: mx.array,
         plan: Plan,
-    ) -> None:
-        """Fill in what the streams of the last accepted node guess.
+    ) -> StreamResult:
+        """What the streams of the last accepted node guess.
 
         Args:
             result: of this step.
@@ -346,11 +359,9 @@ class Decoder:
         head, ids = self.streams.head, self.streams.vocabulary
         if head is None:
             logits = self.model.stream_head(hidden)
-            result.stream_logits = logits[0] if single else logits
-            result.candidates, result.log_probs = rule.draft(
-                result.stream_logits, width, tree, depth, ids=ids
-            )
-            return
+            logits = logits[0] if single else logits
+            tokens, log_probs = rule.draft(logits, width, tree, depth, ids=ids)
+            return StreamResult(tokens, log_probs, logits=logits)
         last, predictions = result.last, result.predictions
         token = predictions[last][None] if single else _at(predictions, last)[:, 0]
         short = self._shortlists
@@ -372,8 +383,7 @@ class Decoder:
         logits = scores.of_first_paths()
         if single:
             found, logits = [array[0] for array in found], None if logits is None else logits[0]
-        result.candidates, result.log_probs, result.parents = found
-        result.stream_logits = logits
+        return StreamResult(*found, logits=logits)
 
     def _verified(
         self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array

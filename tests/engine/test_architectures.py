@@ -78,7 +78,7 @@ def test_a_tree_is_its_paths(case):
     for placement in PLACEMENTS[1:]:
         result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement, max_nodes=6)
         assert_close(result.logits, expected[np.array(result.kept)])
-        drafts.append(result.stream_logits)
+        drafts.append(result.streams and result.streams.logits)
     assert_close(drafts[0], drafts[1])
 
 

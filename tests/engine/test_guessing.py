@@ -195,11 +195,13 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
         some.streams.streams[name] = every.streams.streams[name]
     settings = DraftSettings(tree_width=3)
     (_, expected, _), (_, found, _) = (step_of(model, settings) for model in (every, some))
-    assert mx.allclose(found.stream_logits, expected.stream_logits[:, ids], atol=1e-5)
-    scores = found.stream_logits - mx.logsumexp(found.stream_logits, axis=-1, keepdims=True)
+    assert mx.allclose(found.streams.logits, expected.streams.logits[:, ids], atol=1e-5)
+    scores = found.streams.logits - mx.logsumexp(found.streams.logits, axis=-1, keepdims=True)
     best = mx.argsort(-scores, axis=-1)[:, :3]
-    assert found.candidates.tolist() == ids[best].tolist()
-    assert mx.allclose(found.log_probs, mx.take_along_axis(scores, best, axis=-1), atol=1e-5)
+    assert found.streams.candidates.tolist() == ids[best].tolist()
+    assert mx.allclose(
+        found.streams.log_probs, mx.take_along_axis(scores, best, axis=-1), atol=1e-5
+    )
     assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
 
 

@@ -78,7 +78,7 @@ def test_streams_equal_those_of_the_path_alone(way, base, mode, kind, keys, sett
     model = few_keys(base, keys, kind, mode=mode)
     tree = true_tree(model)
     result = take(decoder_after(model, PROMPT), tree, way, **settings)
-    assert_close(result.stream_logits, expected_at(model, tree, result))
+    assert_close(result.streams.logits, expected_at(model, tree, result))
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -90,8 +90,8 @@ def test_streams_beside_some_nodes_select_by_their_own_main_row(base, monkeypatc
     chosen = np.array([0, last, len(tree) - 1])
     monkeypatch.setattr(DraftTree, "likeliest_last", lambda *_: chosen)
     result = take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=3)
-    assert result.has_streams.item()
-    assert_close(result.stream_logits, expected_at(model, tree, result))
+    assert result.streams.present.item()
+    assert_close(result.streams.logits, expected_at(model, tree, result))
 
 
 @pytest.mark.parametrize(("mode", "way"), [("lossless", "beside"), ("lossless", "deferred"),
@@ -102,15 +102,13 @@ def test_few_keys_change_the_streams_and_enough_keys_nothing(mode, way):
     for keys in (0, 3, 500):
         model = few_keys(keys=keys, mode=mode)
         tree = tree or true_tree(model)
-        found[keys] = take(decoder_after(model, PROMPT), tree, way)
-    for name in ("logits", "stream_logits"):
-        assert (getattr(found[500], name) == getattr(found[0], name)).all()
-    errors = {
-        name: relative_error(getattr(found[3], name), getattr(found[0], name))
-        for name in ("logits", "stream_logits")
-    }
-    assert errors["stream_logits"] > 1e-2
-    assert errors["logits"] > 1e-2 if mode == "shared" else errors["logits"] <= 1e-4
+        result = take(decoder_after(model, PROMPT), tree, way)
+        found[keys] = result.logits, result.streams.logits
+    for enough, every in zip(found[500], found[0], strict=True):
+        assert (enough == every).all()
+    main, streams = (relative_error(*pair) for pair in zip(found[3], found[0], strict=True))
+    assert streams > 1e-2
+    assert main > 1e-2 if mode == "shared" else main <= 1e-4
 
 
 @pytest.mark.parametrize(("way", "base"), paired([*WAYS, "beside three"], BASES, count=6))
@@ -139,7 +137,7 @@ def test_as_many_keys_as_the_path_has_hide_none(way):
         for keys in (0, len(PROMPT) + int(tree.depths.max()))
     )
     assert len(PROMPT) - 1 + len(tree) > len(PROMPT) + tree.depths.max()
-    assert_close(enough.stream_logits, every.stream_logits)
+    assert_close(enough.streams.logits, every.streams.logits)
 
 
 def test_deferred_streams_read_no_other_keys(monkeypatch):
@@ -180,7 +178,7 @@ def test_over_a_quantized_cache(bits, case, monkeypatch):
             decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
             decoder.prefill(mx.array(prompt[:-1]))
             KVQuantization(bits, 64, 0).apply(decoder.caches)
-            logits[keys, way] = take(decoder, tree, way).stream_logits
+            logits[keys, way] = take(decoder, tree, way).streams.logits
     assert_close(logits[3, "deferred"], logits[3, "beside"])
     assert relative_error(logits[3, "beside"], logits[0, "beside"]) > 1e-2
     for weights, queries, keys, seen in weighed:
@@ -207,7 +205,7 @@ def test_several_sequences_select_as_each_does_alone(way, mode):
     for number, decoder in enumerate(alone):
         tree = DraftTree(tokens[number], places - 1, places)
         expected = step_by(decoder, tree, settings)
-        assert_close(found.stream_logits[number], expected.stream_logits)
+        assert_close(found.streams.logits[number], expected.streams.logits)
         assert_close(found.logits[number], expected.logits)
 
 
@@ -232,4 +230,4 @@ def test_a_planted_error_is_noticed(wrong, way, monkeypatch):
     tree = true_tree(model)
     monkeypatch.setattr(SelectingRows, "_weights", wrong)
     result = take(decoder_after(model, PROMPT), tree, way)
-    assert relative_error(result.stream_logits, expected_at(model, tree, result)) > 1e-2
+    assert relative_error(result.streams.logits, expected_at(model, tree, result)) > 1e-2

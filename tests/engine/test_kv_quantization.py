@@ -266,7 +266,7 @@ def test_a_tree_is_its_paths(case, bits):
         errors = [relative_error(a, b) for a, b in zip(result.logits, wanted, strict=True)]
         assert np.median(errors) <= 1e-4
         assert max(errors) <= 1e-2, "one step of the quantization in one element"
-        drafts.append(result.stream_logits)
+        drafts.append(result.streams and result.streams.logits)
     assert_close(drafts[1], drafts[2], 1e-2)
     assert_close(drafts[3], drafts[4], 1e-2)
     unquantized = step(tree, "none", start=100).logits

@@ -91,7 +91,7 @@ def test_tree_across_the_growth_of_the_cache(committed):
         result = take(decoder, tree, placement)
         assert_close(result.logits[mx.array([0, 2, 6])], paths)
         assert [cache.offset for cache in decoder.caches] == [committed] * 4
-        drafts.append((result.last.item(), result.stream_logits))
+        drafts.append((result.last.item(), result.streams.logits))
     (last, _), (also_last, _) = drafts
     assert last == also_last
     _, expected, _ = row_list(model, tree, last, prompt, stream_from=-1)
@@ -112,7 +112,7 @@ def test_tree_with_streams_equals_the_row_list(streams, mode, base):
         for node, (main, _, _) in rows.items():
             assert_close(result.logits[node], main)
         _, by_stream, _ = rows[result.last.item()]
-        assert_close(result.stream_logits, by_stream)
+        assert_close(result.streams.logits, by_stream)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_deferred_streams_equal_those_beside(streams, pruning):
     assert beside.last.item() == deferred.last.item()
     if not pruning:
         assert tree.depths[beside.last.item()] == 2
-    assert_close(deferred.stream_logits, beside.stream_logits)
-    assert (np.array(deferred.candidates) == np.array(beside.candidates)).all()
-    assert_close(deferred.log_probs, beside.log_probs)
-    best = np.argsort(-np.array(beside.stream_logits), axis=1)[:, :4]
-    assert (np.array(beside.candidates) == best).all()
+    assert_close(deferred.streams.logits, beside.streams.logits)
+    assert (np.array(deferred.streams.candidates) == np.array(beside.streams.candidates)).all()
+    assert_close(deferred.streams.log_probs, beside.streams.log_probs)
+    best = np.argsort(-np.array(beside.streams.logits), axis=1)[:, :4]
+    assert (np.array(beside.streams.candidates) == best).all()
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatc
     assert 0 < last < len(tree) - 1
     for chosen in ([last], [0, last], [last, len(tree) - 1], [0, 1, last, len(tree) - 1]):
         found = step_with(model, tree, sorted(set(chosen)), monkeypatch)
-        assert found.has_streams.item()
-        assert_close(found.stream_logits, every.stream_logits)
+        assert found.streams.present.item()
+        assert_close(found.streams.logits, every.streams.logits)
         assert_close(found.logits, every.logits)
-        assert (np.array(found.candidates) == np.array(every.candidates)).all()
-        assert_close(found.log_probs, every.log_probs)
+        assert (np.array(found.streams.candidates) == np.array(every.streams.candidates)).all()
+        assert_close(found.streams.log_probs, every.streams.log_probs)
     missed = step_with(model, tree, [0, len(tree) - 1], monkeypatch)
-    assert not missed.has_streams.item()
+    assert not missed.streams.present.item()
     assert_close(missed.logits, every.logits)
     assert missed.guesses().depth == 0
 
@@ -267,7 +267,7 @@ def test_after_a_miss_the_next_tree_is_the_root(monkeypatch):
     for taken in decode(model, request(PROMPT, DraftSettings(stream_nodes=2))):
         sizes.append(len(taken.tree))
         tokens += taken.tokens
-        has = taken.result.has_streams
+        has = taken.result.streams.present
         sizes = after_miss if has is not None and not has.item() else after_hit
         if len(tokens) >= 40:
             break
@@ -297,7 +297,7 @@ def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
         rows.clear()
         settings = DraftSettings(num_streams=count, **where)
         result = step_by(decoder_after(model, PROMPT), tree, settings)
-        found[count] = np.array(result.stream_logits)
+        found[count] = np.array(result.streams.logits)
         assert max(rows) == seeded * (count or model.streams.config.num_streams)
         assert len(rows) == (len(model.model.layers) - first) * (2 if placed == "deferred" else 1)
     for count in (1, 2):

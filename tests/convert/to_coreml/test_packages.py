@@ -63,11 +63,11 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
         logits = max(logits, relative_error(found["logits"][:n], expected.logits))
         equal &= found["predictions"][:n].tolist() == expected.predictions.tolist()
         equal &= found["last"].item() == expected.last.item()
-        if expected.candidates is not None:
-            equal &= (found["candidates"] == np.array(expected.candidates)).all()
-            guesses = max(guesses, relative_error(found["logProbs"], expected.log_probs))
-        if expected.parents is not None:
-            equal &= (found["candidateParents"] == np.array(expected.parents)).all()
+        if (streams := expected.streams) is not None:
+            equal &= (found["candidates"] == np.array(streams.candidates)).all()
+            guesses = max(guesses, relative_error(found["logProbs"], streams.log_probs))
+            if streams.parents is not None:
+                equal &= (found["candidateParents"] == np.array(streams.parents)).all()
         _, path, kept = expected.accepted(tree)
         theirs.commit(path, kept)
         ours.commit(path)
