@@ -35,10 +35,11 @@ import mlx.nn as nn
 import typer
 
 from specstream_mlx import demonstration
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.terminal.progress import track
 
 from .invented import invented
 from .report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
@@ -58,7 +59,6 @@ from .texts import (
     rouge_l,
     task_items,
 )
-from .typed_text import geometric_mean
 
 EARLY = 16
 """Tokens of a text that are left out of ``later``."""
@@ -163,7 +163,7 @@ def _later(ours: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> flo
         rates = [[r.rate_behind(EARLY) for r in runs] for runs in (own, others)]
         if all(chain(*rates)):
             ratios.append(statistics.median(rates[0]) / statistics.median(rates[1]))
-    return geometric_mean(ratios) if ratios else None
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def measure(
     if shown:
         for (text, accepted), run in zip(items, runs, strict=True):
             mark = "=" if exact_match([run.text], [accepted]) else " "
-            typer.echo(f"{mark} {text}\n    {run.text.strip()}\n    ({accepted[0]})", err=True)
+            note(f"{mark} {text}\n    {run.text.strip()}\n    ({accepted[0]})")
     return row
 
 
@@ -216,7 +216,7 @@ def edges(base: Base, shown: bool) -> dict[str, int]:
         counts["as they are"] += bool(exact_match([run.text], [[text]]))
         counts["nothing invented"] += not invented(task, run.text, text)
         if shown:
-            typer.echo(f"{task}: {text}\n    {run.text.strip()}", err=True)
+            note(f"{task}: {text}\n    {run.text.strip()}")
     return counts
 
 
@@ -258,7 +258,10 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
         own = [row for row in rows if row["mode"] == mode]
         title = "Adapters (shared mode)" if mode == "shared" else "The base alone (lossless mode)"
         if timed:
-            means = (geometric_mean([r[key] for r in own]) for key in ("speedup", "streams_alone"))
+            means = (
+                statistics.geometric_mean([r[key] for r in own])
+                for key in ("speedup", "streams_alone")
+            )
             title += ": {:.2f}x over mlx_lm, by streams alone {:.2f}x".format(*means)
         lines += ["", f"{title}:", "", *table(columns, map(_with_gaps, own))]
     if counts := facts["edges"]:

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import typer
 
 from specstream_mlx import demonstration
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 

@@ -23,10 +23,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx import PromptCache, SpeculativeModel, StreamConfig
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.terminal.progress import track
 
 from .own_process import measured_by
 from .random_llama import random_llama

@@ -28,10 +28,10 @@ import typer
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx import DraftSettings, Sampling, UserError, demonstration
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.engine.verify.by_name import VerifyName
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from .figure_plot import check_matplotlib, draw
 from .figure_points import Point, PointFile

@@ -28,10 +28,10 @@ from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
 
 from specstream_mlx import UserError
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_model, read_tokenizer
+from specstream_mlx.terminal.progress import track
 
 from .report import machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, interleaved

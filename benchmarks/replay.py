@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import load
+from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.items import Batches

@@ -27,7 +27,6 @@ from mlx_lm.utils import dequantize_model
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.autotune.choose import AutoDrafting, new_pace
 from specstream_mlx.autotune.pace import auto_drafting, pace_of
-from specstream_mlx.cli.progress import progress
 from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
@@ -35,6 +34,7 @@ from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
+from specstream_mlx.terminal.progress import progress
 
 from .drift import without_drift
 from .step_rows import PLAIN_ROWS, StepRows, rows_of

@@ -55,7 +55,6 @@ from .runner import (
     measure_costs,
 )
 from .speedup import Subject
-from .typed_text import geometric_mean
 
 MT_BENCH = "mt_bench"
 TASKS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
@@ -364,7 +363,11 @@ def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         figures = ("call_reduction", "speedup", "spec_bench_speedup")
         means.append(
             {"task": MEAN, "method": name}
-            | {key: geometric_mean([row[key] for row in own]) for key in figures if key in own[0]}
+            | {
+                key: statistics.geometric_mean([row[key] for row in own])
+                for key in figures
+                if key in own[0]
+            }
         )
     return means
 

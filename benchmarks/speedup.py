@@ -29,8 +29,9 @@ import typer
 from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.terminal.progress import track
 
 from .report import machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved, measure_costs
@@ -215,10 +216,9 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         wrong = row["items"] - row["same_output_as_plain"]
         if wrong and row["method"] != MLX_LM and device.backend() == "cpu":
-            typer.echo(
+            note(
                 f"error: {row['task']}, {row['mode']}, {row['method']}: {wrong} of {row['items']} "
-                "texts differ from plain decoding, expected none",
-                err=True,
+                "texts differ from plain decoding, expected none"
             )
             raise typer.Exit(1)
 

@@ -30,10 +30,10 @@ import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams

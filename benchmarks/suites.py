@@ -1,10 +1,9 @@
 """The suites of ``benchmarks.speedup``: which ways to draft are compared, and what is shown."""
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean, mean
 from typing import Any
 
 from specstream_mlx import DraftSettings
@@ -117,7 +116,7 @@ def _hybrid_summary(rows: Rows) -> list[str]:
     return [
         f"Hybrid against the better of the two alone, in CR: best or equal (at least {_EQUAL}) in "
         f"{sum(share >= _EQUAL for share in shares)} of {len(shares)} cases, "
-        f"{min(shares):.3f} to {max(shares):.3f}, mean {statistics.mean(shares):.3f}."
+        f"{min(shares):.3f} to {max(shares):.3f}, mean {mean(shares):.3f}."
     ]
 
 
@@ -160,10 +159,6 @@ PLACEMENT = Suite(
 RULE_WAY = "the rule"
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def _rule_summary(rows: Rows) -> list[str]:
     """The rule's speed in each mode, over plain decoding and over the best fixed tree."""
     lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -176,8 +171,8 @@ def _rule_summary(rows: Rows) -> list[str]:
             own / max(fixed.values()) for own, fixed in zip(speeds, by_task.values(), strict=True)
         ]
         text.append(
-            f"Geometric means, {mode}: {_geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
-            f"over the best fixed way of each task {_geometric_mean(shares):.2f} "
+            f"Geometric means, {mode}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
+            f"over the best fixed way of each task {geometric_mean(shares):.2f} "
             f"(least {min(shares):.2f})."
         )
     return text

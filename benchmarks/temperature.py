@@ -22,13 +22,13 @@ from typing import Annotated, Any
 import typer
 
 from specstream_mlx import DraftSettings, demonstration, keyed_sampler
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
 from specstream_mlx.engine.sampling import KeyedSampler
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved

@@ -19,19 +19,19 @@ With MLX's reference BLAS:
     python -c "import mlx.core, runpy; runpy.run_module('benchmarks.typed_text', None, '__main__')"
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated, Any, Literal
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import demonstration
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import (
@@ -156,11 +156,6 @@ def _ratios(found: Compared[str], name: str, baseline: str) -> dict[int, float]:
 
 def _shown(ratio: float | None) -> str:
     return f"none of {FAR} tokens" if ratio is None else f"{ratio:.2f}x"
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean of positive numbers."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,24 +1,40 @@
 """What the wheel holds: what users run; not the making of the demonstration model, nor studies."""
 
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from imports import CLONE, MODULES, imported
+
+SETTINGS = tomllib.loads((CLONE / "pyproject.toml").read_text())["tool"]["setuptools"]
 NOT_SHIPPED = (
     "specstream_mlx.convert.demo_model",
     "specstream_mlx.benchmarks.prediction",
     "specstream_mlx.benchmarks.studies",
 )
+BY_MODULE = "specstream_mlx.benchmarks"
+"""The package of which single modules are shipped."""
+
+DATA_ALONE = {"specstream_mlx.benchmarks.typed"}
 
 
 def test_every_package_is_in_the_wheel():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    places = {"specstream_mlx": "specstream_mlx", **settings["package-dir"]}
+    places = {"specstream_mlx": "specstream_mlx", **SETTINGS["package-dir"]}
     found = {
-        ".".join((package, *path.parent.relative_to(ROOT / place).parts))
+        ".".join((package, *path.parent.relative_to(CLONE / place).parts))
         for package, place in places.items()
-        for path in (ROOT / place).rglob("__init__.py")
+        for path in (CLONE / place).rglob("__init__.py")
     }
     shipped = {package for package in found if not package.startswith(NOT_SHIPPED)}
     assert found.issuperset(NOT_SHIPPED)
-    assert shipped == set(settings["packages"])
+    assert shipped - {BY_MODULE} == set(SETTINGS["packages"]) - DATA_ALONE
+
+
+def test_of_the_benchmarks_those_of_the_command_line_are_in_the_wheel():
+    needed, waiting = set(), [module for module in MODULES if module[0] == "cli"]
+    while waiting:
+        module = waiting.pop()
+        if module not in needed:
+            needed.add(module)
+            waiting += imported(module)
+    benchmarks = {".".join(("specstream_mlx", *module)) for module in needed if len(module) == 2}
+    benchmarks = {name for name in benchmarks if name.startswith(BY_MODULE)}
+    assert benchmarks == set(SETTINGS["py-modules"])

@@ -19,7 +19,7 @@ _STOPS_HALFWAY = """
 import time
 from pathlib import Path
 import typer
-from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.staging import staged_directory
 
 @one_line_errors

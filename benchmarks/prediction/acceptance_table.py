@@ -17,8 +17,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from ..report import RESULTS, Output, table, write_text
 from ..texts import Chosen, Tasks, Texts, adapter_of, chosen_tasks

@@ -17,7 +17,7 @@ from math import prod
 
 import typer
 
-from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.train.stream_settings import (
     ADAPTER_RANK,
     HEAD_RANK,

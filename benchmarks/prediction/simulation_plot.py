@@ -1,16 +1,11 @@
 """The plot of ``benchmarks.prediction.simulation``: predicted speedup by chip, model and bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
 from .apple_machines import CHIPS
-
-if TYPE_CHECKING:
-    from .simulation import Prediction
+from .predicted_speed import Prediction
 
 STYLES = {4: ("o", "#d55e00"), 8: ("s", "#0072b2"), 16: ("^", "#009e73")}
 

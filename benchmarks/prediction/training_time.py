@@ -21,7 +21,7 @@ writes its answers is not in it, nor is validation.
 
 import typer
 
-from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.terminal.errors import one_line_errors
 
 from ..report import RESULTS, Output, table, write_report
 from .apple_machines import CHIPS, Chip

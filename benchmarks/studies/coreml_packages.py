@@ -46,8 +46,6 @@ from specstream_mlx import DraftSettings, UserError, bundled, demonstration, key
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.checked_files import read_json_lines
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
 from specstream_mlx.engine.kv import make_caches
@@ -58,6 +56,8 @@ from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.loop import Request, Step, prefill, steps
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from ..report import RESULTS, commit, machine_suffix, measured_on, table, write_report
 from ..texts import INSTRUCTIONS, names_in, task_items

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Annotated, Any
 
 import typer
@@ -26,8 +27,6 @@ from specstream_mlx.autotune import averages, choose
 from specstream_mlx.autotune.choose import WIDTH, AutoDrafting, new_pace
 from specstream_mlx.autotune.cost import StepCosts
 from specstream_mlx.autotune.pace import pace_of
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import lookup
 from specstream_mlx.drafting.drafter import Plan
@@ -35,11 +34,13 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from ..report import RESULTS, Output, measured_on, table, write_report
 from ..runner import Base, measure_costs
 from ..texts import MODES, adapter_of
-from ..typed_text import FAR, PROSE, geometric_mean, prompts_of
+from ..typed_text import FAR, PROSE, prompts_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (choose, "_RATE_MEMORY", 32.0),

@@ -19,7 +19,7 @@ import mlx.core as mx
 import typer
 from specstream_mlx.convert.to_mlx.base import convert_base
 
-from specstream_mlx.cli.progress import progress
+from specstream_mlx.terminal.progress import progress
 
 from ..own_process import measured_by, peak_bytes, run_module
 from .convert_memory import make_model

@@ -17,8 +17,8 @@ from specstream_mlx.convert.pytorch.losses import Batch, n_gram_loss
 from specstream_mlx.convert.pytorch.trainer import build_model
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
+from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import default_alphas
 
 from ..own_process import measured_by, peak_bytes

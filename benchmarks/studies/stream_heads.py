@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from specstream_mlx import DraftSettings
-from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.terminal.errors import one_line_errors
 
 from ..random_llama import Size, random_llama, untrained_streams
 from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report

@@ -28,13 +28,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.config import FORMAT_VERSION
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from ..random_llama import random_llama, untrained_streams
 from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report

@@ -36,11 +36,11 @@ from specstream_mlx.convert.pytorch.trainer import build_model
 from specstream_mlx.convert.pytorch.training_data import collate
 
 from specstream_mlx import demonstration
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import load
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.data import Split
 from specstream_mlx.train.items import Item
 from specstream_mlx.train.run import Run

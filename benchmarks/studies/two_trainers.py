@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import track
 from specstream_mlx.hardware import device
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
 
 from ..own_process import run_module
 from ..replay import replayed

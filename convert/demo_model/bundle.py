@@ -18,9 +18,9 @@ import typer
 from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.checked_files import read_json
-from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory
+from specstream_mlx.terminal.errors import one_line_errors
 
 from ..to_mlx.adapter import convert_adapter
 from . import tasks

@@ -22,9 +22,9 @@ from mlx_lm.utils import dequantize_model, load, save
 from rich.console import Console
 
 from specstream_mlx import demonstration
-from specstream_mlx.cli.errors import one_line_errors
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
+from specstream_mlx.terminal.errors import one_line_errors
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings

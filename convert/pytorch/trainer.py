@@ -33,10 +33,11 @@ import typer
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import tokenizer_files
-from specstream_mlx.cli.errors import one_line_errors
-from specstream_mlx.cli.progress import progress, track
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.terminal.progress import progress, track
 from specstream_mlx.train.items import Batches, Item, most_frequent
 from specstream_mlx.train.stream_settings import LearningRates
 
@@ -206,7 +207,7 @@ def train(
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             accuracy = evaluate(model, held_out, settings.batch_size)
         append(log, json.dumps({"step": step, "held_out": accuracy}) + "\n")
-        print(_describe(accuracy), file=sys.stderr)
+        note(_describe(accuracy))
     write_adapter(model, adapter)
     return adapter
 
@@ -348,8 +349,7 @@ def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
         items = tokenize(pairs, tokenizer, settings.prompt_template, settings.max_seq_length)
         if len(items) < len(pairs):
             left_out = len(pairs) - len(items)
-            note = f"{path}: {left_out} items over {settings.max_seq_length} tokens left out"
-            print(note, file=sys.stderr)
+            note(f"{path}: {left_out} items over {settings.max_seq_length} tokens left out")
         sets.append(items)
     return sets[0], sets[1]
 

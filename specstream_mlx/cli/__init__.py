@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..terminal.errors import reported
 from . import benchmark
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .convert import convert
 from .coreml_verify import coreml_verify
 from .doctor import doctor
-from .errors import reported
 from .export_coreml import export_coreml
 from .generate import generate
 from .inspect import inspect

@@ -13,7 +13,7 @@ from typer import Option
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..hardware import blas
-from . import reporting
+from ..terminal.notes import note
 from .groups import grouped
 from .options import KVCacheOptions, ModelOptions, most_tokens
 
@@ -104,7 +104,7 @@ def autotune(
     from ..prompts import chat_prompt, check_prompt
 
     if device.slow_blas():
-        reporting.note(blas.OPENBLAS_HINT)
+        note(blas.OPENBLAS_HINT)
     loaded, tokenizer = source.load()
     quantization = kv_cache.quantization()
     quantization.check(loaded.model, loaded.config)
@@ -148,7 +148,7 @@ class _Texts:
         Raises:
             UserError: the texts are too short to time steps in.
         """
-        from .progress import progress
+        from ..terminal.progress import progress
 
         total = pace.costs.missing
         with progress("Timing steps") as show:
@@ -163,7 +163,7 @@ class _Texts:
 
     def figures(self, pace: "Pace", check: bool) -> _Figures:
         """Decode every text; with ``check`` some more times, in turn with one token a step."""
-        from .progress import track
+        from ..terminal.progress import track
 
         tokens = calls = nodes = 0
         seconds, factors = 0.0, []
@@ -191,7 +191,7 @@ class _Texts:
     def _measured(self) -> tuple[float, float]:
         """Tokens per second of ours and of one token a step, behind the first step."""
         from ..drafting.settings import DraftSettings
-        from .progress import track
+        from ..terminal.progress import track
 
         plain = DraftSettings(speculation=False)
         rates: list[list[float]] = [[], []]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from . import reporting
+from ..terminal.notes import note
 from .groups import grouped
 from .options import KVCacheOptions, ModelOptions, PromptOptions
 
@@ -45,7 +45,7 @@ def cache_prompt(
     from ..loop import fill
     from ..prompt_cache import PromptCache
     from ..prompts import chat_prefix, check_prompt, encode_prompt
-    from .progress import progress
+    from ..terminal.progress import progress
 
     tokenizer_config = {} if eos_token is None else {"eos_token": eos_token}
     loaded, tokenizer = source.load(tokenizer_config)
@@ -59,4 +59,4 @@ def cache_prompt(
         fill(cache, loaded, ids, prompt.prefill_step_size, kv_cache.quantization(), show)
     cache.save(prompt_cache_file, loaded, str(source.model), tokenizer_config)
     size = prompt_cache_file.stat().st_size / 1e6
-    reporting.note(f"Cached {cache.rows} tokens in {prompt_cache_file} ({size:.1f} MB)")
+    note(f"Cached {cache.rows} tokens in {prompt_cache_file} ({size:.1f} MB)")

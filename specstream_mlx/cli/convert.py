@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from ..config import UserError
-from . import reporting
+from ..terminal.notes import note
 from .parsing import at_least
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
@@ -152,7 +152,7 @@ def convert(
     from specstream_mlx.convert.to_mlx.base import convert_base
 
     from ..loading import model_directory
-    from .progress import progress
+    from ..terminal.progress import progress
 
     base = model_directory(model)
     tokens = _sample_tokens(base) if verify else []
@@ -175,7 +175,7 @@ def convert(
     else:
         written = convert_adapters(adapter_path, base, mlx_path, dtype, overwrite=overwrite)
     for path in written:
-        reporting.note(f"wrote {path}")
+        note(f"wrote {path}")
     if verify and not all(
         [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
     ):
@@ -195,18 +195,18 @@ def _from_gguf(
         raise UserError("--mlx-path is missing, expected where the result goes")
     from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
-    from .progress import progress
+    from ..terminal.progress import progress
 
     with progress("Converting") as show:
         report = convert_gguf(file, mlx_path, dtype, show, overwrite=overwrite)
     for held in report.types:
-        reporting.note(str(held))
+        note(str(held))
     if report.obstacle is not None:
-        reporting.note(
+        note(
             f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
             "exactly; with --dtype float16 they are rounded to it"
         )
-    reporting.note(f"wrote {mlx_path}")
+    note(f"wrote {mlx_path}")
 
 
 def _to_pytorch(
@@ -222,7 +222,7 @@ def _to_pytorch(
     from ..loading import model_directory
 
     convert_to_pytorch(adapter_path[0], model_directory(model), target)
-    reporting.note(f"wrote {target}")
+    note(f"wrote {target}")
 
 
 def _sample_tokens(model: Path) -> list[int]:
@@ -273,7 +273,7 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     from specstream_mlx.convert.to_mlx.adapter import adapter_name
     from specstream_mlx.convert.to_mlx.base import convert_base
 
-    from .progress import progress
+    from ..terminal.progress import progress
 
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
@@ -293,5 +293,5 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     Console().print(table)
     worst = max(difference.relative for difference in differences)
     within = worst <= BOUND
-    reporting.note(f"largest relative difference {worst:.2e}, bound {BOUND:.0e}")
+    note(f"largest relative difference {worst:.2e}, bound {BOUND:.0e}")
     return within

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from ..config import UserError
-from . import reporting
+from ..terminal.notes import note
 from .packages import require_coremltools
 from .parsing import at_least
 
@@ -117,7 +117,7 @@ def coreml_verify(
     from specstream_mlx.convert.to_coreml.evaluate import Package
     from specstream_mlx.convert.to_coreml.executors import has_core_ml
 
-    from .progress import progress
+    from ..terminal.progress import progress
 
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
@@ -136,7 +136,7 @@ def coreml_verify(
     if record is not None:
         calls.write(recorded, record)
         count = sum(len(run["calls"]) for run in recorded["runs"])
-        reporting.note(f"wrote {record} ({count} calls)")
+        note(f"wrote {record} ({count} calls)")
         return
     replays = []
     for executor, exact in _executors(package, vectors is not None, compute_units):

@@ -8,7 +8,7 @@ from typer import BadParameter, Option
 
 from .. import bundled, demonstration
 from ..config import UserError
-from . import reporting
+from ..terminal.notes import note
 from .packages import require_coremltools
 from .parsing import at_least
 
@@ -94,7 +94,7 @@ def export_coreml(
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
     from ..loading import model_directory
-    from .progress import progress
+    from ..terminal.progress import progress
 
     directories = [
         bundled.adapter_path(name)
@@ -123,7 +123,7 @@ def export_coreml(
         for line in lines:
             print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
     size = sum(line.nbytes for line in lines) / 1e6
-    reporting.note(f"wrote {output} ({size:.1f} MB of weights)")
+    note(f"wrote {output} ({size:.1f} MB of weights)")
     if others := sum(line.out_of_range for line in lines):
         groups = sum(line.groups for line in lines)
-        reporting.note(f"{others} of {groups} groups have an offset that is no integer in range")
+        note(f"{others} of {groups} groups have an offset that is no integer in range")

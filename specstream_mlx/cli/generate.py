@@ -13,6 +13,7 @@ from typer import Option
 from ..config import UserError
 from ..demonstration import MODEL
 from ..hardware import blas
+from ..terminal.notes import note
 from . import reporting
 from .cached_prompt import CachedPrompt
 from .draft_marks import DraftMarks
@@ -112,9 +113,7 @@ def generate(
                 raise UserError(f"--coreml and {flag} were both given, expected at most one")
         package = package_run(coreml, model.adapter, prompt, length, sampling, drafts)
         if not (package.on_device or output.quiet):
-            reporting.note(
-                "Core ML runs on a Mac alone: here numpy executes the package, which is slow"
-            )
+            note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
         _answer(package, (str(coreml), package.adapter), output)
         return
     if prompt_cache_file is not None and output.compare:
@@ -132,7 +131,7 @@ def generate(
     from .run import CommonArguments, Run
 
     if device.slow_blas() and not output.quiet:
-        reporting.note(blas.OPENBLAS_HINT)
+        note(blas.OPENBLAS_HINT)
     settings = drafts.settings()
     loaded, tokenizer = source.load(cached.tokenizer_config)
     if mode is not None and mode != loaded.mode:
@@ -212,9 +211,9 @@ def _note_what_is_used(model: ModelOptions, source: Source) -> None:
     """Say what the user did not name."""
     if model.model is None:
         adapter = f" with {source.adapter_name}" if source.adapter else ""
-        reporting.note(f"Using {MODEL}{adapter}")
+        note(f"Using {MODEL}{adapter}")
     elif source.unasked:
-        reporting.note("The bundled streams fit this model; --no-streams leaves them out")
+        note("The bundled streams fit this model; --no-streams leaves them out")
 
 
 def _note_missing_streams(run: "Run", source: Source) -> None:
@@ -225,9 +224,9 @@ def _note_missing_streams(run: "Run", source: Source) -> None:
         return
     drafts = "only lookup may draft" if run.settings is None else "nothing is drafted"
     if run.model.adapter:
-        reporting.note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
+        note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
     else:
-        reporting.note(f"No streams are mounted, so {drafts}: see --adapter-path")
+        note(f"No streams are mounted, so {drafts}: see --adapter-path")
 
 
 @dataclass
@@ -247,11 +246,11 @@ def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) ->
         output: how to print it.
         written: is told every token at once, so that it holds what there is after an interrupt.
     """
-    from .progress import progress
+    from ..terminal.progress import progress
 
     marks = DraftMarks() if output.show_drafts else None
     if marks:
-        reporting.note(marks.legend())
+        note(marks.legend())
     with progress("Reading the prompt") as show:
         responses = run.responses(show)
         first = next(responses)

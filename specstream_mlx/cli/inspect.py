@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from . import reporting
+from ..terminal.notes import note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +43,7 @@ def inspect(
         return
     _print(report)
     for sentence in report.notes:
-        reporting.note(f"note: {sentence}")
+        note(f"note: {sentence}")
 
 
 def _print(report: "Report") -> None:

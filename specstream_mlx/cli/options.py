@@ -15,7 +15,7 @@ from typer import Option
 
 from .. import bundled
 from ..config import UserError
-from . import reporting
+from ..terminal.notes import note
 from .parsing import at_least, between, one_of, positive, probability, token_bias
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ModelOptions:
             adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter
         elif self.adapter_path is not None:
             adapter, adapter_name = self.adapter_path, str(self.adapter_path)
-        tell = demonstration.silent if quiet else reporting.note
+        tell = demonstration.silent if quiet else note
         path = demonstration.model_path(self.model, tell)
         name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
         if adapter is None and not self.no_streams:
@@ -168,7 +168,7 @@ class PromptOptions:
         """
         if self.prompt == "-":
             if sys.stdin.isatty():
-                reporting.note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
+                note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
             given, origin = sys.stdin.buffer.read(), "standard input"
         else:
             given, origin = self.prompt.encode(errors="surrogateescape"), "--prompt"

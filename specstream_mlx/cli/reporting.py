@@ -1,16 +1,12 @@
-"""What the commands say beside their result: notes and statistics, all on stderr."""
+"""What ``generate`` says beside its text: statistics and comparisons, all on stderr."""
 
-import sys
 from typing import TYPE_CHECKING
+
+from ..terminal.notes import note
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
     from .comparison import Comparison
-
-
-def note(sentence: str) -> None:
-    """One line about what is going on."""
-    print(sentence, file=sys.stderr)
 
 
 def statistics(

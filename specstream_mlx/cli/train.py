@@ -11,7 +11,7 @@ from typer import Option
 
 from ..checked_files import read_text, reason
 from ..config import UserError, check_integer, is_number, shown
-from . import reporting
+from ..terminal.notes import note
 from .chart import chart
 from .groups import grouped
 from .parsing import at_least, positive
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from ..loading import SpeculativeModel
+    from ..terminal.progress import Show
     from ..train.data import Split
     from ..train.run import Run
     from ..train.settings import TrainSettings
     from ..train.start import Start
-    from .progress import Show
 
 _IGNORED = {
     **{"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True},
@@ -335,16 +335,16 @@ def train(
         from ..loading import load
 
         written = _written_prompts(answers)
-        base = load(model_path(settings.model, reporting.note))
+        base = load(model_path(settings.model, note))
         print(_answer(*base, settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
         run.restore(run.last)
     if run.is_finished:
-        reporting.note(f"The run is at its end, after {run.progress.iterations} iterations")
+        note(f"The run is at its end, after {run.progress.iterations} iterations")
     else:
-        reporting.note(f"Training {estimate(run).sentence()}")
+        note(f"Training {estimate(run).sentence()}")
     if reports.estimate:
         return
     wrapped = None
@@ -493,10 +493,10 @@ def _prepared(
         if not data.is_dir():
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-        start = start_of(settings, *load(model_path(settings.model, reporting.note)))
+        start = start_of(settings, *load(model_path(settings.model, note)))
     else:
         written = _written_prompts(answers)
-        start = start_of(settings, *load(model_path(settings.model, reporting.note)))
+        start = start_of(settings, *load(model_path(settings.model, note)))
         data = _answer(start.base, start.tokenizer, settings, directory, answers, written)
     splits: dict[str, Split | None] = {}
     for name in ("train", "valid"):
@@ -507,14 +507,12 @@ def _prepared(
                 path, start.tokenizer, settings.max_seq_length, settings.prompt_template
             )
             if found.too_long:
-                reporting.note(
+                note(
                     f"{path}: {found.too_long} sequences over {settings.max_seq_length} tokens "
                     "left out"
                 )
     if splits["valid"] is None:
-        reporting.note(
-            f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured"
-        )
+        note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
     return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
 
 
@@ -536,8 +534,8 @@ def _answer(
     prompts: list[str] | None,
 ) -> Path:
     """Let the base answer prompts, or ask itself and answer. Returns where the answers are."""
+    from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
-    from .progress import progress
 
     asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -548,7 +546,7 @@ def _answer(
             prompts = _asked(base, tokenizer, settings, directory, answers)
         fit = fitting(base, tokenizer, prompts, answering, settings.max_seq_length)
         if len(fit) < len(prompts):
-            reporting.note(
+            note(
                 f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
                 "and are left out"
             )
@@ -556,7 +554,7 @@ def _answer(
             told = _Told(show, "The base answers", "answered")
             distil(base, tokenizer, fit, data, answering, told)
     except KeyboardInterrupt:
-        reporting.note("Stopped; the same command goes on with what is there")
+        note("Stopped; the same command goes on with what is there")
         raise
     return data
 
@@ -569,8 +567,8 @@ def _asked(
     answers: AnswerOptions,
 ) -> list[str]:
     """The prompts that the base asks itself."""
+    from ..terminal.progress import progress
     from ..train.self_prompts import Asking, ask_itself
-    from .progress import progress
 
     given = {"count": answers.num_prompts, "script": answers.prompt_script}
     given = {name: value for name, value in given.items() if value is not None}
@@ -579,7 +577,7 @@ def _asked(
         told = _Told(show, "The base draws", "drawn")
         asked = ask_itself(base, tokenizer, directory, asking, told)
     if asked.drawn:
-        reporting.note(asked.sentence())
+        note(asked.sentence())
     return asked.prompts
 
 
@@ -602,11 +600,11 @@ class _Told:
         now = time.monotonic()
         if not self._said:
             already = f"; {done:.0f} are {self._done}" if done else ""
-            reporting.note(f"{self._doing} {total:.0f} prompts{already}")
+            note(f"{self._doing} {total:.0f} prompts{already}")
         elif now - self._said < _SECONDS_BETWEEN_LINES or done == total:
             return
         else:
-            reporting.note(f"{done:.0f} of {total:.0f} prompts {self._done}")
+            note(f"{done:.0f} of {total:.0f} prompts {self._done}")
         self._said = now
 
 
@@ -614,8 +612,8 @@ def _iterate(run: "Run", wrapped: Any) -> None:
     """Run it with a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 
+    from ..terminal.progress import progress
     from ..train.estimate import duration
-    from .progress import progress
 
     class Lines(TrainingCallback):
         """Prints mlx_lm's lines, and how long the run will go on."""
@@ -623,7 +621,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
         def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
             done, total = train_info["iteration"], run.settings.iters
             left = (total - done) / train_info["iterations_per_second"]
-            reporting.note(
+            note(
                 f"Iter {done}: Train loss {train_info['train_loss']:.3f}, "
                 f"It/sec {train_info['iterations_per_second']:.3f}, "
                 f"Tokens/sec {train_info['tokens_per_second']:.0f}, "
@@ -635,7 +633,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
 
         def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
             accuracy = " ".join(f"{share:.2f}" for share in val_info["accuracy"][1:])
-            reporting.note(
+            note(
                 f"Iter {val_info['iteration']}: Val loss {val_info['val_loss']:.3f}, "
                 f"Val took {val_info['val_time']:.1f}s, "
                 f"accepted length {val_info['accepted_length']:.2f}, streams right {accuracy}"
@@ -657,7 +655,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     if not ended:
-        reporting.note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
+        note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt
 
 
@@ -669,21 +667,21 @@ def _draw(run: "Run") -> None:
         try:
             points = logged(run.log, name)
         except UserError as error:
-            reporting.note(f"No chart: {error}")
+            note(f"No chart: {error}")
             return
         if len(points) > 2:
-            reporting.note("\n".join(chart(f"{title} by iteration", points)))
+            note("\n".join(chart(f"{title} by iteration", points)))
 
 
 def _tell_best(run: "Run") -> None:
     """Say which state the adapter is, and whether its streams have learned anything."""
     best = run.progress
-    reporting.note(
+    note(
         f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "
         f"was the longest, {best.best_length:.2f}"
     )
     if best.best_length < _LEARNED:
-        reporting.note(
+        note(
             "Its streams have learned next to nothing: more iterations, more data, or a smaller "
             "--learning-rate may help"
         )
@@ -691,8 +689,8 @@ def _tell_best(run: "Run") -> None:
 
 def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
     """Decode held-out prompts with the finished adapter, and say what it brings."""
+    from ..terminal.progress import progress
     from ..train.outcome import measure
-    from .progress import progress
 
     start.base.swap_adapter(adapter)
     prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
@@ -700,6 +698,6 @@ def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
         with progress("Decoding held-out texts") as show:
             found = measure(start.base, start.tokenizer, prompts, show=show)
     except KeyboardInterrupt:
-        reporting.note(f"Stopped; {adapter} is complete, and --resume compares it again")
+        note(f"Stopped; {adapter} is complete, and --resume compares it again")
         raise
-    reporting.note(found.sentence())
+    note(found.sentence())

@@ -33,6 +33,7 @@ from benchmarks.prediction.simulation import (
     stream_heads_ms,
 )
 from benchmarks.report import RESULTS
+from specstream_mlx.config import Mode
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
 SURE = StaticTree(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
@@ -63,7 +64,7 @@ def app():
 def measured(tmp_path_factory, monkeypatch):
     """Acceptance that was measured on the demonstration model, of both modes."""
     results = tmp_path_factory.mktemp("results")
-    for mode in get_args(simulation.Mode):
+    for mode in get_args(Mode):
         SURE.save(tree_file(results, mode))
     monkeypatch.setattr(simulation, "RESULTS", results)
     return results

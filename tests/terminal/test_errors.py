@@ -15,7 +15,7 @@ from toy_model import TOY
 from typer.testing import CliRunner
 
 from specstream_mlx import UserError
-from specstream_mlx.cli.errors import one_line_errors
+from specstream_mlx.terminal.errors import one_line_errors
 
 app = typer.Typer(add_completion=False)
 

@@ -8,7 +8,7 @@ import sys
 
 _WORK = """
 import time
-from specstream_mlx.cli import progress
+from specstream_mlx.terminal import progress
 progress.SECONDS = {seconds}
 for _ in progress.track(range(2), "cases"):
     with progress.progress("steps") as show:
@@ -21,7 +21,7 @@ print("result")
 
 _SILENCED = """
 import contextlib, io, sys, time
-from specstream_mlx.cli import progress
+from specstream_mlx.terminal import progress
 progress.SECONDS = {seconds}
 with progress.progress("exporting") as show:
     show(1, 2, "functions")
