@@ -603,7 +603,7 @@ STREAM_FIELDS = [
     *(("base_model", value) for value in (3, [], {})),
     *(("base_fingerprint", value) for value in (3, [], {}, "x" * 16)),
     *(("prompt_template", value) for value in (3, [], "no text")),
-    *(("version", value) for value in (3, "1", None, [], True)),
+    *(("version", value) for value in (1, 3, "1", None, [], True)),
     *(("stream_head", value) for value in ("x", "conditioned", None, [], 3)),
     *(("stream_head_rank", value) for value in ("4", -1, 9, HUGE)),
     *(("draft_vocabulary", value) for value in ("4", -1, 9, HUGE)),
