@@ -33,7 +33,7 @@ from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.inspection.directory import inspect_directory
+from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 
 SECONDS = 10
