@@ -6,7 +6,6 @@ is not needed for it.
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_CONFIG,
     STREAM_TENSORS,
 )
-from specstream_mlx.config import FORMAT_VERSION, UserError
+from specstream_mlx.config import UserError
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.staging import staged_directory
@@ -51,8 +50,7 @@ def convert_to_pytorch(adapter: Path, base: Path, target: Path) -> None:
     lora = _peft_tensors(found, model) if found.lora else {}
     with staged_directory(target, replace=False) as scratch:
         if found.stream_config is not None:
-            config = replace(found.stream_config, version=FORMAT_VERSION)
-            _write_json(scratch / STREAM_CONFIG, config.to_dict())
+            _write_json(scratch / STREAM_CONFIG, found.stream_config.to_dict())
             _write_tensors(scratch / STREAM_TENSORS, found.stream_tensors)
         if lora:
             _write_json(scratch / LORA_CONFIG, _peft_config(found, lora))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 Mode = Literal["lossless", "shared"]
 
 FORMAT_VERSION = 2
-"""2 has ``stream_head``, ``draft_vocabulary``, ``stream_keys``; what says 1 is read as it was."""
+"""Of the ``speculative_streaming`` object: what this release writes, and all that it reads."""
 
 _CHOICES = {
     "mode": ("lossless", "shared"),
@@ -182,9 +182,9 @@ class StreamConfig:
         if template is not None and (not isinstance(template, str) or "{text}" not in template):
             found = shown(template)
             raise ConfigError(f"prompt_template is {found}, expected text with {{text}} in it")
-        if self.version not in (1, FORMAT_VERSION) or type(self.version) is not int:
+        if self.version != FORMAT_VERSION or type(self.version) is not int:
             found = shown(self.version)
-            raise ConfigError(f"version is {found}, this release reads 1 and {FORMAT_VERSION}")
+            raise ConfigError(f"version is {found}, this release reads {FORMAT_VERSION}")
         if self.num_msa_layers > self.num_hidden_layers:
             raise ConfigError(
                 f"num_msa_layers is {self.num_msa_layers}, "
@@ -205,10 +205,6 @@ class StreamConfig:
                 f"stream_head_rank is {self.stream_head_rank} with stream_head "
                 f"{self.stream_head!r}, expected a rank with 'conditioned' and 0 otherwise"
             )
-        later = {"stream_head": "plain", "draft_vocabulary": 0, "stream_keys": 0}
-        for name, plain in later.items():
-            if self.version == 1 and (found := getattr(self, name)) != plain:
-                raise ConfigError(f"version is 1 with {name} {found!r}, expected {FORMAT_VERSION}")
 
     @property
     def first_msa_layer(self) -> int:

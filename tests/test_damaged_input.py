@@ -33,7 +33,7 @@ from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
-from specstream_mlx.inspection.directory import inspect_directory
+from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 
 SECONDS = 10
@@ -603,7 +603,7 @@ STREAM_FIELDS = [
     *(("base_model", value) for value in (3, [], {})),
     *(("base_fingerprint", value) for value in (3, [], {}, "x" * 16)),
     *(("prompt_template", value) for value in (3, [], "no text")),
-    *(("version", value) for value in (3, "1", None, [], True)),
+    *(("version", value) for value in (1, 3, "1", None, [], True)),
     *(("stream_head", value) for value in ("x", "conditioned", None, [], 3)),
     *(("stream_head_rank", value) for value in ("4", -1, 9, HUGE)),
     *(("draft_vocabulary", value) for value in ("4", -1, 9, HUGE)),

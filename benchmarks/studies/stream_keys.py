@@ -28,7 +28,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
-from specstream_mlx.config import FORMAT_VERSION
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
@@ -52,7 +51,7 @@ _TEXTS = 64
 
 def with_keys(model: SpeculativeModel, keys: int) -> SpeculativeModel:
     """The model with the same streams, attending to so many keys; 0: all."""
-    config = replace(model.streams.config, stream_keys=keys, version=FORMAT_VERSION)
+    config = replace(model.streams.config, stream_keys=keys)
     streams = Streams(config)
     streams.load_weights(tree_flatten(model.streams.parameters()))
     return SpeculativeModel(model.model, model.config, model.path, streams=streams)

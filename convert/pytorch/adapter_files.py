@@ -8,7 +8,6 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from specstream_mlx.adapters.torch_files import (
     tensor_file,
 )
 from specstream_mlx.checked_files import check_shapes, tensor_headers
-from specstream_mlx.config import FORMAT_VERSION, VOCABULARY, UserError
+from specstream_mlx.config import VOCABULARY, UserError
 from specstream_mlx.staging import other_file, staged_directory
 
 from .reference import SpeculativeStreamingModel
@@ -97,8 +96,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     """
     check_replaceable(directory)
     with staged_directory(directory) as scratch:
-        config = replace(model.config, version=FORMAT_VERSION)
-        text = json.dumps(config.to_dict(), indent=2) + "\n"
+        text = json.dumps(model.config.to_dict(), indent=2) + "\n"
         (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
         save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
         if isinstance(model.base, PeftModel):

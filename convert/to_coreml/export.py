@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from mlx.utils import tree_flatten
 
@@ -22,20 +21,15 @@ from .package import PackageBuilder, adapters_directory, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
 
-TOKENIZER, ADAPTERS = "tokenizer", "adapters"
-"""The directories of the tokenizer and of supplied adapters in a Core AI bundle."""
-
 BASE = "base"
 """The name before the functions of a base without an adapter."""
-
-Format = Literal["coreml", "coreai"]
 
 Progress = Callable[[float, float | None, str], None]
 """Is told how much is done, of how much, ``None`` where nobody knows, and what goes on."""
 
 
 def tokenizer_directory(output: Path) -> Path:
-    """Where a Core ML package's tokenizer goes: beside it."""
+    """Where a package's tokenizer goes: beside it."""
     return output.with_suffix(".tokenizer")
 
 
@@ -47,21 +41,19 @@ def export(
     *,
     sampling: bool = False,
     supplied: bool = False,
-    form: Format = "coreml",
     show: Progress = lambda done, total, description: None,
 ) -> list[Encoding]:
-    """Write a Core ML package and its tokenizer beside it, or a Core AI bundle.
+    """Write a Core ML package, and its tokenizer beside it.
 
     Args:
         model: directory of the base.
-        output: the package, whose name ends in ``.mlpackage``, or the bundle, a directory.
+        output: the package, whose name ends in ``.mlpackage``.
         adapters: directories; functions are called after their names. None: the bare base's, with
             ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
         supplied: one set of functions to which the host supplies an adapter's arrays; these are
             written too, float16, one behind the other, a file for each adapter.
-        form: which of the two.
         show: is told how far it is.
 
     Returns:
@@ -72,10 +64,10 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
-    beside = [tokenizer_directory(output)] if form == "coreml" else []
-    if form == "coreml" and supplied:
+    beside = [tokenizer_directory(output)]
+    if supplied:
         beside.append(adapters_directory(output))
-    _check_output([output, *beside], form)
+    _check_output([output, *beside])
     _check(model, adapters, sizes, supplied)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
@@ -109,7 +101,7 @@ def export(
             "vocab_size": config["vocab_size"],
             "end_tokens": sorted(tokenizer.eos_token_ids),
         },
-        "tokenizer": beside[0].name if form == "coreml" else TOKENIZER,
+        "tokenizer": beside[0].name,
         "chat_template": tokenizer.chat_template,
     }
     del base  # of which the builder holds what it needs
@@ -120,20 +112,13 @@ def export(
         show(0, None, "Converting the program")
         model = builder.model(facts)
         show(0, None, "Writing the package")
-        if form == "coreml":
-            package = place / output.name
-            save(model, package)
-            for part in list(package.iterdir()):
-                part.rename(place / part.name)
-            package.rmdir()
-        else:
-            from .bundle import write_bundle
-
-            write_bundle(model, place, output.name)
-            places = [place / TOKENIZER, place / ADAPTERS]
+        package = place / output.name
+        save(model, package)
+        for part in list(package.iterdir()):
+            part.rename(place / part.name)
+        package.rmdir()
         tokenizer.save_pretrained(places[0])
         for name, array in builder.arrays.items():
-            places[1].mkdir(exist_ok=True)
             array.astype("<f2").tofile(places[1] / f"{name}.bin")
     return builder.report
 
@@ -154,13 +139,11 @@ def function_name(adapter: Path) -> str:
     return adapter.resolve().name.replace("-", "_")
 
 
-def _check_output(paths: Sequence[Path], form: Format) -> None:
+def _check_output(paths: Sequence[Path]) -> None:
     """Check the name of what is written, and that nothing is at any of the paths."""
     output = paths[0]
-    if form == "coreml" and output.suffix != ".mlpackage":
+    if output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
-    if form == "coreai" and output.suffix in (".mlpackage", ".aimodel", ".aimodelc"):
-        raise UserError(f"the output is {output}, expected the name of a directory for a bundle")
     for path in paths:
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")

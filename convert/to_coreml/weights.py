@@ -54,13 +54,8 @@ class Groups:
         rows, width = self.held.shape
         return rows, width * 8 // self.bits
 
-    @property
-    def q(self) -> np.ndarray:
-        """(out, in) uint8."""
-        return self.held if self.bits == 8 else _apart(self.held)
-
     def constant(self) -> np.ndarray:
-        """q for coremltools."""
+        """The integers (out, in) for coremltools, which flattens them."""
         if self.bits == 8:
             return self.held
         array = np.broadcast_to(np.zeros((), types.np_uint4_dtype), self.shape).view(_Paired)

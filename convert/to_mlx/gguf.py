@@ -65,14 +65,12 @@ class GgufReport:
     """What a conversion did.
 
     Attributes:
-        architecture: ``model_type`` of the result.
         dtype: of scales, biases and dense tensors, and so of the activations.
         obstacle: the first tensor whose numbers float16 would round, where that is why ``dtype``
             is float32; ``None`` otherwise.
         types: one entry for each type of the file.
     """
 
-    architecture: str
     dtype: str
     obstacle: str | None
     types: tuple[HeldType, ...]
@@ -140,7 +138,7 @@ def convert_gguf(
     types = _types(
         tensors, sizes, {name: held in {"float32", *fitting[name]} for name in tensors}, held
     )
-    return GgufReport(config["model_type"], held, obstacle, types)
+    return GgufReport(held, obstacle, types)
 
 
 def _types(

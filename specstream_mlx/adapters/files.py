@@ -7,7 +7,7 @@ tensors have a file of their own because mlx-lm refuses tensors that it does not
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..checked_files import check_tensors, read_arrays, tensor_headers
-from ..config import FORMAT_VERSION, VOCABULARY, StreamConfig, UserError, shown
+from ..config import VOCABULARY, StreamConfig, UserError, shown
 from .description import (
     ADAPTER_CONFIG,
     LORA_FILE,
@@ -191,6 +191,6 @@ def write_adapter(
     }
     mx.save_safetensors(str(directory / LORA_FILE), lora)
     if stream_config is not None:
-        config[STREAM_KEY] = replace(stream_config, version=FORMAT_VERSION).to_dict()
+        config[STREAM_KEY] = stream_config.to_dict()
         mx.save_safetensors(str(directory / STREAM_FILE), stream_tensors)
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

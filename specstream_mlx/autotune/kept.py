@@ -14,18 +14,16 @@ class KeptCosts:
     """The cost curve of one model with adapters of one shape.
 
     Attributes:
-        model: the directory that the model was loaded from; ``None`` in files of earlier versions.
-        adapter: the same of the adapter that was mounted.
-        base: the fingerprint of the model's architecture.
+        model: the directory that the model was loaded from.
+        adapter: the same of the adapter that was mounted; ``None``: there was none.
         mode: of the streams; ``None``: there were none.
         kv_bits: of a quantized KV cache.
         curve: has the time when it was measured, and the spread of its timings.
         here: whether it is of this machine with its present MLX and BLAS, and so still in use.
     """
 
-    model: str | None
+    model: str
     adapter: str | None
-    base: str
     mode: str | None
     kv_bits: int | None
     curve: CostCurve
@@ -49,12 +47,11 @@ def kept_costs() -> list[KeptCosts]:
     for path in directory().glob("*.json"):
         values = user_cache.read(path)
         with suppress(KeyError, TypeError, ValueError, AttributeError):
-            facts, names = values["facts"], values.get("names", {})
+            facts, names = values["facts"], values["names"]
             found.append(
                 KeptCosts(
-                    names.get("model"),
-                    names.get("adapter"),
-                    str(facts["base"]),
+                    names["model"],
+                    names["adapter"],
                     facts["streams"] and facts["streams"]["mode"],
                     facts["kv_cache"] and facts["kv_cache"][0],
                     read_curve(values["curve"]),

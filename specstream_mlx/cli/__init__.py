@@ -52,7 +52,6 @@ app.command("export-coreml")(export_coreml)
 app.command("coreml-verify")(coreml_verify)
 app.command()(inspect)
 app.command()(autotune)
-app.command("tune", deprecated=True, help="The former name of autotune.")(autotune)
 app.command()(train)
 app.command()(writing_tools)
 app.add_typer(

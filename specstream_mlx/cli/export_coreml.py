@@ -1,13 +1,11 @@
 """``specstream-mlx export-coreml``."""
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import BadParameter, Option
 
 from .. import bundled, demonstration
-from ..config import UserError
 from ..terminal.notes import note
 from .packages import require_coremltools
 from .parsing import at_least
@@ -27,10 +25,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def export_coreml(
     output: Annotated[
         Path,
-        Option(
-            metavar="FILE",
-            help="The package: a name that ends in .mlpackage; with --format coreai a directory.",
-        ),
+        Option(metavar="FILE", help="The package: a name that ends in .mlpackage."),
     ],
     model: Annotated[
         str | None,
@@ -72,13 +67,9 @@ def export_coreml(
             "the arrays are written too.",
         ),
     ] = False,
-    format: Annotated[
-        Literal["coreml", "coreai"],
-        Option(help="A package for iOS 18, or a bundle for iOS 27 (needs the coreai extra)."),
-    ] = "coreml",
     report: Annotated[bool, Option("--report", help="Print how each tensor was written.")] = False,
 ) -> None:
-    """Export a model, its adapters and their streams as a Core ML package.
+    """Export a model, its adapters and their streams as a Core ML package for iOS 18.
 
     Needs the coreml extra. Nothing of it has run on Apple hardware yet.
 
@@ -88,8 +79,6 @@ def export_coreml(
     --output tools.mlpackage[/cyan]
     """
     require_coremltools("export-coreml")
-    if format == "coreai" and find_spec("coreai") is None:
-        raise UserError("--format coreai needs coreai-core: pip install 'specstream-mlx[coreai]'")
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
@@ -116,7 +105,6 @@ def export_coreml(
             sizes,
             sampling=sampling,
             supplied=lora_io,
-            form=format,
             show=show,
         )
     if report:

@@ -1,19 +1,13 @@
 """``specstream-mlx inspect``: what lies in a directory, for people or as JSON."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from ..terminal.notes import note
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..inspection.adapter import AdapterReport
-    from ..inspection.base import BaseReport, TensorGroup
-    from ..inspection.directory import Report
 
 
 def inspect(
@@ -27,7 +21,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Show what a model or an adapter is made of, and what it costs; no weights are read.
+    """Show what a model or an adapter is made of, and whether they fit; no weights are read.
 
     [bold]Examples[/bold]
 
@@ -35,37 +29,53 @@ def inspect(
 
     [cyan]  specstream-mlx inspect llama-streams --model llama-4bit --json[/cyan]
     """
-    from ..inspection.directory import inspect_directory
+    from ..inspection import inspect_directory
 
-    report = inspect_directory(path, model)
+    found = inspect_directory(path, model)
     if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
+        print(json.dumps(found, indent=2))
         return
-    _print(report)
-    for sentence in report.notes:
+    base, adapter = found["base"], found["adapter"]
+    if adapter is not None:
+        _show(f"Adapter {adapter['path']}", _adapter_facts(adapter, base))
+    if base is not None:
+        _show(f"Base model {base['path']}", _base_facts(base))
+    for sentence in found["notes"]:
         note(f"note: {sentence}")
 
 
-def _print(report: "Report") -> None:
+def _base_facts(base: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **base,
+        "refusal": None,  # a note
+        "tied_head": "yes" if base["tied_head"] else "no",
+        "parameters": f"{base['parameters']:,}",
+        "stored_as": "; ".join(f"{n:,} at {kind}" for kind, n in base["stored_as"].items()),
+        "bytes": _bytes(base["bytes"]),
+    }
+
+
+def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
+    counts = {name: count for name, count in adapter["parameters"].items() if count}
+    counts["in all"] = sum(counts.values())
+    parameters = []
+    for name, count in counts.items():
+        share = f" ({count / base['parameters']:.3%} of the base)" if base else ""
+        parameters.append(f"{name} {count:,}{share}")
+    return {
+        "format": adapter["format"],
+        **(adapter["streams"] or {}),
+        **adapter,
+        "streams": None,  # shown field by field
+        "lora_modules": ", ".join(adapter["lora_modules"]),
+        "parameters": "\n".join(parameters),
+        "bytes": _bytes(adapter["bytes"]),
+    }
+
+
+def _show(title: str, facts: Mapping[str, Any]) -> None:
+    """Print a table of names and values; what is none, zero or empty is left out."""
     from rich.console import Console
-
-    base, adapter = report.base, report.adapter
-    tables = []
-    if adapter is not None:
-        tables.append(_facts(f"Adapter {adapter.path}", _adapter_facts(adapter)))
-        tables.append(_tensors(adapter.tensors))
-    if base is not None:
-        tables.append(_facts(f"Base model {base.path}", _base_facts(base)))
-    if base is not None and adapter is None:
-        tables.append(_tensors(base.tensors))
-    console = Console(highlight=False)
-    for table in tables:
-        console.print(table)
-        console.print()
-    console.print(_cost(report))
-
-
-def _facts(title: str, rows: list[tuple[str, str]]) -> "Table":
     from rich.table import Table
 
     table = Table(
@@ -73,113 +83,12 @@ def _facts(title: str, rows: list[tuple[str, str]]) -> "Table":
     )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _base_facts(base: "BaseReport") -> list[tuple[str, str]]:
-    rope = base.rope_type or "none, positions are learned"
-    rope += "" if base.rope_theta is None else f", theta {base.rope_theta:g}"
-    rope += "" if base.rope_factor is None else f", factor {base.rope_factor:g}"
-    rows = [
-        ("architecture", base.architecture + (" (not supported)" if base.refusal else "")),
-        ("layers", str(base.num_hidden_layers)),
-        ("hidden, MLP", f"{base.hidden_size}, {base.intermediate_size or 'unknown'}"),
-        (
-            "heads",
-            f"{base.num_attention_heads} of {base.head_dim}, "
-            f"keys and values {base.num_key_value_heads}",
-        ),
-        ("vocabulary", f"{base.vocab_size}, head {'tied' if base.tied_head else 'of its own'}"),
-        ("context", "unknown" if base.context is None else f"{base.context} tokens"),
-        ("rope", rope),
-        ("on disk", f"{_bytes(base.bytes)} in {base.files} file{'s' if base.files > 1 else ''}"),
-    ]
-    packed = base.quantization
-    if packed is None:
-        rows.append(("dtype", ", ".join(sorted(base.dtypes))))
-    else:
-        layers = "; ".join(f"{count} layers at {kind}" for kind, count in packed.layers.items())
-        kind = f"{packed.mode}, {'mixed: ' if packed.mixed else ''}{layers}"
-        rows.append(("quantization", f"{kind}; {packed.bits_per_weight:.2f} bits per weight"))
-    return [*rows, ("fingerprint", base.fingerprint)]
-
-
-def _adapter_facts(adapter: "AdapterReport") -> list[tuple[str, str]]:
-    rows = [("format", "MLX" if adapter.format == "mlx" else "PyTorch, not converted")]
-    if adapter.streams is not None:
-        config = adapter.streams
-        last = config["num_hidden_layers"]
-        first = last - config["num_msa_layers"]
-        rows += [
-            ("mode", config["mode"]),
-            ("streams", f"{config['num_streams']}, seeded by {config['stream_init']}"),
-            ("MSA layers", f"{config['num_msa_layers']}: {first} to {last - 1}, of {last}"),
-            (
-                "stream MLP",
-                config["stream_mlp"]
-                + (f", rank {r}" if (r := config["stream_adapter_rank"]) else ""),
-            ),
-            (
-                "stream head",
-                config["stream_head"]
-                + (f", rank {r}" if (r := config["stream_head_rank"]) else "")
-                + (f", over {n} tokens" if (n := config["draft_vocabulary"]) else ""),
-            ),
-            ("stream keys", f"the {n} likeliest" if (n := config["stream_keys"]) else "all"),
-            (
-                "pruner",
-                f"rank {r}, {config['pruner_form']}" if (r := config["pruner_rank"]) else "none",
-            ),
-        ]
-    if adapter.lora_modules:
-        rows.append(
-            (
-                "LoRA",
-                f"rank {adapter.lora_rank}, scale {adapter.lora_scale}: "
-                + ", ".join(adapter.lora_modules),
-            )
-        )
-    rows += [("base", adapter.base_model or "unnamed"), ("on disk", _bytes(adapter.bytes))]
-    return rows
-
-
-def _tensors(groups: "list[TensorGroup]") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tensor", overflow="fold")
-    table.add_column("shape", no_wrap=True)
-    table.add_column("stored as", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
-    for group in groups:
-        shape = " x ".join(str(size) for size in group.shape)
-        table.add_row(group.name, shape, group.dtype, str(group.count))
-    return table
-
-
-def _cost(report: "Report") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    base, adapter, medusa = report.base, report.adapter, report.medusa
-    rows = [("base", base.parameters)] if base else []
-    if adapter is not None:
-        parts = [(name, count) for name, count in adapter.parameters.items() if count]
-        rows += [*parts, ("adapter in all", adapter.total_parameters)]
-    if medusa is not None:
-        rows.append((f"Medusa with {medusa.heads} heads would add", medusa.parameters))
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("part")
-    table.add_column("parameters", justify="right", no_wrap=True)
-    if base is not None:
-        table.add_column("of the base", justify="right", no_wrap=True)
-    for name, count in rows:
-        share = [f"{count / base.parameters:.3%}"] if base else []
-        table.add_row(name, f"{count:,}", *share)
-    return table
+    for name, value in facts.items():
+        if value and name != "path":
+            table.add_row(name, str(value))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print()
 
 
 def _bytes(count: int) -> str:

@@ -4,8 +4,9 @@ import pytest
 
 from benchmarks import first_token
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("way", [first_token.OURS, first_token.MLX_LM])
 def test_both_commands_come_to_text(way, toy):
     prompt = "Proofread this message.\nhi ana can you send me the report"

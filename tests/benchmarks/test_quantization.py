@@ -74,6 +74,7 @@ def run(*arguments):
     return command_line.run("benchmark", "quantization", *arguments)
 
 
+@pytest.mark.slow
 def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
     base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
     adapter = stream_adapter_directory(tmp_path / "streams", base)

@@ -21,6 +21,7 @@ def rows_of(directory):
 SHORT = ("--items", 1, "--tasks", "sql", "--max-tokens", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_every_placement_has_its_rows(tmp_path):
     result = run("--suite", "placement", *SHORT, "--weights", "expanded", "--output", tmp_path)
@@ -54,15 +55,14 @@ def here(tmp_path, monkeypatch):
 OWN = ("--prompts", "mine.txt", "--rounds", 1, "--max-tokens", 24)
 
 
-@pytest.mark.parametrize("suite", ["rule", "speedup"])
-def test_a_model_and_prompts_of_the_users(base, streams, here, suite):
-    result = run("--model", base, "--adapter-path", streams, "--suite", suite, *OWN)
+def test_a_model_and_prompts_of_the_users(base, streams, here):
+    result = run("--model", base, "--adapter-path", streams, *OWN)
     assert result.exit_code == 0, result.output
     values, table = rows_of(here)
     assert values["facts"]["texts"] == "prompts of mine.txt"
     assert values["facts"]["model"] == str(base)
     rows = {row["method"]: row for row in values["rows"]}
-    assert rows.keys() == {"mlx_lm", *SUITES[suite].ways["lossless"]}
+    assert rows.keys() == {"mlx_lm", *SUITES["rule"].ways["lossless"]}
     for row in rows.values():
         assert (row["task"], row["items"], row["same_output_as_plain"]) == ("mine", 2, 2)
     assert "quality" not in table
@@ -94,7 +94,7 @@ def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence)
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["speedup", "hybrid", "rule"])
+@pytest.mark.parametrize("name", ["speedup", "hybrid"])
 def test_a_suite_writes_a_row_for_every_way(name, tmp_path):
     result = run("--suite", name, *SHORT, "--output", tmp_path)
     assert result.exit_code == 0, result.output

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import temperature
 from benchmarks.runner import Base
 
@@ -23,6 +25,7 @@ def test_the_table_begins_with_means_over_tasks():
     assert len(lines) == 4 + 2 + 3
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path, monkeypatch, toy):
     """All ways of ``keyed`` write one text; conditioned heads leave ``rejection`` out."""
     monkeypatch.setattr(temperature, "Base", lambda *given: Base(*given, fastest_baseline=False))

@@ -19,10 +19,10 @@ def curves(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def write(name, model, spread, measured, points=POINTS, **changed):
-        facts = {"base": "0123abcd", "streams": {"mode": "shared"}, "kv_cache": None}
+        facts = {"streams": {"mode": "shared"}, "kv_cache": None}
         facts |= {"device": kept.device_facts()} | changed
         curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
-        names = {"model": model, "adapter": "/adapters/sql"} if model else {}
+        names = {"model": model, "adapter": "/adapters/sql"}
         values = {"facts": facts, "names": names, "timings": [], "curve": curve}
         user_cache.write(kept.directory() / f"{name}.json", values)
 
@@ -34,14 +34,13 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     now = time.time()
     curves("a", "/models/llama", 0.04, now - 60)
     curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, kv_cache=[8, 64, 0])
-    curves("c", None, 0.04, now - 90)
     curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
     user_cache.write(kept.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
-    curves("f", "/models/earlier", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
+    curves("f", "/models/unfinished", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     rows = facts["measured"]
-    assert [row["model"] for row in rows] == ["org/phi", "/models/llama", "unnamed (0123abcd)"]
-    assert [row["busy"] for row in rows] == [True, False, False]
+    assert [row["model"] for row in rows] == ["org/phi", "/models/llama"]
+    assert [row["busy"] for row in rows] == [True, False]
     assert rows[1]["plain_seconds"] == 0.02 and rows[1]["adapter"] == "sql"
     assert facts["measured_elsewhere"] == 1
     shown = " ".join(run("doctor", "--model", base).stdout.split())

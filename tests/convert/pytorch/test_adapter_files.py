@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import read_streams, read_tensors, write_adapter
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
-from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from torch_tiny import tiny_batch, tiny_model
 
-from specstream_mlx import load
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
 
@@ -48,46 +46,6 @@ def written(tied, tmp_path_factory):
 def adapter(written, tmp_path):
     """A copy to be spoilt."""
     return shutil.copytree(written, tmp_path / "adapter")
-
-
-def as_version_1(config):
-    """A configuration as it was written before there were heads of more than one kind."""
-    return {k: v for k, v in config.items() if not k.startswith("stream_head")} | {"version": 1}
-
-
-def test_version_1_is_read_and_written_as_version_2(adapter, tied, tied_mlx, tmp_path):
-    """On both sides."""
-    path = adapter / "speculative_streaming.json"
-    path.write_text(json.dumps(as_version_1(json.loads(path.read_text()))))
-    old = load_adapter(tied, adapter)
-    assert (old.config.version, old.config.stream_head) == (1, "plain")
-    write_adapter(old, tmp_path / "again")
-    values = json.loads((tmp_path / "again" / path.name).read_text())
-    assert (values["version"], values["stream_head"], values["stream_head_rank"]) == (2, "plain", 0)
-
-    convert_adapter(adapter, tied, tmp_path / "mlx")
-    config_path = tmp_path / "mlx" / "adapter_config.json"
-    config = json.loads(config_path.read_text())
-    streams = config["speculative_streaming"]
-    assert (streams["version"], streams["stream_head"]) == (2, "plain")
-    config_path.write_text(json.dumps(config | {"speculative_streaming": as_version_1(streams)}))
-    found, _ = load(tied_mlx, adapter_path=tmp_path / "mlx")
-    assert (found.streams.config.version, found.streams.head) == (1, None)
-
-
-def test_version_1_with_a_conditioned_head_is_refused(adapter, tied):
-    path = adapter / "speculative_streaming.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | CONDITIONED | {"version": 1}))
-    with pytest.raises(UserError, match="version is 1 with stream_head 'conditioned', expected 2"):
-        load_adapter(tied, adapter)
-
-
-def test_version_1_with_selected_keys_is_refused(adapter, tied):
-    path = adapter / "speculative_streaming.json"
-    old = as_version_1(json.loads(path.read_text()))
-    path.write_text(json.dumps(old | {"stream_keys": 8}))
-    with pytest.raises(UserError, match="version is 1 with stream_keys 8, expected 2"):
-        load_adapter(tied, adapter)
 
 
 def test_a_conditioned_head_that_is_missing_is_named(adapter, tied):

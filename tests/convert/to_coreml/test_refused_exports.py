@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
@@ -59,24 +58,6 @@ def test_a_context_that_is_too_short_for_the_nodes(base, tmp_path):
     flags = ("--context", 12, "--nodes", "8,16")
     sentence = refusal(export(base, tmp_path / "x.mlpackage", *flags))
     assert "context is 12, expected at least 16, the most rows of a call" in sentence
-
-
-def test_core_ai_is_not_installed(base, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "coreai", None)
-    sentence = refusal(export(base, tmp_path / "x", "--format", "coreai"))
-    assert "needs coreai-core: pip install 'specstream-mlx[coreai]'" in sentence
-
-
-def test_names_of_core_ai_bundles(base, tmp_path, monkeypatch):
-    command = import_module("specstream_mlx.cli.export_coreml")
-    monkeypatch.setattr(command, "find_spec", lambda name: name)
-    monkeypatch.delattr(exporting, "read_model")
-    for name in ("x.mlpackage", "x.aimodel"):
-        sentence = refusal(export(base, tmp_path / name, "--format", "coreai"))
-        assert f"{name}, expected the name of a directory for a bundle" in sentence
-    (tmp_path / "x").mkdir()
-    sentence = refusal(export(base, tmp_path / "x", "--format", "coreai"))
-    assert "x exists already, expected a name that nothing is at" in sentence
 
 
 def test_a_disk_that_fills_up_while_coremltools_converts(base, tmp_path, monkeypatch):

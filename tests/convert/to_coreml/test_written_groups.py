@@ -56,7 +56,7 @@ def test_rows_that_are_encoded_apart_have_offsets_of_one_type(monkeypatch):
     assert groups.offset.dtype == np.float16
     monkeypatch.setattr(weights, "_ROWS", 100)
     whole = Store().matrix("w", module)
-    assert (groups.q == whole.q).all()
+    assert (groups.held == whole.held).all()
     assert (groups.offset == whole.offset).all()
     assert (groups.out_of_range, groups.error) == (whole.out_of_range, whole.error)
 

@@ -1,4 +1,4 @@
-"""What is found in directories: counts, shapes and quantization from headers, and refusals."""
+"""What is found in directories: counts and quantization from headers, and refusals."""
 
 import json
 import shutil
@@ -10,12 +10,7 @@ import pytest
 import torch
 from architecture_models import pair
 from mlx.utils import tree_flatten
-from mlx_lm.utils import (
-    compute_bits_per_weight,
-    get_total_parameters,
-    load_model,
-    save_config,
-)
+from mlx_lm.utils import get_total_parameters, load_model, save_config
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
@@ -31,8 +26,7 @@ from torch_tiny import tiny_llama as torch_llama
 from torch_tiny import tiny_model
 
 from specstream_mlx import UserError
-from specstream_mlx.inspection.base import inspect_base
-from specstream_mlx.inspection.directory import inspect_directory, medusa_cost
+from specstream_mlx.inspection import describe_base, inspect_directory
 from specstream_mlx.loading import read_model
 
 
@@ -46,6 +40,12 @@ def edit(path, change):
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
+
+
+def assert_alike(torch_side, mlx_side):
+    assert (torch_side["format"], mlx_side["format"]) == ("pytorch", "mlx")
+    for name in ("parameters", "lora_modules", "lora_rank", "lora_scale", "streams"):
+        assert torch_side[name] == mlx_side[name]
 
 
 @pytest.mark.parametrize(
@@ -64,23 +64,15 @@ def test_parameters_are_those_that_mlx_lm_counts(bits, group_size, tied, tmp_pat
         tmp_path / "base", bits=bits, group_size=group_size, tie_word_embeddings=tied,
         intermediate_size=128,
     )  # fmt: skip
-    report = inspect_base(base)
+    found = describe_base(base)
     model, _ = load_model(base, lazy=True)
-    assert report.parameters == get_total_parameters(model)
-    assert sum(report.dtypes.values()) == report.parameters
-    assert report.bytes == (base / "model.safetensors").stat().st_size
-    assert report.tied_head is tied
-    if bits is None:
-        assert report.quantization is None
-    else:
-        linear = 4 * 7 + (1 if tied else 2)
-        assert report.quantization.layers == {f"{bits} bits, group {group_size}": linear}
-        assert report.quantization.unquantized_parameters == 9 * 64
-        assert not report.quantization.mixed
-        assert report.quantization.bits_per_weight == compute_bits_per_weight(model)
-    shapes = {group.name: (group.shape, group.count) for group in report.tensors}
-    assert shapes["model.layers.*.mlp.down_proj.weight"] == ((64, 128), 4)
-    assert shapes["model.embed_tokens.weight"] == ((320, 64), 1)
+    assert found["parameters"] == get_total_parameters(model)
+    assert found["bytes"] == (base / "model.safetensors").stat().st_size
+    assert found["tied_head"] is tied
+    norms = 9 * 64
+    kind = "F32" if bits is None else f"{bits} bits, group {group_size}"
+    parts = {kind: found["parameters"] - norms, "F32": norms}
+    assert found["stored_as"] == ({"F32": found["parameters"]} if bits is None else parts)
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -105,40 +97,25 @@ def test_mixed_quantization(listed, tmp_path):
     base.mkdir()
     mx.save_safetensors(str(base / "model.safetensors"), dict(tree_flatten(model.parameters())))
     save_config(config, base / "config.json")
-    report = inspect_base(base)
-    assert report.quantization.layers == {"4 bits, group 32": 29, "8 bits, group 32": 1}
-    assert report.quantization.mixed
-    assert report.parameters == get_total_parameters(model)
+    found = describe_base(base)
+    head = 320 * 64
+    layers = found["parameters"] - head - 9 * 64
+    expected = {"4 bits, group 32": layers, "8 bits, group 32": head, "F32": 9 * 64}
+    assert found["stored_as"] == expected
+    assert found["parameters"] == get_total_parameters(model)
 
 
 def test_a_hugging_face_directory_of_several_files(tmp_path):
     model = torch_llama(tied=False)
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
-    report = inspect_base(tmp_path / "hf")
-    assert report.files > 1
-    assert report.parameters == sum(p.numel() for p in model.parameters())
-    assert (report.num_attention_heads, report.num_key_value_heads, report.head_dim) == (4, 2, 8)
-    assert (report.context, report.rope_type, report.rope_theta) == (256, "default", 10000.0)
-    assert report.fingerprint == base_fingerprint(tmp_path / "hf")
+    found = describe_base(tmp_path / "hf")
+    assert found["files"] > 1
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    assert [found[name] for name in names] == [4, 2, 8, 256]
+    assert found["fingerprint"] == base_fingerprint(tmp_path / "hf")
     next((tmp_path / "hf").glob("model-00002*")).unlink()
     assert "model-00002" in refused(tmp_path / "hf")
-
-
-def test_scaled_rotary_embedding(base, tmp_path):
-    copy = shutil.copytree(base, tmp_path / "base")
-    scaling = {"rope_type": "llama3", "factor": 8.0}
-    edit(copy / "config.json", lambda c: c.update(rope_scaling=scaling))
-    report = inspect_base(copy)
-    assert (report.rope_type, report.rope_theta, report.rope_factor) == ("llama3", 10000.0, 8.0)
-
-
-def test_gemma_3_shows_the_rope_of_its_full_layers():
-    report = inspect_base(pair("Gemma 3").model.path)
-    assert (report.rope_type, report.rope_theta, report.rope_factor) == ("linear", 1e6, 8.0)
-
-
-def test_learned_positions_are_no_rope():
-    assert inspect_base(pair("OPT").model.path).rope_type is None
 
 
 @pytest.mark.parametrize("case", ["Gemma 2", "Gemma 3", "OPT"])
@@ -147,11 +124,11 @@ def test_a_head_that_is_tied_by_default(case, tmp_path):
     found = pair(case).model
     copy = shutil.copytree(found.path, tmp_path / "base")
     edit(copy / "config.json", lambda c: c.pop("tie_word_embeddings", None))
-    report = inspect_base(copy)
-    assert report.tied_head
-    assert report.fingerprint == inspect_base(found.path).fingerprint
+    described = describe_base(copy)
+    assert described["tied_head"]
+    assert described["fingerprint"] == describe_base(found.path)["fingerprint"]
     model, _ = read_model(copy)
-    assert report.parameters == get_total_parameters(model)
+    assert described["parameters"] == get_total_parameters(model)
     tokens = mx.array([[1, 2, 3]])
     assert mx.array_equal(model(tokens), found.model(tokens))
 
@@ -161,37 +138,30 @@ def test_the_magnitudes_of_dora_belong_to_lora(tmp_path):
     hf = untied_llama(tmp_path / "hf")
     peft_directory(hf, tmp_path / "peft", target_modules=["q_proj", "down_proj"], use_dora=True)
     convert_adapter(tmp_path / "peft", hf, tmp_path / "mlx")
-    before, after = (inspect_directory(tmp_path / name, hf).adapter for name in ("peft", "mlx"))
-    assert before.parameters == after.parameters
-    assert before.parameters["other"] == 0
-    assert before.lora_modules == after.lora_modules == ["mlp.down_proj", "self_attn.q_proj"]
-    assert any(group.name.endswith(".m") for group in after.tensors)
+    found = [inspect_directory(tmp_path / name, hf)["adapter"] for name in ("peft", "mlx")]
+    assert found[0]["parameters"] == found[1]["parameters"]
+    assert found[0]["parameters"]["other"] == 0
+    for adapter in found:
+        assert adapter["lora_modules"] == ["mlp.down_proj", "self_attn.q_proj"]
 
 
-def test_adapter_counts_and_medusa(base, shared):
-    report = inspect_directory(shared, base)
-    assert report.adapter.format == "mlx"
-    assert report.adapter.parameters["streams"] == 4 * 64
-    assert report.adapter.parameters["pruner"] == 16 * 64
-    assert report.adapter.parameters["lora"] == 4 * 4 * ((64 + 64) + (64 + 32) + (96 + 64))
-    assert report.adapter.parameters["other"] == 0
-    keys = ["mlp.down_proj", "self_attn.q_proj", "self_attn.v_proj"]
-    assert report.adapter.lora_modules == keys
-    assert (report.adapter.lora_rank, report.adapter.lora_scale) == (4, 0.5)
-    assert report.medusa.parameters == 4 * (64 * 64 + 64 + 320 * 64)
-    assert report.notes == []
+def test_counts_of_an_adapter(base, shared):
+    found = inspect_directory(shared, base)
+    adapter = found["adapter"]
+    lora = 4 * 4 * ((64 + 64) + (64 + 32) + (96 + 64))
+    expected = {"streams": 4 * 64, "head": 0, "pruner": 16 * 64, "lora": lora, "other": 0}
+    assert adapter["parameters"] == expected
+    assert adapter["format"] == "mlx"
+    assert adapter["lora_modules"] == ["mlp.down_proj", "self_attn.q_proj", "self_attn.v_proj"]
+    assert (adapter["lora_rank"], adapter["lora_scale"]) == (4, 0.5)
+    assert found["notes"] == []
 
 
 def test_a_conditioned_head_is_counted_apart(base, tmp_path):
     fields = {"stream_head": "conditioned", "stream_head_rank": 8, "pruner_rank": 0}
-    report = inspect_directory(stream_adapter_directory(tmp_path / "streams", base, **fields), base)
-    parts = {name: count for name, count in report.adapter.parameters.items() if count}
+    found = inspect_directory(stream_adapter_directory(tmp_path / "streams", base, **fields), base)
+    parts = {name: count for name, count in found["adapter"]["parameters"].items() if count}
     assert parts == {"streams": 4 * 64, "head": 8 * 2 * 64 + 4 * 8 + 8 * 64}
-
-
-def test_medusa_heads_of_a_7b_model():
-    """The published vicuna-7b heads have h = 4096 and V = 32000."""
-    assert medusa_cost(4096, 32000, 1).per_head == 4096**2 + 4096 + 32000 * 4096
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -206,11 +176,8 @@ def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
     write_adapter(model, tmp_path / "torch")
     convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")
     before, after = (inspect_directory(tmp_path / name) for name in ("torch", "mlx"))
-    assert (before.adapter.format, after.adapter.format) == ("pytorch", "mlx")
-    for name in ("parameters", "lora_modules", "lora_rank", "lora_scale", "streams"):
-        assert getattr(before.adapter, name) == getattr(after.adapter, name)
-    assert before.base == after.base is not None
-    assert before.medusa.heads == 3
+    assert_alike(before["adapter"], after["adapter"])
+    assert before["base"] == after["base"] is not None
 
 
 def test_lora_of_mlx_lm_beside_streams_of_the_pytorch_side(shared, tmp_path):
@@ -220,10 +187,7 @@ def test_lora_of_mlx_lm_beside_streams_of_the_pytorch_side(shared, tmp_path):
     streams = config.pop("speculative_streaming")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     (adapter / "speculative_streaming.json").write_text(json.dumps(streams))
-    found, whole = (inspect_directory(path).adapter for path in (adapter, shared))
-    assert (found.format, whole.format) == ("pytorch", "mlx")
-    for name in ("parameters", "lora_modules", "lora_rank", "lora_scale", "streams"):
-        assert getattr(found, name) == getattr(whole, name)
+    assert_alike(*(inspect_directory(path)["adapter"] for path in (adapter, shared)))
 
 
 def test_refusals(base, shared, tmp_path):
@@ -260,9 +224,6 @@ def test_refusals(base, shared, tmp_path):
     ("field", "value"),
     [
         ("text_config", [1]),
-        ("rope_scaling", "linear"),
-        ("rope_parameters", {"full_attention": "x"}),
-        ("rope_theta", "much"),
         ("quantization", 4),
         ("quantization", {"bits": 4, "group_size": 0}),
         ("num_hidden_layers", None),

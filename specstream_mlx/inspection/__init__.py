@@ -1,1 +1,0 @@
-"""Reports about a model or adapter directory, made without reading a weight."""
