@@ -38,6 +38,7 @@ from .models.architectures import (
     model_classes,
 )
 from .models.fingerprint import fingerprint
+from .models.rope import with_changes
 from .models.streams import Streams
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -231,11 +232,13 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A model's ``config.json``, with the fields of ``changes`` in place of its own.
 
+    A change of the rope holds in whichever form the file has it (see ``rope.with_changes``).
+
     Raises:
         UserError: it is damaged or describes a model that this project cannot run.
     """
     path = directory / "config.json"
-    config = {**read_json(path), **(changes or {})}
+    config = with_changes(read_json(path), changes or {})
     headers = model_headers(sorted(directory.glob(_WEIGHTS)))
     try:
         check_config(config, headers)
@@ -289,7 +292,9 @@ def read_model(
             the model does not pass ``check_tree``.
     """
     config = read_config(directory, model_config)
-    fields = {**(model_config or {}), **explicit_fields(config)}
+    own = read_json(directory / "config.json")
+    changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
+    fields = {**changes, **explicit_fields(config)}
     weight_files(directory)
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checked_files import Headers
 from ..config import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
-from .rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+from .rope import (
+    POSITION_ONLY,
+    check_agreement,
+    check_rope,
+    check_same,
+    rope_fields,
+    rope_parameters,
+)
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -129,7 +136,12 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     kind = sliding.get("rope_type", "default")
     if kind != "default":
         raise UserError(f"rope_type of the sliding layers is {kind!r}, expected 'default'")
-    base = sliding.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    bases = {
+        "rope_local_base_freq": config.get("rope_local_base_freq"),
+        "rope_parameters' rope_theta of sliding_attention": sliding.get("rope_theta"),
+    }
+    check_same(bases)
+    base = next((found for found in bases.values() if found is not None), 10000.0)
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
 
 
@@ -332,6 +344,7 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     fields = dict(silent)
     if architecture.ropes:
         rope = rope_parameters(full_config, "full_attention")
+        check_agreement(config, "full_attention")
         check_rope(rope, full_config, architecture.ropes)
         fields |= rope_fields(rope, full_config)
     if architecture.fields:
