@@ -22,6 +22,7 @@ from .rope import (
     check_same,
     rope_fields,
     rope_parameters,
+    scaled_length,
 )
 
 if TYPE_CHECKING:
@@ -496,6 +497,18 @@ def text_limit(config: Config) -> int | None:
     if architecture.positions == "rope":
         return None
     return completed(config)["max_position_embeddings"]
+
+
+def context_length(config: Config) -> int | None:
+    """How many tokens a prompt may have; ``None`` where the configuration does not say.
+
+    Args:
+        config: a ``config.json`` that has been checked.
+    """
+    full = completed(config)
+    if architecture_of(config.get("model_type")).positions == "rope":
+        return scaled_length(full)
+    return full["max_position_embeddings"]
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:

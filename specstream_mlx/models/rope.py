@@ -45,7 +45,7 @@ _ALIASES = {"su": "longrope"}
 def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
     """Base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` where known.
 
-    ``rope_scaling`` replaces what ``rope_parameters`` say but for base and share, which it may lack.
+    ``rope_scaling`` replaces what ``rope_parameters`` say, but for base and share if it lacks them.
 
     Args:
         config: a ``config.json`` of either form.
@@ -229,6 +229,21 @@ def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int 
     """The context before scaling."""
     name = "original_max_position_embeddings"
     return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
+
+
+def scaled_length(config: Mapping[str, Any]) -> int | None:
+    """The context that a model is made for, in tokens; ``None`` where that is unknown.
+
+    ``max_position_embeddings`` may be left at the length before scaling, as Qwen's cards tell.
+
+    Args:
+        config: a ``config.json`` that has been checked.
+    """
+    length = config.get("max_position_embeddings")
+    rope = rope_parameters(config, "full_attention")
+    if length is None or rope["rope_type"] == "default":
+        return length
+    return max(length, int(_original_length(rope, config) * rope.get("factor", 1)))
 
 
 def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:

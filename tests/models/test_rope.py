@@ -6,7 +6,7 @@ from architecture_models import VOCAB_SIZE, rope
 from mlx_lm.utils import _get_classes
 
 from specstream_mlx import UserError
-from specstream_mlx.models.architectures import explicit_fields, model_classes
+from specstream_mlx.models.architectures import context_length, explicit_fields, model_classes
 from specstream_mlx.models.rope import with_changes
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
@@ -145,3 +145,24 @@ def test_rope_parameters_as_an_argument_replace_the_earlier_form():
 def test_two_values_of_which_each_library_reads_one_are_refused(fields, sentence):
     with pytest.raises(UserError, match=sentence):
         explicit_fields({"model_type": "llama", **SIZES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"type": "yarn", "factor": 4.0, **LENGTH}, 512),  # the field has the longer one already
+        ({"type": "yarn", "factor": 16.0, **LENGTH}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"type": "linear", "factor": 2.5, "original_max_position_embeddings": 512}, 1280),
+        ({"type": "default", "factor": 4.0}, 512),
+        (None, 512),
+    ],
+)
+def test_scaling_makes_the_context_longer(scaling, length):
+    assert context_length({"model_type": "qwen2", **SIZES, "rope_scaling": scaling}) == length
+
+
+def test_a_model_without_a_context_reads_any():
+    sizes = {name: v for name, v in SIZES.items() if name != "max_position_embeddings"}
+    config = {"model_type": "llama", **sizes, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert context_length(config) is None
