@@ -78,12 +78,8 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
         raise UserError(f"context is {sizes.context}, expected at most the model's {limit}")
     if config.get("rope_traditional"):
         raise UserError("rope_traditional is True, expected False to export to Core ML")
-    windows = architecture_of(family).windows
-    if windows is not None:
-        found = [window for window in windows(config) if window is not None]
-    else:
-        slides = "sliding_attention" in (config.get("layer_types") or ())
-        found = [config["sliding_window"]] if slides else []
+    windows = architecture_of(family).windows(config)
+    found = [window for window in windows if window is not None]
     if found and min(found) < sizes.context:
         raise UserError(
             f"sliding_window is {min(found)}, expected at least the context of {sizes.context}: "

@@ -43,7 +43,8 @@ class Architecture:
         assumes: fields of which mlx-lm's model computes this value alone.
         ropes: rope types that mlx-lm's model computes; empty where positions are learned.
         windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
-            function where mlx-lm's model computes full attention on all layers.
+            function where mlx-lm's model computes full attention on all layers, or where the
+            configuration alone tells.
         fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
         norm: name of the final norm beside the list of layers.
         mlp: modules of a transformers layer that are its MLP, in the order in which they are
@@ -146,6 +147,18 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
 
 
+def _gemma2_fields(config: Config) -> dict[str, Any]:
+    """mlx-lm divides by both caps, and cannot leave one out."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = config[name]
+        if not is_number(value) or value <= 0:
+            raise UserError(
+                f"{name} is {shown(value)}, expected a number above 0: mlx-lm's Gemma 2 has no "
+                "form without it"
+            )
+    return {}
+
+
 def _opt_classes() -> Classes:
     from . import opt
 
@@ -170,7 +183,9 @@ _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(defaults=_LLAMA, assumes=_SILU),
+    "llama": Architecture(
+        defaults=_LLAMA, assumes=_SILU, windows=_windows(lambda config, layer: False)
+    ),
     "mistral": Architecture(
         defaults={**_LLAMA, "sliding_window": 4096},
         assumes=_SILU,
@@ -208,6 +223,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         assumes={**_GEMMA, **_TIED},
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
+        fields=_gemma2_fields,
         array_masks=True,
         grouped_scores=True,
         quantized_kv=False,
@@ -358,7 +374,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.
 _COUNTS = ("hidden_size", "num_hidden_layers", "vocab_size")
 _COUNTS_IF_GIVEN = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
-    *("sliding_window", "max_position_embeddings"),
+    "max_position_embeddings",
 )
 _EPSILONS_IF_GIVEN = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 _OBJECTS_IF_GIVEN = ("quantization", "quantization_config")
@@ -401,8 +417,7 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         if found is not None and found != expected:
             raise UserError(f"{name} is {shown(found)}, expected {expected!r}")
     fields = explicit_fields(config)
-    if architecture.windows is not None:
-        architecture.windows(completed(config))
+    _check_windows(architecture, completed(config))
     if not architecture.tested:
         _check_caches({**config, **fields})
 
@@ -426,6 +441,19 @@ def _check_other_fields(config: Config) -> None:
         if config.get("quantization"):
             check_integer(f"quantization's {name}", config["quantization"].get(name))
     check_end_tokens(config)
+
+
+def _check_windows(architecture: Architecture, config: Config) -> None:
+    """Check the sliding window where a layer has it; Qwen's may be 0 where none has."""
+    if architecture.windows is not None:
+        windows = architecture.windows(config)
+    else:
+        windows = [
+            None if config.get("use_sliding_window") is False else config.get("sliding_window")
+        ]
+    for window in windows:
+        if window is not None:
+            check_integer("sliding_window", window)
 
 
 def check_end_tokens(config: Config) -> None:
