@@ -30,7 +30,7 @@ from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, 
 from .verify.rule import VerifyRule
 
 WHOLE_HEAD = 4096
-"""Tokens up to which conditioned heads score all of them behind every path."""
+"""Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
 
 
 @dataclass
@@ -363,7 +363,7 @@ class Decoder:
         token = predictions[last][None] if single else _at(predictions, last)[:, 0]
         short = self._shortlists
         if short is None:
-            short = result.logits.shape[-1] > WHOLE_HEAD
+            short = (result.logits.shape[-1] if ids is None else ids.size) > WHOLE_HEAD
         kind = Shortlists if short else WholeHead
         scores = kind(self.model, head, hidden, token, ids)
 

@@ -15,7 +15,7 @@ from specstream_mlx.drafting.expansion import LIKELIEST, expansion
 from specstream_mlx.drafting.guesses import StreamGuesses
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
-from specstream_mlx.engine import guessing
+from specstream_mlx.engine import guessing, step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guessing import Shortlists, guess
 from specstream_mlx.engine.kv import make_caches
@@ -158,6 +158,23 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
         assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
         checked += bool(path)
     assert checked > 3
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "most", "whole"),
+    [
+        (40, 40, True),
+        (40, 39, False),
+        (0, VOCAB_SIZE, True),
+        (0, VOCAB_SIZE - 1, False),
+    ],
+)
+def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, most, whole, monkeypatch):
+    """Those alone are what the head reads."""
+    monkeypatch.setattr(step, "WHOLE_HEAD", most)
+    model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
+    _, result, _ = step_of(model, DraftSettings(tree_width=3))
+    assert (result.stream_logits is not None) == whole
 
 
 def test_several_sequences_have_shortlists_of_their_own(monkeypatch):
