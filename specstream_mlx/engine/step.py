@@ -359,6 +359,8 @@ class Decoder:
                 result.stream_logits, width, tree, depth, ids=ids
             )
             return
+        # In shared mode streams run that no tree is deep enough for; they are asked about nothing.
+        hidden = hidden[:, : settings.num_streams]
         last, predictions = result.last, result.predictions
         token = predictions[last][None] if single else _at(predictions, last)[:, 0]
         short = self._shortlists

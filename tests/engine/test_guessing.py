@@ -160,6 +160,22 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
     assert checked > 3
 
 
+@pytest.mark.parametrize("shortlists", [False, True])
+@pytest.mark.parametrize("mode", ["shared", "lossless"])
+def test_streams_deeper_than_the_tree_are_asked_about_nothing(mode, shortlists):
+    """In shared mode they run all the same; a full tree of width 16 has 4,096 paths of depth 3."""
+    mlp = {} if mode == "shared" else {"stream_mlp": "adapter", "stream_adapter_rank": 3}
+    model = speculative_model(seed=2, mode=mode, **mlp, **HEAD)
+    every = DraftSettings(tree_width=16, tree_size=8)
+    few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
+    _, result, _ = step_of(model, few, shortlists=shortlists)
+    assert result.candidates.shape == (1, 1, 16)
+    expected = step_of(model, every, shortlists=shortlists)[1].guesses().behind(())
+    for (token, score), (wanted, other) in zip(result.guesses().behind(()), expected, strict=True):
+        assert token == wanted
+        assert score == pytest.approx(other, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("vocabulary", "most", "whole"),
     [
