@@ -36,13 +36,14 @@ from .models.architectures import (
     check_end_tokens,
     explicit_fields,
     model_classes,
+    tied_where_untold,
 )
 from .models.fingerprint import fingerprint
 from .models.rope import with_changes
 from .models.streams import Streams
 
 INDEX_FILE = "model.safetensors.index.json"
-_WEIGHTS = "model*.safetensors"
+WEIGHTS = "model*.safetensors"
 _LONGEST_REPO = 200  # no path of a directory that exists gets here
 
 
@@ -239,7 +240,8 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
     """
     path = directory / "config.json"
     config = with_changes(read_json(path), changes or {})
-    headers = model_headers(sorted(directory.glob(_WEIGHTS)))
+    headers = model_headers(sorted(directory.glob(WEIGHTS)))
+    config = tied_where_untold(config, headers)
     try:
         check_config(config, headers)
     except UserError as error:
@@ -253,7 +255,7 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         UserError: there is none, or one that the index lists is missing.
     """
-    files = sorted(directory.glob(_WEIGHTS))
+    files = sorted(directory.glob(WEIGHTS))
     if not files:
         sentence = f"{directory} has no model*.safetensors, expected weights in that format"
         if any(directory.glob("pytorch_model*.bin")):

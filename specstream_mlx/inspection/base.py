@@ -13,8 +13,13 @@ from typing import Any
 
 from ..checked_files import Headers, model_headers, read_json
 from ..config import UserError, check_integer, is_number, shown
-from ..loading import weight_files
-from ..models.architectures import architecture_of, check_config, completed
+from ..loading import WEIGHTS, weight_files
+from ..models.architectures import (
+    architecture_of,
+    check_config,
+    completed,
+    tied_where_untold,
+)
 from ..models.fingerprint import fingerprint
 from ..models.rope import rope_parameters
 
@@ -128,7 +133,7 @@ def inspect_base(directory: Path) -> BaseReport:
             packed in a way that mlx-lm's own quantization does not use.
     """
     path = directory / "config.json"
-    outer = read_json(path)
+    outer = tied_where_untold(read_json(path), model_headers(sorted(directory.glob(WEIGHTS))))
     config = completed(outer | _object(path, outer, "text_config"))
     hidden_size = _integer(path, config, "hidden_size")
     heads = _integer(path, config, "num_attention_heads")

@@ -468,6 +468,20 @@ def check_end_tokens(config: Config) -> None:
             check_integer("eos_token_id", token, least=-1)
 
 
+def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
+    """A configuration that ties the head to the embedding where there is no other head.
+
+    Args:
+        config: a ``config.json``, which may say nothing of ``tie_word_embeddings``: transformers
+            then takes the head to be apart, and fills it with random numbers if it is missing.
+        headers: of all weight files; empty: unknown.
+    """
+    name = "tie_word_embeddings"
+    untied = config.get(name) is None and not completed(config).get(name, True)
+    headless = bool(headers) and not any(tensor.startswith("lm_head.") for tensor in headers)
+    return {**config, name: True} if untied and headless else dict(config)
+
+
 def check_sizes(config: Config, headers: Headers) -> None:
     """Compare a configuration with the shapes of the weights, before a module of it is made.
 
