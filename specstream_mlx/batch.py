@@ -96,7 +96,8 @@ def batch_generate(
     Args:
         model: from ``load``.
         tokenizer: from ``load``.
-        prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``.
+        prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``. An empty
+            list gives an empty response.
         prompt_caches: for each prompt a list of mlx_lm's caches, behind whose rows it goes, or
             ``None``; they stay as they are.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
@@ -119,9 +120,9 @@ def batch_generate(
         deferred: where lossless streams run, see ``DraftSettings``.
 
     Raises:
-        UserError: an argument has a wrong type or is out of range; there are no prompts, or not one
-            number, sampler or cache for each; or the model cannot run in batches: it has sliding
-            windows, learned positions, or an attention that takes no mask per sequence.
+        UserError: an argument has a wrong type or is out of range; there is not one number, sampler
+            or cache for each prompt; or the model cannot run in batches: it has sliding windows,
+            learned positions, or an attention that takes no mask per sequence.
     """
     check_arguments(
         model=model,
@@ -148,10 +149,9 @@ def batch_generate(
     limits = _for_each("max_tokens", max_tokens, count)
     for limit in limits:
         check_arguments(max_tokens=limit)
-    if not count or min(limits) < 1:
+    if min(limits, default=1) < 1:
         raise UserError(
-            f"there are {count} prompts and max_tokens is {max_tokens}, expected at least one "
-            "prompt, and one number of at least 1 for all or for each"
+            f"max_tokens is {max_tokens}, expected one number of at least 1 for all or for each"
         )
     if sampler is not None and samplers is not None:
         raise UserError("sampler and samplers were both given, expected one of them")
@@ -201,7 +201,8 @@ def batch_generate(
             batch = _Batch(model, group, settings, prefill_step_size, stats, logits_processors)
             batch.run(tokenizer.eos_token_ids, return_logprobs, return_prompt_caches, ended)
     stats.wall_time = stats.prompt_time + stats.decode_time
-    stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
+    if count:
+        stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
     stats.peak_memory = mx.get_peak_memory() / 1e9
     if verbose:
         print(f"[batch_generate] Finished processing {count}/{count}")

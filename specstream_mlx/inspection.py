@@ -15,8 +15,8 @@ from .adapters.description import ADAPTER_CONFIG, AdapterDescription, describe
 from .adapters.torch_files import STREAM_CONFIG
 from .checked_files import Headers, model_headers, read_json, short
 from .config import VOCABULARY, UserError, check_integer, shown
-from .loading import weight_files
-from .models.architectures import check_config, completed
+from .loading import WEIGHTS, weight_files
+from .models.architectures import check_config, completed, tied_where_untold
 from .models.fingerprint import fingerprint
 
 _LORA_TENSOR = re.compile(
@@ -154,7 +154,7 @@ def describe_base(directory: Path) -> dict[str, Any]:
             packed in a way that mlx-lm's own quantization does not use.
     """
     path = directory / "config.json"
-    outer = read_json(path)
+    outer = tied_where_untold(read_json(path), model_headers(sorted(directory.glob(WEIGHTS))))
     config = completed(outer | _object(path, outer, "text_config"))
     sizes = {name: _integer(path, config, name) for name in _SIZES}
     sizes |= {name: _integer(path, config, name, required=False) for name in _OPTIONAL_SIZES}

@@ -36,12 +36,14 @@ from .models.architectures import (
     check_end_tokens,
     explicit_fields,
     model_classes,
+    tied_where_untold,
 )
 from .models.fingerprint import fingerprint
+from .models.rope import with_changes
 from .models.streams import Streams
 
 INDEX_FILE = "model.safetensors.index.json"
-_WEIGHTS = "model*.safetensors"
+WEIGHTS = "model*.safetensors"
 _LONGEST_REPO = 200  # no path of a directory that exists gets here
 
 
@@ -231,12 +233,15 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A model's ``config.json``, with the fields of ``changes`` in place of its own.
 
+    A change of the rope holds in whichever form the file has it (see ``rope.with_changes``).
+
     Raises:
         UserError: it is damaged or describes a model that this project cannot run.
     """
     path = directory / "config.json"
-    config = {**read_json(path), **(changes or {})}
-    headers = model_headers(sorted(directory.glob(_WEIGHTS)))
+    config = with_changes(read_json(path), changes or {})
+    headers = model_headers(sorted(directory.glob(WEIGHTS)))
+    config = tied_where_untold(config, headers)
     try:
         check_config(config, headers)
     except UserError as error:
@@ -250,7 +255,7 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         UserError: there is none, or one that the index lists is missing.
     """
-    files = sorted(directory.glob(_WEIGHTS))
+    files = sorted(directory.glob(WEIGHTS))
     if not files:
         sentence = f"{directory} has no model*.safetensors, expected weights in that format"
         if any(directory.glob("pytorch_model*.bin")):
@@ -289,7 +294,9 @@ def read_model(
             the model does not pass ``check_tree``.
     """
     config = read_config(directory, model_config)
-    fields = {**(model_config or {}), **explicit_fields(config)}
+    own = read_json(directory / "config.json")
+    changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
+    fields = {**changes, **explicit_fields(config)}
     weight_files(directory)
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):

@@ -1,6 +1,7 @@
 """Prompt caches: KV rows kept from one turn to the next, so that only new tokens are read."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,14 @@ class PromptCache:
                 cache.state = keys, values, self.rows, cache.keep, cache.max_size, self.rows
             else:
                 cache.keys, cache.values, cache.offset = layer.keys, layer.values, self.rows
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
+        """A branch of the conversation: rows of its own, of the same model and adapter."""
+        copied = PromptCache()
+        copied.caches, copied.tokens = deepcopy(self.caches, memo), list(self.tokens)
+        copied.unknown_rows, copied.reused = self.unknown_rows, self.reused
+        copied._owner = self._owner
+        return copied
 
     def __len__(self) -> int:
         return self.rows

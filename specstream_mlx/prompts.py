@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .arguments import is_integer, shown
 from .checked_files import template_error
 from .config import UserError
-from .models.architectures import completed
+from .models.architectures import context_length
 
 Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or the messages of a chat."""
@@ -192,7 +192,7 @@ def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> Non
     """
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")
-    context, vocab_size = completed(config).get("max_position_embeddings"), config["vocab_size"]
+    context, vocab_size = context_length(config), config["vocab_size"]
     if context is not None and before + len(ids) > context:
         raise UserError(
             f"the prompt has {before + len(ids)} tokens, the model's context "

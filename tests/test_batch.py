@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from architecture_models import CASES, pair
@@ -210,7 +211,6 @@ def test_without_streams():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": []}, "there are 0 prompts"),
         ({"prompts": [[1], []]}, "the prompt is empty"),
         ({"prompts": [[VOCAB_SIZE]]}, "the prompt holds token 97"),
         ({"max_tokens": 0}, "max_tokens is 0"),
@@ -223,6 +223,23 @@ def test_without_streams():
 def test_what_does_not_fit(arguments, message):
     with pytest.raises(UserError, match=message):
         together(speculative_model(), **arguments)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_no_prompts_give_what_mlx_lm_gives(asked, verbose, capsys):
+    model = speculative_model()
+    names = ("return_token_ids", "return_logprobs", "return_prompt_caches")
+    options = {"verbose": verbose, "max_tokens": 7, **dict.fromkeys(names, asked)}
+    expected = mlx_lm.batch_generate(model.model, tokenizer(), [], **options)
+    theirs = capsys.readouterr().out
+    found = batch_generate(model, tokenizer(), [], **options)
+    ours = capsys.readouterr().out
+    for name in ("texts", "caches", "token_ids", "logprobs"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.finish_reasons == []
+    assert found.stats.generation_tokens == found.stats.target_calls == 0
+    assert ours.startswith(theirs.partition("Peak memory")[0])
 
 
 def test_sliding_windows_are_refused():

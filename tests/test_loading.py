@@ -5,10 +5,17 @@ import pickle
 import shutil
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 import torch
+from mlx.utils import tree_flatten
+from tiny_models import tiny_llama_config
 
 from specstream_mlx import UserError, load
+from specstream_mlx.inspection.base import inspect_base
+from specstream_mlx.loading import read_config, read_model
+from specstream_mlx.models.architectures import explicit_fields, model_classes
+from specstream_mlx.models.fingerprint import fingerprint
 
 
 @pytest.fixture
@@ -76,3 +83,29 @@ def test_a_pickle_is_not_opened(save, model, tmp_path):
     save({"weight": Payload(trace)}, model / "model.safetensors")
     assert "model.safetensors is not a complete safetensors file" in refusal(model)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "phi3"])
+def test_a_head_that_is_neither_there_nor_spoken_of_is_the_embedding(model_type, tmp_path):
+    """As mlx_lm's Llama has it; transformers would make up a head of random numbers."""
+    config = {**tiny_llama_config(vocab_size=40), "model_type": model_type, "rope_theta": 1e4}
+    config |= {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    config |= {"tie_word_embeddings": True}
+    model_class, arguments = model_classes(config)
+    model = model_class(arguments.from_dict({**config, **explicit_fields(config)}))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    tokens, path = mx.array([[3, 1, 4, 1, 5]]), tmp_path / "config.json"
+    del config["tie_word_embeddings"]
+    path.write_text(json.dumps(config))
+    found, _ = read_model(tmp_path)
+    assert mx.array_equal(found(tokens), model(tokens)).item()
+    tied = {**config, "tie_word_embeddings": True}
+    assert fingerprint(read_config(tmp_path)) == fingerprint(tied)
+    report = inspect_base(tmp_path)
+    assert report.refusal is None
+    assert report.tied_head
+    assert report.fingerprint == fingerprint(tied)
+    path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(UserError, match="Missing 1 parameters"):
+        read_model(tmp_path)

@@ -1,5 +1,6 @@
 """Turns of a conversation on one prompt cache write what each would write from scratch."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,26 @@ def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):
     another, _ = load(base)
     tokens_of(another, prompt, 12, cache=cache)
     assert cache.reused == 0
+
+
+@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
+@pytest.mark.parametrize("options", [{}, {"kv_bits": 8, "kv_group_size": 32}])
+def test_a_deep_copy_is_a_branch_with_the_same_rows(base, options):
+    model, cache = quantizable_model() if options else speculative_model(base), PromptCache()
+    if options:
+        options["quantized_kv_start"] = 0
+    tokens_of(model, FIRST, 12, cache=cache, **options)
+    branch, rows = deepcopy(cache), len(cache)
+    assert len(branch) == rows > len(FIRST)
+    expected = tokens_of(model, [*FIRST, *MORE], 12, cache=cache, **options)
+    reused, kept = cache.reused, list(cache.tokens)
+    found = tokens_of(model, [*FIRST, *MORE], 12, cache=branch, **options)
+    assert found == expected
+    assert branch.reused == reused >= len(FIRST)
+    tokens_of(model, [*MORE, *FIRST], 12, cache=branch, **options)  # the original's rows stay
+    assert cache.tokens == kept
+    again = tokens_of(model, [*FIRST, *MORE], 12, cache=cache, **options)
+    assert again == expected
 
 
 def test_rows_without_tokens_cannot_be_replaced(tmp_path):

@@ -109,7 +109,8 @@ def conditioned_guesses(
     gamma = streams.config.num_streams
     conditioned, head = _Conditioned(network, streams), StreamHead(network, streams)
     if shortlists is None:
-        shortlists = network.head[1].weight.shape[0] > WHOLE_HEAD
+        drafted = streams.config.draft_vocabulary or network.head[1].weight.shape[0]
+        shortlists = drafted > WHOLE_HEAD
     lists = _shortlists(conditioned, head, hidden, token) if shortlists else None
     before, joint = token, None
     parents = np.array([-1], np.int32)

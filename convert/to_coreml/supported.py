@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specstream_mlx.config import StreamConfig, UserError, shown
-from specstream_mlx.models.architectures import architecture_of, completed
+from specstream_mlx.models.architectures import architecture_of, completed, context_length
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _LEAST_EPSILON = 6e-8  # half precision's smallest number, in which Core ML takes a norm's epsilon
@@ -73,17 +73,13 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
         raise UserError(
             f"model_type is {family!r}, expected one of {', '.join(FAMILIES)} to export to Core ML"
         )
-    limit = config["max_position_embeddings"]
+    limit = context_length(config)
     if sizes.context > limit:
         raise UserError(f"context is {sizes.context}, expected at most the model's {limit}")
     if config.get("rope_traditional"):
         raise UserError("rope_traditional is True, expected False to export to Core ML")
-    windows = architecture_of(family).windows
-    if windows is not None:
-        found = [window for window in windows(config) if window is not None]
-    else:
-        slides = "sliding_attention" in (config.get("layer_types") or ())
-        found = [config["sliding_window"]] if slides else []
+    windows = architecture_of(family).windows(config)
+    found = [window for window in windows if window is not None]
     if found and min(found) < sizes.context:
         raise UserError(
             f"sliding_window is {min(found)}, expected at least the context of {sizes.context}: "

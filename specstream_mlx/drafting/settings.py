@@ -110,12 +110,13 @@ class DraftSettings:
         if place == "none":
             return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
         count = self.streams_run(streams)
+        asked = count if self.num_streams is None else min(self.num_streams, count)
         return partial(
             Plan,
             place=place,
             streams=count,
             width=self.tree_width if self.speculates else 0,
-            expand=self.expansion(count) if self.speculates else (),
+            expand=self.expansion(asked) if self.speculates else (),
             beside=self.stream_nodes,
             keep=self.max_nodes,
             threshold=self.prune_threshold,

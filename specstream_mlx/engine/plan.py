@@ -27,9 +27,9 @@ class Plan:
         place: where the streams run; in shared mode ``beside``, as the target sees them.
         streams: how many run, from the first on.
         width: candidates of each stream for the next tree; 0: the streams guess nothing.
-        expand: for each stream but the last, behind which of its guesses the next one is asked, by
-            number, counted over all paths of its depth with ``width`` candidates each; or
-            ``LIKELIEST``. Only streams that know the token before are asked behind several.
+        expand: for each stream but the last that is asked, behind which of its guesses the next one
+            is, by number, counted over all paths of its depth with ``width`` candidates each; or
+            ``LIKELIEST``. Streams that do not know the token before are asked once, all of them.
         beside: how many nodes have streams, those that are most probably the last accepted one;
             ``None``: all, as always in shared mode.
         keep: nodes kept by early-exit pruning, the root included; ``None``: no such bound.

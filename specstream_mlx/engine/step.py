@@ -29,7 +29,7 @@ from .tree import DraftTree
 from .verify.rule import VerifyRule
 
 WHOLE_HEAD = 4096
-"""Tokens up to which conditioned heads score all of them behind every path."""
+"""Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,11 +362,13 @@ class Decoder:
             logits = logits[0] if single else logits
             tokens, log_probs = rule.draft(logits, width, tree, depth, ids=ids)
             return StreamResult(tokens, log_probs, logits=logits)
+        # In shared mode streams run that no tree is deep enough for; they are asked about nothing.
+        hidden = hidden[:, : len(plan.expand) + 1]
         last, predictions = result.last, result.predictions
         token = predictions[last][None] if single else _at(predictions, last)[:, 0]
         short = self._shortlists
         if short is None:
-            short = result.logits.shape[-1] > WHOLE_HEAD
+            short = (result.logits.shape[-1] if ids is None else ids.size) > WHOLE_HEAD
         kind = Shortlists if short else WholeHead
         scores = kind(self.model, head, hidden, token, ids)
 

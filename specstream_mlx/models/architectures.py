@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checked_files import Headers
 from ..config import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
-from .rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+from .rope import (
+    POSITION_ONLY,
+    check_agreement,
+    check_rope,
+    check_same,
+    rope_fields,
+    rope_parameters,
+    scaled_length,
+)
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -35,7 +43,8 @@ class Architecture:
         assumes: fields of which mlx-lm's model computes this value alone.
         ropes: rope types that mlx-lm's model computes; empty where positions are learned.
         windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
-            function where mlx-lm's model computes full attention on all layers.
+            function where mlx-lm's model computes full attention on all layers, or where the
+            configuration alone tells.
         fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
         norm: name of the final norm beside the list of layers.
         mlp: modules of a transformers layer that are its MLP, in the order in which they are
@@ -129,8 +138,25 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     kind = sliding.get("rope_type", "default")
     if kind != "default":
         raise UserError(f"rope_type of the sliding layers is {kind!r}, expected 'default'")
-    base = sliding.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    bases = {
+        "rope_local_base_freq": config.get("rope_local_base_freq"),
+        "rope_parameters' rope_theta of sliding_attention": sliding.get("rope_theta"),
+    }
+    check_same(bases)
+    base = next((found for found in bases.values() if found is not None), 10000.0)
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
+
+
+def _gemma2_fields(config: Config) -> dict[str, Any]:
+    """mlx-lm divides by both caps, and cannot leave one out."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = config[name]
+        if not is_number(value) or value <= 0:
+            raise UserError(
+                f"{name} is {shown(value)}, expected a number above 0: mlx-lm's Gemma 2 has no "
+                "form without it"
+            )
+    return {}
 
 
 def _opt_classes() -> Classes:
@@ -157,7 +183,9 @@ _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _QWEN = {**_LLAMA, "max_window_layers": 28, "rope_theta": 10000.0}
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(defaults=_LLAMA, assumes=_SILU),
+    "llama": Architecture(
+        defaults=_LLAMA, assumes=_SILU, windows=_windows(lambda config, layer: False)
+    ),
     "mistral": Architecture(
         defaults={**_LLAMA, "sliding_window": 4096},
         assumes=_SILU,
@@ -195,6 +223,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         assumes={**_GEMMA, **_TIED},
         ropes=("default",),
         windows=_windows(lambda config, layer: layer % 2 == 0),
+        fields=_gemma2_fields,
         array_masks=True,
         grouped_scores=True,
         quantized_kv=False,
@@ -332,6 +361,7 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     fields = dict(silent)
     if architecture.ropes:
         rope = rope_parameters(full_config, "full_attention")
+        check_agreement(config, "full_attention")
         check_rope(rope, full_config, architecture.ropes)
         fields |= rope_fields(rope, full_config)
     if architecture.fields:
@@ -344,7 +374,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.
 _COUNTS = ("hidden_size", "num_hidden_layers", "vocab_size")
 _COUNTS_IF_GIVEN = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
-    *("sliding_window", "max_position_embeddings"),
+    "max_position_embeddings",
 )
 _EPSILONS_IF_GIVEN = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 _OBJECTS_IF_GIVEN = ("quantization", "quantization_config")
@@ -387,8 +417,7 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         if found is not None and found != expected:
             raise UserError(f"{name} is {shown(found)}, expected {expected!r}")
     fields = explicit_fields(config)
-    if architecture.windows is not None:
-        architecture.windows(completed(config))
+    _check_windows(architecture, completed(config))
     if not architecture.tested:
         _check_caches({**config, **fields})
 
@@ -414,6 +443,19 @@ def _check_other_fields(config: Config) -> None:
     check_end_tokens(config)
 
 
+def _check_windows(architecture: Architecture, config: Config) -> None:
+    """Check the sliding window where a layer has it; Qwen's may be 0 where none has."""
+    if architecture.windows is not None:
+        windows = architecture.windows(config)
+    else:
+        windows = [
+            None if config.get("use_sliding_window") is False else config.get("sliding_window")
+        ]
+    for window in windows:
+        if window is not None:
+            check_integer("sliding_window", window)
+
+
 def check_end_tokens(config: Config) -> None:
     """Check ``eos_token_id`` of a ``config.json`` or ``generation_config.json``.
 
@@ -424,6 +466,20 @@ def check_end_tokens(config: Config) -> None:
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None:
             check_integer("eos_token_id", token, least=-1)
+
+
+def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
+    """A configuration that ties the head to the embedding where there is no other head.
+
+    Args:
+        config: a ``config.json``, which may say nothing of ``tie_word_embeddings``: transformers
+            then takes the head to be apart, and fills it with random numbers if it is missing.
+        headers: of all weight files; empty: unknown.
+    """
+    name = "tie_word_embeddings"
+    untied = config.get(name) is None and not completed(config).get(name, True)
+    headless = bool(headers) and not any(tensor.startswith("lm_head.") for tensor in headers)
+    return {**config, name: True} if untied and headless else dict(config)
 
 
 def check_sizes(config: Config, headers: Headers) -> None:
@@ -483,6 +539,18 @@ def text_limit(config: Config) -> int | None:
     if architecture.positions == "rope":
         return None
     return completed(config)["max_position_embeddings"]
+
+
+def context_length(config: Config) -> int | None:
+    """How many tokens a prompt may have; ``None`` where the configuration does not say.
+
+    Args:
+        config: a ``config.json`` that has been checked.
+    """
+    full = completed(config)
+    if architecture_of(config.get("model_type")).positions == "rope":
+        return scaled_length(full)
+    return full["max_position_embeddings"]
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:

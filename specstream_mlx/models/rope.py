@@ -2,7 +2,8 @@
 
 transformers 5 keeps base, scaling and the share of a head that turns in ``rope_parameters``, for
 some models one set per layer type; earlier releases kept ``rope_theta``, ``rope_scaling`` and
-``partial_rotary_factor`` beside the other fields. mlx-lm reads the earlier form.
+``partial_rotary_factor`` beside the other fields. mlx-lm reads the earlier form. Where a file has
+both, both libraries scale as ``rope_scaling`` says and as nothing else does.
 """
 
 import math
@@ -36,12 +37,15 @@ _NUMBERS = (
     "attention_factor",
 )
 _NUMBERS_OR_ZERO = ("mscale", "mscale_all_dim")
+_BESIDE = ("rope_theta", "partial_rotary_factor")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ALIASES = {"su": "longrope"}
 
 
 def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
     """Base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` where known.
+
+    ``rope_scaling`` replaces what ``rope_parameters`` say, but for base and share if it lacks them.
 
     Args:
         config: a ``config.json`` of either form.
@@ -50,6 +54,23 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
     Raises:
         UserError: they are not JSON objects, or their type is not a text.
     """
+    new, old = _objects(config, layer_type)
+    rope = {name: value for name, value in (old or new).items() if value is not None}
+    for name in _BESIDE:
+        for place in (new, config):
+            if name not in rope and place.get(name) is not None:
+                rope[name] = place[name]
+    kind = rope.pop("type", None)
+    kind = rope.get("rope_type") or kind or "default"
+    if not isinstance(kind, str):
+        raise UserError(f"rope_type is {shown(kind)}, expected a text")
+    return {**rope, "rope_type": _ALIASES.get(kind, kind)}
+
+
+def _objects(
+    config: Mapping[str, Any], layer_type: str | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The parameters of ``layer_type`` in ``rope_parameters``, and ``rope_scaling``."""
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, Mapping):
@@ -59,16 +80,88 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
         if value is not None and not isinstance(value, Mapping):
             raise UserError(f"{name} of rope_parameters is {shown(value)}, expected an object")
     if layer_type is not None and any(isinstance(value, Mapping) for value in new.values()):
-        new, old = new.get(layer_type) or {}, {}
-    rope = {name: value for name, value in {**old, **new}.items() if value is not None}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if name not in rope and config.get(name) is not None:
-            rope[name] = config[name]
-    kind = rope.pop("type", None)
-    kind = rope.get("rope_type") or kind or "default"
-    if not isinstance(kind, str):
-        raise UserError(f"rope_type is {shown(kind)}, expected a text")
-    return {**rope, "rope_type": _ALIASES.get(kind, kind)}
+        new = new.get(layer_type) or {}
+    return new, old
+
+
+def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) -> None:
+    """Check that no field has two values, of which mlx-lm reads one and transformers the other.
+
+    Args:
+        config: a ``config.json`` of either form, without defaults.
+        layer_type: see ``rope_parameters``.
+
+    Raises:
+        UserError: one has; the sentence names both places.
+    """
+    new, old = _objects(config, layer_type)
+    for name in _BESIDE:
+        check_same(
+            {
+                name: config.get(name),
+                f"rope_parameters' {name}": new.get(name),
+                f"rope_scaling's {name}": old.get(name),
+            }
+        )
+    kinds = {f"rope's {name}": (old or new).get(name) for name in ("type", "rope_type")}
+    if "mrope" not in kinds.values():  # as Qwen's models with pictures say beside "default"
+        check_same({place: _ALIASES.get(str(kind), kind) for place, kind in kinds.items()})
+
+
+def check_same(values: Mapping[str, Any]) -> None:
+    """Check that all places of a field that have a value have the same.
+
+    Args:
+        values: by place; ``None``: none there.
+
+    Raises:
+        UserError: two of them differ.
+    """
+    given = [(place, value) for place, value in values.items() if value is not None]
+    for place, value in given[1:]:
+        if value != given[0][1]:
+            raise UserError(
+                f"{given[0][0]} is {shown(given[0][1])} and {place} is {shown(value)}, "
+                "expected the same in both places"
+            )
+
+
+def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with other fields in place of its own, whichever form its rope has.
+
+    Args:
+        config: a ``config.json`` of either form.
+        changes: fields by name. What they say of the rope holds, also where ``config`` says it in
+            the other form.
+    """
+    changed = {**config, **changes}
+    new, given = config.get("rope_parameters"), changes.get("rope_parameters")
+    if isinstance(given, Mapping):
+        said = ("rope_scaling", *(name for name in _BESIDE if _says(given, name)))
+        changed |= {name: None for name in said if name in config and name not in changes}
+    elif isinstance(new, Mapping) and "rope_parameters" not in changes:
+        changed["rope_parameters"] = _without(new, set(_BESIDE) & set(changes), changes)
+    return changed
+
+
+def _says(rope: Mapping[str, Any], name: str) -> bool:
+    """Whether ``rope_parameters`` of either depth have a field."""
+    return name in rope or any(isinstance(v, Mapping) and name in v for v in rope.values())
+
+
+def _without(
+    rope: Mapping[str, Any], names: set[str], changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``rope_parameters`` without the fields that ``changes`` give in the earlier form."""
+    kept = {name: value for name, value in rope.items() if name not in names}
+    for layer_type, base in (
+        ("full_attention", "rope_theta"),
+        ("sliding_attention", "rope_local_base_freq"),
+    ):
+        inner = kept.get(layer_type)
+        if isinstance(inner, Mapping) and base in changes:
+            kept[layer_type] = {n: value for n, value in inner.items() if n != "rope_theta"}
+    return kept
 
 
 def check_rope(
@@ -138,6 +231,21 @@ def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int 
     return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
 
 
+def scaled_length(config: Mapping[str, Any]) -> int | None:
+    """The context that a model is made for, in tokens; ``None`` where that is unknown.
+
+    ``max_position_embeddings`` may be left at the length before scaling, as Qwen's cards tell.
+
+    Args:
+        config: a ``config.json`` that has been checked.
+    """
+    length = config.get("max_position_embeddings")
+    rope = rope_parameters(config, "full_attention")
+    if length is None or rope["rope_type"] == "default":
+        return length
+    return max(length, int(_original_length(rope, config) * rope.get("factor", 1)))
+
+
 def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
     """The factor on queries and keys that mlx-lm derives from the other parameters."""
     if rope["rope_type"] == "yarn" and not rope.get("mscale_all_dim"):
@@ -157,10 +265,14 @@ def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
         config: the whole ``config.json``.
     """
     kind = rope["rope_type"]
-    beside = ("rope_theta",) if kind == "proportional" else ("rope_theta", "partial_rotary_factor")
+    beside = ("rope_theta",) if kind == "proportional" else _BESIDE
     fields = {name: rope[name] for name in beside if name in rope}
     if kind == "default":
-        return fields | ({"rope_scaling": None} if config.get("rope_scaling") else {})
+        if config.get("rope_scaling"):
+            fields["rope_scaling"] = None
+            if config.get("rope_parameters"):  # which mlx-lm's Qwen3 reads where that is None
+                fields["rope_parameters"] = dict(rope)
+        return fields
     # mlx-lm's Phi-3 reads the type under its old name, and insists on a factor with a point.
     scaling = {name: value for name, value in rope.items() if name not in fields}
     scaling["type"] = kind

@@ -13,7 +13,7 @@ from trees import full_tree
 from specstream_mlx.drafting.drafter import make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
-from specstream_mlx.engine import guessing
+from specstream_mlx.engine import guessing, step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.guessing import Shortlists, guess
@@ -157,6 +157,39 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
         assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
         checked += bool(path)
     assert checked > 3
+
+
+@pytest.mark.parametrize("shortlists", [False, True])
+@pytest.mark.parametrize("mode", ["shared", "lossless"])
+def test_streams_deeper_than_the_tree_are_asked_about_nothing(mode, shortlists):
+    """In shared mode they run all the same; a full tree of width 16 has 4,096 paths of depth 3."""
+    mlp = {} if mode == "shared" else {"stream_mlp": "adapter", "stream_adapter_rank": 3}
+    model = speculative_model(seed=2, mode=mode, **mlp, **HEAD)
+    every = DraftSettings(tree_width=16, tree_size=8)
+    few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
+    _, result, _ = step_of(model, few, shortlists=shortlists)
+    assert result.candidates.shape == (1, 1, 16)
+    expected = step_of(model, every, shortlists=shortlists)[1].guesses().behind(())
+    for (token, score), (wanted, other) in zip(result.guesses().behind(()), expected, strict=True):
+        assert token == wanted
+        assert score == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "most", "whole"),
+    [
+        (40, 40, True),
+        (40, 39, False),
+        (0, VOCAB_SIZE, True),
+        (0, VOCAB_SIZE - 1, False),
+    ],
+)
+def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, most, whole, monkeypatch):
+    """Those alone are what the head reads."""
+    monkeypatch.setattr(step, "WHOLE_HEAD", most)
+    model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
+    _, result, _ = step_of(model, DraftSettings(tree_width=3))
+    assert (result.stream_logits is not None) == whole
 
 
 def test_several_sequences_have_shortlists_of_their_own(monkeypatch):

@@ -95,6 +95,31 @@ REFUSALS = {
         {"model_type": "llama", "head_dim": "x", **rope(1e4, "proportional")},
         "head_dim is 'x', expected an integer of at least 1",
     ),
+    "Gemma 2 without the cap of the scores": (
+        {"model_type": "gemma2", "attn_logit_softcapping": None},
+        "attn_logit_softcapping is None, expected a number above 0: mlx-lm's Gemma 2 has no form",
+    ),
+    "Gemma 2 without the cap of the logits": (
+        {"model_type": "gemma2", "final_logit_softcapping": None},
+        "final_logit_softcapping is None, expected a number above 0",
+    ),
+    "cap of 0": (
+        {"model_type": "gemma2", "attn_logit_softcapping": 0},
+        "attn_logit_softcapping is 0, expected a number above 0",
+    ),
+    "Qwen's window of 0 where layers have it": (
+        {
+            "model_type": "qwen2",
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+            "sliding_window": 0,
+        },
+        "sliding_window is 0, expected an integer of at least 1",
+    ),
+    "window of 0 by default": (
+        {"model_type": "gemma3_text", "sliding_window_pattern": 2, "sliding_window": 0},
+        "sliding_window is 0, expected an integer of at least 1",
+    ),
     "window": ({"model_type": "mistral", "sliding_window": "no"}, "sliding_window is 'no'"),
     "layer types": (
         {"model_type": "gemma2", "layer_types": ["full_attention"]},
@@ -188,3 +213,20 @@ def test_both_forms_of_rope_settings_say_the_same(model_type):
     for name in ("rope_theta", "partial_rotary_factor"):
         assert explicit_fields(old)[name] == found[name]
     assert explicit_fields(old).get("rope_scaling", {}).items() >= settings.items()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "qwen2", "use_sliding_window": False},
+        {"model_type": "qwen3", "use_sliding_window": False, "max_window_layers": 0},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 4},
+        {"model_type": "qwen3", "layer_types": ["full_attention"] * 4},
+        {"model_type": "llama"},
+        {"model_type": "olmo2", "use_sliding_window": False, "intermediate_size": 64}
+        | {"rms_norm_eps": 1e-6},
+    ],
+)
+def test_a_window_that_no_layer_has_may_be_0(fields, tmp_path):
+    read_config(write_config(tmp_path, sliding_window=0, **fields))

@@ -5,8 +5,9 @@ from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, che
 
 from specstream_mlx.config import StreamConfig, UserError
 
-LLAMA = {"model_type": "llama", "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
-MISTRAL = {**LLAMA, "model_type": "mistral", "num_hidden_layers": 2}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
+LLAMA |= {"rms_norm_eps": 1e-5}
+MISTRAL = {**LLAMA, "model_type": "mistral"}
 SIZES = Sizes(context=128)
 
 
