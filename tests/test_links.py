@@ -39,6 +39,5 @@ def test_the_files_that_the_architecture_names_exist():
 
 
 def test_the_pages_are_found():
-    assert {ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "NOTES.md"} <= set(
-        PAGES
-    )
+    names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/NOTES.md")
+    assert {ROOT / name for name in names} <= set(PAGES)

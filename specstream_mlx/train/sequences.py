@@ -2,7 +2,8 @@
 
 Streams run beside the last prompt token and every completion token but the last (ARCHITECTURE.md,
 "One decoding step"). All that depends on lengths alone is computed here, on the host, so that a
-step's shapes are known before it begins. Shapes: B sequences of T tokens, C positions with streams, gamma streams.
+step's shapes are known before it begins. Shapes: B sequences of T tokens, C positions with streams,
+gamma streams.
 """
 
 from collections.abc import Sequence
