@@ -231,7 +231,7 @@ def _lazy_arrays(path: Path) -> "dict[str, mx.array]":
 
     tensor_headers(path)
     try:
-        return dict(mx.load(str(path)))
+        return dict(mx.load(str(path)))  # type: ignore[arg-type]  # a dictionary, of this format
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
 

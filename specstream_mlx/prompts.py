@@ -145,7 +145,7 @@ def encode_prompt(
         return tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
-    items = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
+    items: Any = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
     if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray | memoryview):
         if all(map(is_integer, items)):
             return [int(token) for token in items]

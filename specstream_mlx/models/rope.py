@@ -132,8 +132,8 @@ def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         )
 
 
-def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """The context before scaling."""
+def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The context before scaling; ``None`` where neither says it."""
     name = "original_max_position_embeddings"
     return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
 

@@ -53,7 +53,7 @@ def read_split(
         UserError: the file cannot be read, a line has another format than the first, there is a
             template and no prompts, the chat template refuses a line, or no sequence is left.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, value in read_json_lines(path):
         kind = _kind(value)
         if kind is None or (rows and kind != _kind(rows[0])):

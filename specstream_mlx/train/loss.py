@@ -61,7 +61,8 @@ def head_cross_entropy(
 
     @mx.custom_function
     def forward(hidden: mx.array) -> tuple[mx.array, mx.array]:
-        losses, gradients = [], []
+        losses: list[mx.array] = []
+        gradients: list[mx.array] = []
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
             rows = hidden[part]

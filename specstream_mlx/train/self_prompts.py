@@ -118,7 +118,8 @@ def ask_itself(
     kept = _kept(path)
     alike = {_beginning(prompt) for prompt in kept.values()}
     read = _read(model, opening[:-1])
-    place, asked, recent = max(kept, default=-1) + 1, Asked(), deque(maxlen=_RECENT)
+    place, asked = max(kept, default=-1) + 1, Asked()
+    recent: deque[str | None] = deque(maxlen=_RECENT)
     show(len(kept), asking.count)
     while len(kept) < asking.count:
         places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(kept))))

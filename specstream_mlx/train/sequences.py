@@ -162,6 +162,6 @@ def _up(count: int, multiple: int) -> int:
 
 def _filled(values: np.ndarray, multiple: int, dtype: type = np.int32) -> mx.array:
     """The values, and zeros behind them up to a multiple."""
-    filled = np.zeros(_up(len(values), multiple), dtype)
+    filled: np.ndarray = np.zeros(_up(len(values), multiple), dtype)
     filled[: len(values)] = values
     return mx.array(filled)
