@@ -155,7 +155,7 @@ def encode_prompt(
 
 
 def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
-    """Whether a text begins as what ``apply_chat_template`` returns does."""
+    """Tell whether a text begins as what ``apply_chat_template`` returns does."""
     openings = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     if tokenizer.has_chat_template:
         openings.append(_turn(tokenizer, _TEXT).partition(_TEXT)[0])

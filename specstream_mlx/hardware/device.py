@@ -31,7 +31,7 @@ def backend() -> str:
 
 
 def slow_blas() -> bool:
-    """Whether MLX computes on the CPU with the slow reference BLAS."""
+    """Tell whether MLX computes on the CPU with the slow reference BLAS."""
     return backend() == "cpu" and BLAS.startswith("reference")
 
 

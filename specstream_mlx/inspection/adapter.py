@@ -1,4 +1,4 @@
-"""What an adapter is made of, from its configuration and the headers of its tensor files."""
+"""Parts of an adapter, from its configuration and the headers of its tensor files."""
 
 import re
 from collections import Counter

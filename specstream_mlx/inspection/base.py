@@ -1,4 +1,4 @@
-"""What a base model is made of, from its ``config.json`` and the headers of its weight files.
+"""Parts of a base model, from its ``config.json`` and the headers of its weight files.
 
 No weight is read, so a model of any size takes a moment and next to no memory.
 """
@@ -62,13 +62,13 @@ class Quantization:
 
     @property
     def mixed(self) -> bool:
-        """Whether some layers are quantized otherwise than others."""
+        """True if some layers are quantized otherwise than others."""
         return len(self.layers) > 1
 
 
 @dataclass(frozen=True)
 class BaseReport:
-    """What ``inspect`` reports about a base model.
+    """The report of ``inspect`` about a base model.
 
     Attributes:
         path: its directory.

@@ -1,4 +1,4 @@
-"""What lies in a directory: a base model, or an adapter, and what the adapter costs its base.
+"""Contents of a directory: a base model, or an adapter, and what the adapter costs its base.
 
 Headers and configurations are read, never weights; printing is the command line's.
 """
@@ -30,7 +30,7 @@ class MedusaCost:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``inspect`` found.
+    """The report of ``inspect`` about a directory.
 
     Attributes:
         base: the base model; with an adapter, its base where it could be found.
@@ -50,7 +50,7 @@ class Report:
 
 
 def medusa_cost(hidden_size: int, vocab_size: int, heads: int) -> MedusaCost:
-    """What Medusa heads (Cai et al., arXiv 2401.10774, section 2.1.1) would add to a base.
+    """The cost of Medusa heads (Cai et al., arXiv 2401.10774, section 2.1.1) on a base.
 
     Each head is ``W2 (SiLU(W1 h + b1) + h)``: a residual block with weight and bias, h*h + h, and a
     head of its own, V*h. The paper's Eq. leaves the bias out; the published code and checkpoints

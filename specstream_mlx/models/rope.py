@@ -74,7 +74,7 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
 def check_rope(
     rope: Mapping[str, Any], config: Mapping[str, Any], supported: Sequence[str]
 ) -> None:
-    """Whether mlx-lm computes these parameters as transformers does.
+    """Check that mlx-lm computes these parameters as transformers does.
 
     Args:
         rope: from ``rope_parameters``.

@@ -64,7 +64,7 @@ class Asking:
 
 @dataclass
 class Asked:
-    """Counts of the prompts that were drawn and kept.
+    """Prompts that were kept, and counts of those that were not.
 
     Attributes:
         prompts: those that are kept, in the order of their draws.
