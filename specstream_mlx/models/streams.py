@@ -29,7 +29,8 @@ class ConditionedHead(nn.Module):
     """Head of streams that know the token before the one that they predict.
 
     Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` behind a token u, with n
-    an RMS norm without weights and E the embedding; the base's final norm and head follow. At the start U is zero.
+    an RMS norm without weights and E the embedding; the base's final norm and head follow. At the
+    start U is zero.
 
     Args:
         dims: h.
