@@ -92,7 +92,7 @@ class _Translation:
         )
 
     def _dtype(self, kind: type) -> Any:
-        """What a MIL type is here."""
+        """numpy's dtype for a MIL type, as it is computed here."""
         if types.is_float(kind):
             return np.float16 if self._half and kind == types.fp16 else np.float32
         return types.nptype_from_builtin(kind)
@@ -158,7 +158,7 @@ class _Translation:
 
 
 def _element(var: Var) -> type:
-    """What an input consists of, a state's too."""
+    """Element type of an input, or of a state."""
     wrapped = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
     return wrapped.get_primitive()
 
