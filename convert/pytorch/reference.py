@@ -54,9 +54,9 @@ class LowRank(nn.Module):
 class ConditionedHead(nn.Module):
     """Head of streams that know the tokens before those that they predict.
 
-    ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm without weights and E(u) the row
-    of the base's embedding table for the token u before; the base's final norm and head follow.
-    At the start U is zero.
+    Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm
+    without weights and E(u) the row of the base's embedding table for the token u before; the
+    base's final norm and head follow. At the start U is zero.
 
     Args:
         hidden_size: h.
