@@ -1,12 +1,8 @@
 """Modules import only from floors below their own (ARCHITECTURE.md lists them)."""
 
-<<<<<<< HEAD
-=======
-import ast
 import re
 from pathlib import Path
 
->>>>>>> 6a4250d (Pages are tested as they are shown: drawings are listed, files and floors that ARCHITECTURE.md names exist, comments cite it)
 import pytest
 from imports import MODULES, imported
 
@@ -34,22 +30,16 @@ another may have a floor of its own."""
 LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 
 
-<<<<<<< HEAD
 def part_of(module):
     """The name in ``FLOORS`` that a module belongs to."""
     inner, outer = ".".join(module[:2]), module[0]
     return inner if inner in LEVEL else outer
-=======
+
+
 def test_the_architecture_lists_these_floors():
-    page = (CLONE / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\d+\. (`.*`)$", page.split("\n## Floors\n")[1], re.M)
-    assert [set(re.findall(r"`(\w+)`", line)) for line in lines] == FLOORS
-
-
-def module_of(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[:-1] if parts[-1] == "__init__" else parts
->>>>>>> 6a4250d (Pages are tested as they are shown: drawings are listed, files and floors that ARCHITECTURE.md names exist, comments cite it)
+    assert [set(re.findall(r"`([\w.]+)`", line)) for line in lines] == FLOORS
 
 
 @pytest.mark.parametrize("module", sorted(MODULES), ids=".".join)
