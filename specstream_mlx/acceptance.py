@@ -1,4 +1,4 @@
-"""How often the streams' candidates are right, by depth and rank, measured on prompts."""
+"""Acceptance of the streams' candidates by depth and rank, measured on prompts."""
 
 from collections.abc import Collection, Sequence
 

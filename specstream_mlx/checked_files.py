@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_t
 
 
 def reason(error: BaseException, limit: int = 160) -> str:
-    """What another library says is wrong: its first sentence, without what it advises to do."""
+    """The reason that another library gives: its first sentence, without what it advises to do."""
     if "trust_remote_code" in str(error):
         return "it asks for code that comes with it, which is never run"
     text = " ".join(str(error).strip().partition("\n")[0].split()).partition(". ")[0]
@@ -44,7 +44,7 @@ def short(path: str | Path, limit: int = 400) -> str:
 
 
 def template_error(error: Exception) -> UserError:
-    """What becomes of an exception of a tokenizer's chat template, whatever it is."""
+    """The ``UserError`` for an exception of a tokenizer's chat template, whatever it is."""
     return UserError(f"the tokenizer's chat template fails: {reason(error)}")
 
 
@@ -231,7 +231,7 @@ def _lazy_arrays(path: Path) -> "dict[str, mx.array]":
 
     tensor_headers(path)
     try:
-        return dict(mx.load(str(path)))
+        return dict(mx.load(str(path)))  # type: ignore[arg-type]  # a dictionary, of this format
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
 

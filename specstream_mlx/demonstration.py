@@ -66,23 +66,23 @@ def base_path(tell: Callable[[str], None] = silent) -> Path:
 
 
 def is_meant(model: str | None) -> bool:
-    """Whether a ``--model`` option means this base: where none is named, or ``NAME`` is no path."""
+    """Tell whether ``--model`` means this base: where none is named, or ``NAME`` is no path."""
     return model is None or (model == NAME and not Path(model).exists())
 
 
 def model_path(model: str | None, tell: Callable[[str], None] = silent) -> str | Path:
-    """Where the model of a ``--model`` option is: ``base_path`` where it means this base."""
+    """Path of the model of a ``--model`` option: ``base_path`` where it means this base."""
     return base_path(tell) if model is None or is_meant(model) else model
 
 
 def directory() -> Path:
-    """Where the base is once it has been made."""
+    """The directory of the base once it has been made."""
     origin = "hub" if _package_file() is None else "package"
     return user_cache.directory() / "models" / f"{MODEL}-{origin}"
 
 
 def _package_file() -> Path | None:
-    """Where the package's GGUF file should be; ``None`` where the package is not installed."""
+    """Path of the package's GGUF file; ``None`` where the package is not installed."""
     try:
         found = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -130,7 +130,7 @@ def stream_generate(
             model, its KV cache or the verify rule; the prompt is empty or longer than the model's
             context; while generating, the sampler drew a token outside the vocabulary.
     """
-    check_names("stream_generate", overrides, [field.name for field in fields(DraftSettings)])
+    check_names("stream_generate", list(overrides), [field.name for field in fields(DraftSettings)])
     check_arguments(
         model=model,
         tokenizer=tokenizer,

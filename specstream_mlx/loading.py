@@ -79,7 +79,7 @@ class SpeculativeModel:
         return self.model(inputs, cache=cache, **further)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not found here is the base's: ``layers``, ``make_cache`` if it has one, .."""
+        """An attribute of the base: ``layers``, ``make_cache`` if it has one, .."""
         if name.startswith("_") or name == "model":  # "model": this object is still being made
             raise AttributeError(f"a SpeculativeModel has no attribute {name!r}")
         return getattr(self.model, name)
@@ -339,7 +339,7 @@ def read_tokenizer(
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:
-    """Whether all weights are numbers of a float's dtype, but those that are packed."""
+    """Check that all weights are numbers of a float's dtype, but those that are packed."""
     for path, module in model.named_modules():
         packed = any("scale" in name for name in module)
         affine = packed and getattr(module, "mode", None) == "affine"

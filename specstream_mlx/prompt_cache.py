@@ -158,7 +158,7 @@ class PromptCache:
 
     @property
     def rows(self) -> int:
-        """How many rows of each layer may be used again."""
+        """Number of rows of each layer that may be used again."""
         return self.unknown_rows + len(self.tokens)
 
     @property
@@ -204,7 +204,7 @@ class PromptCache:
         return self._generation
 
     def _other_model(self, model: SpeculativeModel) -> str | None:
-        """What made the rows if it was not ``model``, in words, else ``None``."""
+        """The maker of the rows in words, if it was not ``model``, else ``None``."""
         if self._owner is None:
             return None
         base, adapter = _owner(model)
@@ -213,7 +213,7 @@ class PromptCache:
         return None if adapter is self._owner[1] else "another adapter"
 
     def _other(self, model: SpeculativeModel, quantization: KVQuantization) -> str | None:
-        """What the rows were made with if it differs from these, in words, else ``None``."""
+        """The difference in words between what made the rows and these; ``None``: there is none."""
         if other := self._other_model(model):
             return other
         if self.quantized not in (None, (quantization.bits, quantization.group_size)):
@@ -222,11 +222,11 @@ class PromptCache:
         return None
 
     def _too_early(self, common: int, quantization: KVQuantization) -> bool:
-        """Whether the rows are quantized although a prompt of this length would not be yet."""
+        """Tell whether the rows are quantized although a prompt of this length would not be yet."""
         return self.quantized is not None and self.unknown_rows + common < quantization.start
 
     def _common(self, prompt: Sequence[int]) -> int:
-        """How many tokens the cache and ``prompt`` have in common, without the prompt's last."""
+        """Number of tokens that cache and ``prompt`` have in common, without the prompt's last."""
         pairs = zip(self.tokens, prompt[:-1], strict=False)
         differs = (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
         return next(differs, min(len(self.tokens), len(prompt) - 1))
@@ -249,5 +249,5 @@ class PromptCache:
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
-    """What prompt rows depend on: the model, and the adapter if it has LoRA (not its streams)."""
+    """The owner of prompt rows: the model, and the adapter if it has LoRA (not its streams)."""
     return model.model, model.adapter if model.adapter and model.adapter.lora else None

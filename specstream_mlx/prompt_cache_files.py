@@ -41,7 +41,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 @dataclass(frozen=True)
 class StoredRows:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
         caches: one KV cache per layer; they may hold more rows than are stored.
@@ -55,7 +55,7 @@ class StoredRows:
 
     @property
     def count(self) -> int:
-        """How many rows of each layer are stored."""
+        """Number of rows of each layer that are stored."""
         return self.unknown_rows + len(self.tokens)
 
 
@@ -234,7 +234,7 @@ def _header(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[str, Any] | None:
-    """What the metadata says beside mlx_lm's, checked; ``None`` for a file of mlx_lm's."""
+    """The metadata beside mlx_lm's, checked; ``None`` for a file of mlx_lm's."""
     if f"0.{_OURS}" not in metadata:
         return None
     try:

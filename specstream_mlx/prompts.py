@@ -145,7 +145,7 @@ def encode_prompt(
         return tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
-    items = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
+    items: Any = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
     if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray | memoryview):
         if all(map(is_integer, items)):
             return [int(token) for token in items]
@@ -155,7 +155,7 @@ def encode_prompt(
 
 
 def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
-    """Whether a text begins as what ``apply_chat_template`` returns does."""
+    """Tell whether a text begins as what ``apply_chat_template`` returns does."""
     openings = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     if tokenizer.has_chat_template:
         openings.append(_turn(tokenizer, _TEXT).partition(_TEXT)[0])

@@ -1,4 +1,4 @@
-"""What mlx_lm's functions take and ours do not, with the reason."""
+"""Arguments that mlx_lm's functions take and ours do not, with the reason."""
 
 from typing import Any
 

@@ -193,7 +193,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_disk_full(error: Exception, directory: Path) -> bool:
-    """Whether a library failed for want of space, which MLX, torch and safetensors each say anew.
+    """Tell whether a library failed for want of space; each says it in its own way.
 
     MLX's RuntimeError and torch's do not say it at all.
     """

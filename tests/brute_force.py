@@ -1,6 +1,7 @@
 """Speculative Streaming over a Llama written out in numpy: one row list, one explicit mask.
 
-Float64; no cache, no tree, no shortcut: the independent reference of DESIGN section 3.
+Float64; no cache, no tree, no shortcut: the independent reference of one
+step as ARCHITECTURE.md has it.
 """
 
 import math

@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT)
     for path in (
-        ROOT / "README.md",
+        *ROOT.glob("*.md"),
         *(
             page
             for package in ("specstream_mlx", "apps", "convert", "benchmarks")
@@ -56,6 +56,8 @@ SOURCES = sorted(
 
 NOT_RUN = {
     "python -m pytest": "runs this test among others",
+    "python -m ruff": "reads the clone; .ci/run runs it",
+    "python -m mypy": "reads the clone; .ci/run runs it",
     "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
     "python -m specstream_mlx.convert.demo_model.bundle": "replaces what is bundled",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
@@ -75,6 +77,13 @@ SET_UP = re.compile(
     rf"(\.venv/bin/{re.escape(demonstration.INSTALL)} && )?\.venv/bin/"
 )
 """What a command line begins with that sets a machine up; what it runs then is run here."""
+
+DRAWINGS = {
+    "README.md: specstream-mlx",
+    "ARCHITECTURE.md: One decoding step",
+    "ARCHITECTURE.md: The path of one option",
+}
+"""Headlines below which a block of text is a drawing, not an output."""
 
 SLOW = {
     "README.md: Your own model",
@@ -207,8 +216,8 @@ def test_every_fence_is_of_a_kind_that_is_tested():
         marks = re.findall(r"^ *```", (ROOT / page).read_text(), re.M)
         assert len(marks) == 2 * sum(block.place.startswith(f"{page}: ") for block in BLOCKS)
     outputs = {block.after for block in PYTHON} - {""}
-    texts = [block.text for block in BLOCKS if block.kind == "text" and block.text not in outputs]
-    assert len(texts) == 1 and "lower layers" in texts[0]  # the drawing
+    texts = [block for block in BLOCKS if block.kind == "text" and block.text not in outputs]
+    assert {block.place for block in texts} == DRAWINGS and len(texts) == len(DRAWINGS)
 
 
 def test_every_example_of_a_help_text_is_found():

@@ -1,4 +1,7 @@
-"""Modules import only from floors below their own (the map in specstream_mlx/README.md)."""
+"""Modules import only from floors below their own (ARCHITECTURE.md lists them)."""
+
+import re
+from pathlib import Path
 
 import pytest
 from imports import MODULES, imported
@@ -31,6 +34,12 @@ def part_of(module):
     """The name in ``FLOORS`` that a module belongs to."""
     inner, outer = ".".join(module[:2]), module[0]
     return inner if inner in LEVEL else outer
+
+
+def test_the_architecture_lists_these_floors():
+    page = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\d+\. (`.*`)$", page.split("\n## Floors\n")[1], re.M)
+    assert [set(re.findall(r"`([\w.]+)`", line)) for line in lines] == FLOORS
 
 
 @pytest.mark.parametrize("module", sorted(MODULES), ids=".".join)

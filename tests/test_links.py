@@ -1,4 +1,4 @@
-"""Links between the pages: what they point to exists, headings too."""
+"""Links between the pages: what they point to exists, headings too, and so do files they name."""
 
 import re
 from pathlib import Path
@@ -29,5 +29,15 @@ def test_every_link_leads_somewhere(page):
             assert anchor in anchors(path), f"{target}#{anchor}: no such heading"
 
 
+def test_the_files_that_the_architecture_names_exist():
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w/]+\.py\b", page)) | set(re.findall(r"`([\w/]+/)`", page))
+    assert {"engine/step.py", "engine/", "cli/options.py"} <= named
+    for name in named:
+        places = [folder / name for folder in (ROOT, ROOT / "specstream_mlx", ROOT / "tests")]
+        assert any(place.exists() for place in places), f"{name} does not exist"
+
+
 def test_the_pages_are_found():
-    assert {ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"} <= set(PAGES)
+    names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/NOTES.md")
+    assert {ROOT / name for name in names} <= set(PAGES)

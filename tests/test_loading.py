@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 import torch
 from mlx.utils import tree_flatten
+from specstream_mlx.inspection.base import inspect_base
 from tiny_models import tiny_llama_config
 
 from specstream_mlx import UserError, load
-from specstream_mlx.inspection.base import inspect_base
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint

@@ -3,7 +3,7 @@
     python -m benchmarks.studies.drafting_rule             # typed dev texts and held-out ones
     python -m benchmarks.studies.drafting_rule --items 24 --output /tmp/rule
 
-Greedy text is the same whatever is drafted (DESIGN, section 4), and a stream's guesses depend on
+Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
 streams guess behind every token; on that the rule itself (``autotune.choose``) plans step by step,
 with its constants as they are and with one of them changed. Time is counted by the cost curve that

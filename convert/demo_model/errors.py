@@ -97,7 +97,7 @@ def with_errors(text: str, rng: random.Random, spelling: Literal["us", "uk"] | N
 
 
 def _count(words: int, rng: random.Random) -> int:
-    """How many errors a text gets: at most one for each four words."""
+    """Number of errors that a text gets: at most one for each four words."""
     count = rng.choices((1, 2, 3, 4, 5, 6, 7), (38, 30, 19, 8, 2, 2, 1))[0]
     return max(1, min(count, words // 4))
 

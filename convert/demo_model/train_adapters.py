@@ -88,7 +88,7 @@ def drawn(part: str, count: int, seed: int) -> list[tasks.Item]:
 
 
 def typed(part: str) -> list[tasks.Item]:
-    """What people typed for development, with the first of the accepted answers."""
+    """Texts that people typed for development, with the first of the accepted answers."""
     names = list(tasks.TASKS) if part == SHARED else [part]
     count = TYPED_TOGETHER if part == SHARED else TYPED_ALONE
     return [answers[0] for name in names for answers in typed_dev(name, count)]

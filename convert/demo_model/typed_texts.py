@@ -31,5 +31,5 @@ def _test_ngrams() -> frozenset[tuple[str, ...]]:
 
 
 def repeats_test_text(text: str) -> bool:
-    """Whether ``text`` has eight words in a row of a test text."""
+    """Tell whether ``text`` has eight words in a row of a test text."""
     return not _test_ngrams().isdisjoint(ngrams(text, LENGTH))

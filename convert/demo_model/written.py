@@ -48,14 +48,14 @@ class Written:
 
     @property
     def input(self) -> str:
-        """What a person would type."""
+        """Text that a person would type."""
         if self.kind == "tables":
             return f"table {self.values['table']}: {self.values['question']}"
         return self.values["record" if self.kind == "records" else "text"]
 
     @property
     def answer(self) -> str:
-        """What the model is to write; a sentence is its own correction."""
+        """Text that the model is to write; a sentence is its own correction."""
         if self.kind == "notes":
             return "; ".join(f"- {point}" for point in self.values["points"])
         names = {"dialogues": "summary", "rewrites": "rewrite", "tables": "query"}

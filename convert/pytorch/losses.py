@@ -236,7 +236,7 @@ def _places(vocabulary: Tensor, vocab_size: int) -> Tensor:
 def _read_before(
     model: SpeculativeStreamingModel, batch: Batch, positions: Tensor
 ) -> Tensor | None:
-    """What a conditioned head reads of the true tokens before: (B, C, gamma, r), or ``None``.
+    """Features (B, C, gamma, r) of the true tokens before, for a conditioned head, or ``None``.
 
     Each token is read once, though as many positions as there are streams look at it.
     """

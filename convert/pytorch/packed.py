@@ -22,7 +22,7 @@ _NUMBERS_AT_ONCE = 1 << 19
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is that of a model that MLX has quantized."""
+    """Tell whether a ``config.json`` is that of a model that MLX has quantized."""
     return isinstance(config.get("quantization"), Mapping)
 
 

@@ -52,11 +52,11 @@ class LowRank(nn.Module):
 
 
 class ConditionedHead(nn.Module):
-    """What streams' features become when the tokens before those that they predict are known.
+    """Head of streams that know the tokens before those that they predict.
 
-    ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm without weights and E(u) the row
-    of the base's embedding table for the token u before; the base's final norm and head follow.
-    At the start U is zero.
+    Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm
+    without weights and E(u) the row of the base's embedding table for the token u before; the
+    base's final norm and head follow. At the start U is zero.
 
     Args:
         hidden_size: h.
@@ -245,13 +245,13 @@ class SpeculativeStreamingModel(nn.Module):
 
     @property
     def trains_trunk(self) -> bool:
-        """Whether any trained parameter lies below the final norm: streams or LoRA."""
+        """Tell whether any trained parameter lies below the final norm: streams or LoRA."""
         apart = ("pruner.", "streams.head.")
         return any(p.requires_grad and not n.startswith(apart) for n, p in self.named_parameters())
 
     @property
     def trains_pruner(self) -> bool:
-        """Whether there is a pruner, not frozen."""
+        """Tell whether there is a pruner, not frozen."""
         return bool(self.config.pruner_rank) and self.pruner.up.weight.requires_grad
 
     @property
@@ -300,7 +300,7 @@ class SpeculativeStreamingModel(nn.Module):
         return self.logits(self.conditioned(streams, self.read(before)))
 
     def read(self, tokens: Tensor) -> Tensor | None:
-        """What the conditioned head reads of tokens (...): (..., r); ``None`` with plain heads."""
+        """Features (..., r) of tokens (...) for the conditioned head; ``None`` with plain heads."""
         head = self.streams.head
         return None if head is None else head.read(self.backbone.embedding(tokens))
 

@@ -213,7 +213,7 @@ def train(
 
 
 def is_quick_in_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for it; without them it takes many times as long."""
+    """Tell whether a device has instructions for bfloat16, which is many times as slow without."""
     return device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
 
 

@@ -1,4 +1,4 @@
-"""What a saved package says of itself: the sizes, the adapters and the base's tokens."""
+"""Contents of a saved package: the sizes, the adapters and the base's tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,7 +129,7 @@ class Contents:
         return self.adapters[name]
 
     def functions_of(self, adapter: str) -> str:
-        """What the names of an adapter's functions begin with."""
+        """The beginning of the names of an adapter's functions."""
         return SUPPLIED if self.supplied else adapter
 
     def read_supplied(self, adapter: str) -> dict[str, np.ndarray]:

@@ -41,5 +41,5 @@ def decoded_streams(streams: Streams) -> Streams:
 
 
 def _halved(p: mx.array) -> mx.array:
-    """What half precision leaves of floats, in float32."""
+    """Floats rounded to half precision, in float32."""
     return p.astype(mx.float16).astype(mx.float32) if mx.issubdtype(p.dtype, mx.floating) else p

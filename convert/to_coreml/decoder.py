@@ -163,7 +163,7 @@ class PackageDecoder:
         )
 
     def _settings(self, settings: DraftSettings | None) -> DraftSettings:
-        """How to draft within the package's sizes.
+        """Settings of drafts within the package's sizes.
 
         By default lookup and streams fill the smallest tree, since its rows are computed anyway.
         """

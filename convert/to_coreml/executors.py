@@ -1,4 +1,4 @@
-"""What runs the functions of a package: Core ML on a Mac, elsewhere numpy."""
+"""Executors of a package's functions: Core ML on a Mac, elsewhere numpy."""
 
 import platform
 from collections.abc import Mapping
@@ -96,10 +96,10 @@ class CoreML:
 
 
 def has_core_ml() -> bool:
-    """Whether Core ML's runtime is there."""
+    """Tell whether Core ML's runtime is there."""
     return platform.system() == "Darwin"
 
 
 def executor_of(path: Path) -> Executor:
-    """What runs a package on this machine: Core ML where that is, else numpy, in float32."""
+    """Executor of a package on this machine: Core ML where that is, else numpy, in float32."""
     return CoreML(path) if has_core_ml() else Package(path)

@@ -29,7 +29,7 @@ Progress = Callable[[float, float | None, str], None]
 
 
 def tokenizer_directory(output: Path) -> Path:
-    """Where a package's tokenizer goes: beside it."""
+    """The directory of a Core ML package's tokenizer, beside it."""
     return output.with_suffix(".tokenizer")
 
 
@@ -135,7 +135,7 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
 
 
 def function_name(adapter: Path) -> str:
-    """What an adapter's functions begin with: the directory's name."""
+    """The beginning of an adapter's functions: the directory's name."""
     return adapter.resolve().name.replace("-", "_")
 
 

@@ -54,7 +54,7 @@ ADAPTER = "adapter"
 
 @dataclass(frozen=True)
 class Emission:
-    """What all functions of one adapter are made of.
+    """Parts that all functions of one adapter are made of.
 
     Attributes:
         model: an mlx-lm model with the adapter's LoRA mounted.
@@ -75,7 +75,7 @@ class Emission:
     supplied: Mapping[str, tuple[int, ...]] | None = None
 
     def functions(self, sampling: bool = False) -> dict[str, Callable[[], Function]]:
-        """What makes each of the adapter's functions, by name.
+        """Makers of the adapter's functions, by name.
 
         Args:
             sampling: ``logits<n>`` and ``draft`` too.

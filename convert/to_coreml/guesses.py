@@ -1,4 +1,4 @@
-"""What the streams beside the accepted node guess, in MIL: ``engine.guessing`` with fixed shapes.
+"""Guesses of the streams beside the accepted node, in MIL: ``engine.guessing`` with fixed shapes.
 
 Plain streams guess k tokens each. Streams that know the token before guess depth by depth behind
 the k likeliest paths of the depth before, as ``guessing.guess`` does with ``LIKELIEST``.

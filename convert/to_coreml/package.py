@@ -102,12 +102,12 @@ class PackageBuilder:
 
     @property
     def functions(self) -> int:
-        """How many functions an adapter with streams has."""
+        """Number of functions of an adapter with streams."""
         return 1 + len(self._sizes.nodes) * (1 + self._sampling) + self._sampling
 
     @property
     def report(self) -> list[Encoding]:
-        """How each weight was written."""
+        """Report of how each weight was written."""
         return self._store.report
 
     def model(self, facts: Mapping[str, Any]) -> MLModel:
@@ -131,7 +131,7 @@ class PackageBuilder:
 
 
 def adapters_directory(output: Path) -> Path:
-    """Where the arrays of adapters go that are supplied to a Core ML package: beside it."""
+    """The directory of adapters' arrays that are supplied to a Core ML package, beside it."""
     return output.with_suffix(".adapters")
 
 
@@ -152,7 +152,7 @@ def converted(program: Program) -> MLModel:
 
 
 def _described(streams: Streams) -> dict[str, Any]:
-    """What a host must know of an adapter's streams."""
+    """Facts that a host must know of an adapter's streams."""
     config = streams.config
     return {
         "mode": config.mode,

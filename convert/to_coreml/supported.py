@@ -1,4 +1,4 @@
-"""What the export can do; all else is refused before a weight is read."""
+"""Limits of the export; what is beyond them is refused before a weight is read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

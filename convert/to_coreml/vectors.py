@@ -202,7 +202,7 @@ def _is_calls(calls: Any) -> bool:
 
 @dataclass
 class Difference:
-    """What a replay found of one output of one function.
+    """Difference that a replay found in one output of one function.
 
     Attributes:
         function: its name.
@@ -252,7 +252,7 @@ class Replay:
     differences: list[Difference] = field(default_factory=list)
 
     def complaint(self) -> str | None:
-        """What is wrong, in a sentence; ``None``: nothing."""
+        """Sentence about what is wrong; ``None``: nothing."""
         bound = EXACT if self.exact else FAR
         worst = max((d for d in self.differences if d.largest), key=_largest, default=None)
         if worst is not None and worst.largest > bound:

@@ -337,7 +337,7 @@ class Constants:
 
 
 def operation_name(name: str) -> str:
-    """What a weight is called in a program, where names have no dots."""
+    """Name of a weight in a program, where names have no dots."""
     return name.replace(".", "_")
 
 

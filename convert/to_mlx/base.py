@@ -89,7 +89,7 @@ def convert_base(
 
 
 def counted(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """What tells ``progress`` the sum of the bytes that it is told one after the other."""
+    """A function that tells ``progress`` the sum of the bytes that it has been told."""
     done = 0
 
     def count(size: int) -> None:

@@ -34,7 +34,7 @@ _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32
 
 @dataclass(frozen=True)
 class HeldType:
-    """What became of the tensors of one type of the file.
+    """Form in which the tensors of one type of the file are held.
 
     Attributes:
         kind: the type's name in GGUF.
@@ -62,7 +62,7 @@ class HeldType:
 
 @dataclass(frozen=True)
 class GgufReport:
-    """What a conversion did.
+    """Report of a conversion.
 
     Attributes:
         dtype: of scales, biases and dense tensors, and so of the activations.
@@ -147,7 +147,7 @@ def _types(
     fits: Mapping[str, bool],
     dtype: str,
 ) -> tuple[HeldType, ...]:
-    """What became of each type, in the order of the file."""
+    """Forms in which each type is held, in the order of the file."""
     types = []
     for kind in dict.fromkeys(tensor.kind for tensor in tensors.values()):
         names = [name for name, tensor in tensors.items() if tensor.kind == kind]
@@ -167,7 +167,7 @@ def _types(
 
 
 def _check_types(header: Header) -> None:
-    """Whether MLX can hold all types; it has no packed norms and biases."""
+    """Check that MLX can hold all types; it has no packed norms and biases."""
     for name, tensor in header.tensors.items():
         known = DENSE if len(tensor.shape) == 1 else (*PACKINGS, *DENSE)
         if tensor.kind not in known:
@@ -201,7 +201,7 @@ def _smallest(tensors: Mapping[str, Tensor], fitting: Mapping[str, set[str]]) ->
 
 
 def _quantization(places: Mapping[str, tuple[Tensor, Target]]) -> dict[str, Any]:
-    """What mlx-lm reads of the packed modules: most modules' bits, and the others by name."""
+    """Entry that mlx-lm reads of the packed modules: most modules' bits, and the others by name."""
     bits = {
         place.module: PACKINGS[tensor.kind].bits if tensor.kind in PACKINGS else None
         for tensor, place in places.values()

@@ -1,4 +1,4 @@
-"""What GGUF calls the sizes and the tensors of an architecture, and what mlx-lm calls them."""
+"""Names of an architecture's sizes and tensors, GGUF's and mlx-lm's."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -115,7 +115,7 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Target:
-    """Where a tensor goes.
+    """Destination of a tensor.
 
     Attributes:
         name: in mlx-lm.
@@ -143,7 +143,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model's ``config.json`` says, and where its tensors go, by GGUF's names."""
+    """Fields of a model's ``config.json``, and where its tensors go, by GGUF's names."""
 
     config: dict[str, Any]
     tensors: Mapping[str, Target] = field(repr=False)
@@ -270,7 +270,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def _llama3_factors(base: float, width: int, factor: float) -> np.ndarray:
-    """What Llama 3's rope divides the frequencies by."""
+    """Factors by which Llama 3's rope divides the frequencies."""
     waves = 2 * math.pi * base ** (np.arange(0, width, 2) / width)
     low, high, length = _LLAMA3.values()
     smooth = np.clip((length / waves - low) / (high - low), 0, 1)

@@ -25,7 +25,7 @@ Blocks = np.ndarray
 
 @dataclass(frozen=True)
 class Packing:
-    """How a type is held in MLX.
+    """Form in which a type is held in MLX.
 
     Attributes:
         bits: of a code.
@@ -40,7 +40,7 @@ class Packing:
 
     @property
     def exact(self) -> bool:
-        """Whether the weights keep their values."""
+        """True if the weights keep their values."""
         return self.parts is not None
 
 

@@ -68,7 +68,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself, all places within the file.
+    """Header of a GGUF file, all places within the file.
 
     Attributes:
         path: the file.

@@ -38,7 +38,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 @dataclass(frozen=True)
 class _Split:
-    """How text is cut into words before merges.
+    """Rule by which text is cut into words before merges.
 
     Attributes:
         pattern: of a word; ``None``: GPT-2's.
@@ -149,7 +149,7 @@ def _special(header: Header, name: str, tokens: list[str]) -> int | None:
 def _surrounded(
     tokens: list[str], begin: int | None, end: int | None
 ) -> processors.TemplateProcessing:
-    """What puts tokens before and behind a text."""
+    """Post-processor that puts tokens before and behind a text."""
     first = [] if begin is None else [("begin", begin, tokens[begin])]
     last = [] if end is None else [("end", end, tokens[end])]
     pieces = [*(name for name, *_ in first), "$A", *(name for name, *_ in last)]

@@ -1,4 +1,4 @@
-"""What a conversion may replace: what conversions write, but nothing that this one reads."""
+"""Files that a conversion may replace: what conversions write, and this one does not read."""
 
 import os
 import re

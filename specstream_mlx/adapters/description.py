@@ -1,4 +1,4 @@
-"""What an adapter directory says about itself: its configuration, and headers of its tensors.
+"""The description of an adapter directory: its configuration, and headers of its tensors.
 
 This reads a directory in MLX's format (see ``files``) and one of the PyTorch side (``torch_files``)
 alike. It reads no weights and does not import MLX.
@@ -52,12 +52,12 @@ class AdapterDescription:
 
     @property
     def config_path(self) -> Path:
-        """Where LoRA is described."""
+        """The file that describes LoRA."""
         return self.path / ADAPTER_CONFIG
 
     @property
     def is_peft(self) -> bool:
-        """Whether LoRA is in PEFT's format; it may be in mlx-lm's on the PyTorch side too."""
+        """True if LoRA is in PEFT's format; it may be in mlx-lm's on the PyTorch side too."""
         return "peft_type" in self.config
 
     @property
@@ -80,7 +80,7 @@ class AdapterDescription:
 
     @property
     def _stream_config_path(self) -> Path:
-        """Where the streams are described."""
+        """The file that describes the streams."""
         return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
 
     def check_lora(self) -> None:
@@ -97,7 +97,7 @@ class AdapterDescription:
             raise UserError(f"{self._stream_config_path}: {error}") from None
 
     def check_base(self, base_config: Mapping[str, Any]) -> None:
-        """Whether the streams were made for a base.
+        """Check that the streams were made for a base.
 
         Args:
             base_config: the base's ``config.json``.

@@ -81,11 +81,10 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
     lora = read_lora(found, model)
     if lora:
         found.check_lora()
-    stream_tensors = read_arrays(found.stream_file) if found.stream_file else {}
-    if VOCABULARY in stream_tensors:
-        check_vocabulary(
-            found.stream_file, np.array(stream_tensors[VOCABULARY]), base_config["vocab_size"]
-        )
+    file = found.stream_file
+    stream_tensors = read_arrays(file) if file else {}
+    if file and VOCABULARY in stream_tensors:
+        check_vocabulary(file, np.array(stream_tensors[VOCABULARY]), base_config["vocab_size"])
     return Adapter(
         path=found.path,
         config=found.config,
@@ -153,7 +152,7 @@ def _expected_lora(
     if keys == [] or (count == 0 and parameters.get("rank") == 0):
         return {}
     rank, _ = found.rank_and_scale()
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, module in selected_modules(model, keys, count).items():
         shapes = adapter_shapes(module, rank, dora)
         if not shapes:

@@ -91,7 +91,7 @@ def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
         columns = columns * 32 // module.bits
     if isinstance(module, _LINEAR):
-        shapes = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
+        shapes: dict[str, tuple[int, ...]] = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
         return shapes | {"m": (rows,)} if dora else shapes
     if dora:
         return {}

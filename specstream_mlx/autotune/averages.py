@@ -45,7 +45,8 @@ class StreamAverages:
         self.hits = [[_START * _WEIGHT] * 2 for _ in range(2)]
         self.expected = [[_WEIGHT] * 2 for _ in range(2)]
         self._pending: list[_Guessed] = []
-        self._newest, self._trunk = NO_GUESSES, ()
+        self._newest = NO_GUESSES
+        self._trunk: Path = ()
         self._behind: dict[Hashable, Guesses] = {}  # corrected; plain streams' by depth and trunk
 
     def take(self, guesses: StreamGuesses) -> None:

@@ -23,6 +23,7 @@ from ..models.architectures import architecture_of
 from ..models.head_rows import rows_of
 from ..models.streams import Streams
 from .key_selection import AskingRows
+from .kv import LayerCache
 from .profile import NO_PROFILE, Profile
 
 Observer = Callable[[int, mx.array, mx.array], None]
@@ -138,7 +139,7 @@ class BorrowedModel:
             attention["rope"] = self._asking[number] = _AskingRope(attention)
         return copies
 
-    def logits(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+    def logits(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         """(sequences, rows, vocab) logits of a pass through all layers, without streams.
 
         Args:
@@ -147,7 +148,7 @@ class BorrowedModel:
         """
         return self._whole(tokens, cache=caches)
 
-    def fill(self, tokens: mx.array, caches: Sequence[Any]) -> None:
+    def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
         """Run a pass only to fill the KV caches; no logits are computed.
 
         Args:
@@ -155,7 +156,7 @@ class BorrowedModel:
         """
         self._filling(tokens, cache=caches)  # its head is never computed
 
-    def lower(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+    def lower(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         """Embedding and MHA layers: the main stream at the input of the first MSA layer.
 
         Args:
@@ -164,7 +165,7 @@ class BorrowedModel:
         self._lower(tokens, cache=caches)  # its head is never computed
         return self._kept.take()
 
-    def entry(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+    def entry(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         """Embedding alone: the input of the first layer.
 
         Args:
@@ -173,7 +174,7 @@ class BorrowedModel:
         self._entry(tokens, cache=caches)  # its head is never computed
         return self._kept.take()
 
-    def layer(self, number: int, hidden: mx.array, cache: Any, main_rows: int) -> mx.array:
+    def layer(self, number: int, hidden: mx.array, cache: LayerCache, main_rows: int) -> mx.array:
         """One layer over main rows first, then stream rows, which are those of MSA layers.
 
         Args:
@@ -244,7 +245,7 @@ class BorrowedModel:
         tokens = mx.zeros(hidden.shape[:2], mx.int32)
         return top(tokens, cache=[None] * self._count)
 
-    def _mask(self, hidden: mx.array, cache: Any) -> mx.array | str | None:
+    def _mask(self, hidden: mx.array, cache: LayerCache) -> mx.array | str | None:
         return cache.make_mask(hidden.shape[1], self._architecture.array_masks)
 
 

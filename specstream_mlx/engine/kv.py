@@ -1,7 +1,7 @@
 """KV caches in which a tree's rows stay uncommitted until it is known which are accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -142,6 +142,35 @@ def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
     pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
     left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
     return min(left_out, default=None)
+
+
+class LayerCache(Protocol):
+    """What a layer asks of its KV cache, or of what stands for one in a pass.
+
+    Where streams select keys it also has ``ask``, see ``key_selection.AskingRows``.
+    """
+
+    @property
+    def offset(self) -> mx.array | int:
+        """Position of the first new row, or (.., rows) positions of all."""
+
+    def make_mask(
+        self, count: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """Make the mask of ``count`` new rows, in one of mlx-lm's forms.
+
+        Args:
+            count: new rows.
+            return_array: never ``"causal"``.
+            window_size: what a model asks for a layer that has no window of its own.
+        """
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Take in the new rows' keys and values, and return those of all rows that may be seen.
+
+        Args:
+            keys, values: (sequences, kv_heads, rows, head_dim).
+        """
 
 
 class UncommittedRows:

@@ -31,7 +31,7 @@ def backend() -> str:
 
 
 def slow_blas() -> bool:
-    """Whether MLX computes on the CPU with the slow reference BLAS."""
+    """Tell whether MLX computes on the CPU with the slow reference BLAS."""
     return backend() == "cpu" and BLAS.startswith("reference")
 
 
@@ -80,7 +80,7 @@ def describe() -> dict[str, str]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": f"{_cpu_name()}, {_cores()}",
         "python": platform.python_version(),
-        "mlx": mx.__version__,
+        "mlx": mx.__version__,  # type: ignore[attr-defined]  # its stubs leave it out
         "backend": backend(),
         "blas": BLAS if backend() == "cpu" else "not used",
     }

@@ -1,4 +1,4 @@
-"""How a quantized model's weights are held: packed as in the file, or expanded once.
+"""Weights of a quantized model in memory: packed as in the file, or expanded once.
 
 Packed weights take less memory and, where reading them is the bottleneck, less time. A backend
 whose quantized product costs as much for every further row loses on the trees that are verified
@@ -51,7 +51,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """How a model's weights are held in memory, packed or expanded, and why.
+    """A model's weights in memory: packed or expanded, and why.
 
     Attributes:
         form: how they are held; a model that is not quantized has nothing to pack.

@@ -1,4 +1,4 @@
-"""What this project knows of each family of models. Adding one: an entry here and a parity test.
+"""Facts about each family of models. Adding one: an entry here and a parity test.
 
 mlx-lm's own model files do the computing. An entry says what they take for granted, which fields
 transformers reads otherwise, and the few names and forms that the decoder needs. MLX is imported
@@ -35,7 +35,7 @@ Classes = tuple[type["nn.Module"], type]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What must be known to run the models of one ``model_type``.
+    """Facts that are needed to run the models of one ``model_type``.
 
     Attributes:
         defaults: fields that a ``config.json`` may leave out, with transformers' values, where
@@ -515,7 +515,7 @@ def _sizes(architecture: Architecture, headers: Headers) -> dict[str, int]:
 
 
 def _check_caches(config: Config) -> None:
-    """Whether the caches of a model without weights can go back to an accepted path."""
+    """Check that the caches of a model, made without weights, can go back to an accepted path."""
     from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
     model_class, arguments = model_classes(config)
@@ -534,7 +534,7 @@ def _check_caches(config: Config) -> None:
 
 
 def text_limit(config: Config) -> int | None:
-    """How many tokens a model with learned positions can read; ``None`` if positions are rope."""
+    """Most tokens that a model with learned positions can read; ``None``: positions are rope."""
     architecture = architecture_of(config.get("model_type"))
     if architecture.positions == "rope":
         return None

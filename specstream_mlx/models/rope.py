@@ -167,7 +167,7 @@ def _without(
 def check_rope(
     rope: Mapping[str, Any], config: Mapping[str, Any], supported: Sequence[str]
 ) -> None:
-    """Whether mlx-lm computes these parameters as transformers does.
+    """Check that mlx-lm computes these parameters as transformers does.
 
     Args:
         rope: from ``rope_parameters``.
@@ -225,8 +225,8 @@ def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         )
 
 
-def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """The context before scaling."""
+def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The context before scaling; ``None`` where neither says it."""
     name = "original_max_position_embeddings"
     return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
 

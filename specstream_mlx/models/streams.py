@@ -26,10 +26,11 @@ class LowRank(nn.Module):
 
 
 class ConditionedHead(nn.Module):
-    """What a stream's features become when the token before the one it predicts is known.
+    """Head of streams that know the token before the one that they predict.
 
-    ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm without weights; the base's final
-    norm and head follow. At the start U is zero.
+    Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` behind a token u, with n
+    an RMS norm without weights and E the embedding; the base's final norm and head follow. At the
+    start U is zero.
 
     Args:
         dims: h.

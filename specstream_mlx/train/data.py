@@ -53,7 +53,7 @@ def read_split(
         UserError: the file cannot be read, a line has another format than the first, there is a
             template and no prompts, the chat template refuses a line, or no sequence is left.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, value in read_json_lines(path):
         kind = _kind(value)
         if kind is None or (rows and kind != _kind(rows[0])):
@@ -111,7 +111,7 @@ def _is_message(value: Any) -> bool:
 def _reader(
     rows: Sequence[Mapping[str, Any]], tokenizer: TokenizerWrapper, template: str | None
 ) -> Any:
-    """What makes tokens and the length of the prompt out of a line."""
+    """The function that makes tokens and the length of the prompt out of a line."""
     kind = _kind(rows[0])
     if kind == "messages" and not tokenizer.has_chat_template:
         raise UserError("the data has messages, and the tokenizer no chat template to put them in")

@@ -29,7 +29,7 @@ _LEAST_AT_ONCE, _STEPS = 4, 16
 
 @dataclass(frozen=True)
 class Answering:
-    """How the base answers.
+    """Settings of the answers that the base writes.
 
     Attributes:
         max_tokens: the most tokens of an answer.

@@ -1,4 +1,4 @@
-"""What a run will take on this machine: tokens, memory and time, from measured steps."""
+"""An estimate of a run on this machine: tokens, memory and time, from measured steps."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take.
+    """Tokens, memory and time of a run.
 
     Attributes:
         iterations: that are left.
@@ -71,7 +71,7 @@ def _tokens(batch: Sequence[Item]) -> int:
 
 
 def _seconds(run: Run, batch: Sequence[Item]) -> float:
-    """What a step on a batch takes the second time."""
+    """Seconds that a step on a batch takes the second time."""
     for _ in range(2):
         began = time.perf_counter()
         mx.eval(run.gradients(list(batch)))

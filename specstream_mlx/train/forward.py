@@ -116,7 +116,7 @@ class StreamForward:
         return Hidden(seed, main, hidden.reshape(*beside.shape, config.num_streams, -1))
 
     def _parts(self, sequences: int, rows: int) -> Parts:
-        """How a layer goes through a batch of so many rows: at once, unless checkpointed."""
+        """Parts in which a layer takes a batch of so many rows: one, unless checkpointed."""
         of_one = max(1, rows // sequences)
         return Parts(sequences, max(1, _ROWS // of_one) if self._checkpoint else sequences)
 

@@ -27,7 +27,7 @@ class Item:
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens the completion has, its end token included."""
+        """Number of tokens of the completion, its end token included."""
         return len(self.tokens) - self.stream_from
 
 

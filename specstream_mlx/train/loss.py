@@ -61,7 +61,8 @@ def head_cross_entropy(
 
     @mx.custom_function
     def forward(hidden: mx.array) -> tuple[mx.array, mx.array]:
-        losses, gradients = [], []
+        losses: list[mx.array] = []
+        gradients: list[mx.array] = []
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
             rows = hidden[part]
@@ -82,7 +83,7 @@ def head_cross_entropy(
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """How many rows' logits to hold at a time."""
+    """Number of rows whose logits are held at a time."""
     return max(_LEAST_ROWS, _LOGITS_AT_ONCE // vocab_size)
 
 
@@ -119,7 +120,7 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
 
 
 def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> mx.array:
-    """What the LM head reads: (B, C, 1 + gamma, h), the main stream's first.
+    """The rows that the LM head reads: (B, C, 1 + gamma, h), the main stream's first.
 
     Args:
         forward: the model and streams.

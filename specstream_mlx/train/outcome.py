@@ -1,4 +1,4 @@
-"""What a finished adapter brings on held-out prompts: beside plain decoding, and lookup alone."""
+"""The gain of a finished adapter on held-out prompts, over plain decoding and over lookup alone."""
 
 import math
 from collections import deque
@@ -43,11 +43,11 @@ class Outcome:
 
     @property
     def pays(self) -> bool:
-        """Whether the adapter is worth having on such text, on this machine."""
+        """True if the adapter is worth having on such text, on this machine."""
         return self.speedup >= _PAYS * max(1.0, self.lookup)
 
     def sentence(self) -> str:
-        """What was won, in one sentence."""
+        """The gain in one sentence."""
         texts = f"{self.prompts} held-out text" + "s" * (self.prompts > 1)
         won = f"decoding is {self.speedup:.2f} times as fast as plain mlx_lm on {texts}"
         calls = f"a call of the model writes {self.call_reduction:.2f} tokens"

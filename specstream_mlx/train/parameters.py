@@ -1,4 +1,4 @@
-"""What is trained: streams, pruner and, in shared mode, LoRA, as one flat table of arrays."""
+"""Trained parameters: streams, pruner and, in shared mode, LoRA, as one flat table of arrays."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -70,5 +70,5 @@ class Trained:
 
 
 def is_of_streams(name: str) -> bool:
-    """Whether an array belongs to the streams or their pruner, not to LoRA."""
+    """Tell whether an array belongs to the streams or their pruner, not to LoRA."""
     return name.startswith(("streams.", "pruner."))

@@ -83,7 +83,7 @@ class StepFunction:
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         iterations: done.
@@ -318,7 +318,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all iterations are done, or validation said that they are enough."""
+        """True if all iterations are done, or validation said that they are enough."""
         return self.progress.iterations >= self.settings.iters or self._is_enough()
 
     def _is_enough(self) -> bool:
@@ -326,7 +326,7 @@ class Run:
         return bool(patience and self._valid) and self.progress.waited >= patience
 
     def validation(self) -> Validation:
-        """What the streams would win as they are now."""
+        """Measure what the streams would win as they are now."""
         self._start.model.eval()
         return validate(self._forward, self._valid, self._alphas, self.settings.segment)
 
@@ -379,7 +379,7 @@ class _Window:
 
 
 def run_directory(adapter_path: Path) -> Path:
-    """Where a run keeps its checkpoints, log and data: beside the adapter that it writes."""
+    """The directory of a run's checkpoints, log and data, beside the adapter that it writes."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
 
 
@@ -411,7 +411,7 @@ def logged(log: Path, name: str) -> list[tuple[int, float]]:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether a directory holds nothing but an adapter's files, so that it may be replaced."""
+    """Tell whether a directory holds an adapter's files alone, so that it may be replaced."""
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
 
 

@@ -47,7 +47,7 @@ Script = Literal["latin", "any"]
 
 @dataclass(frozen=True)
 class Asking:
-    """What a model asks itself.
+    """Settings of the prompts that a model draws.
 
     Attributes:
         count: prompts.
@@ -64,7 +64,7 @@ class Asking:
 
 @dataclass
 class Asked:
-    """What came of it.
+    """Prompts that were kept, and counts of those that were not.
 
     Attributes:
         prompts: those that are kept, in the order of their draws.
@@ -77,7 +77,7 @@ class Asked:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentence(self) -> str:
-        """How many were drawn and kept in this call, and why the others were not."""
+        """A sentence: how many were drawn and kept in this call, and why the others were not."""
         kept = self.drawn - self.left_out.total()
         faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
         return f"The base drew {self.drawn} prompts and {kept} are kept" + (
@@ -118,7 +118,8 @@ def ask_itself(
     kept = _kept(path)
     alike = {_beginning(prompt) for prompt in kept.values()}
     read = _read(model, opening[:-1])
-    place, asked, recent = max(kept, default=-1) + 1, Asked(), deque(maxlen=_RECENT)
+    place, asked = max(kept, default=-1) + 1, Asked()
+    recent: deque[str | None] = deque(maxlen=_RECENT)
     show(len(kept), asking.count)
     while len(kept) < asking.count:
         places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(kept))))
@@ -200,7 +201,7 @@ def _draws(
 
 
 def _fault(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
-    """What makes a text no prompt; ``None``: nothing."""
+    """The reason why a text is no prompt; ``None``: it is one."""
     words = _WORD.findall(text.casefold())
     if not ended:
         return f"had no end within {MOST_TOKENS} tokens"
@@ -217,7 +218,7 @@ def _fault(text: str, ended: bool, controls: Collection[str], script: Script) ->
 
 
 def _beginning(text: str) -> str:
-    """What texts that are nearly the same have in common."""
+    """The key that texts have in common which are nearly the same."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
 
 

@@ -1,8 +1,9 @@
 """Sequences of one training step: their tokens, where streams run, and what these must predict.
 
-Streams run beside the last prompt token and every completion token but the last (DESIGN, section
-3). All that depends on lengths alone is computed here, on the host, so that a step's shapes are
-known before it begins. Shapes: B sequences of T tokens, C positions with streams, gamma streams.
+Streams run beside the last prompt token and every completion token but the last (ARCHITECTURE.md,
+"One decoding step"). All that depends on lengths alone is computed here, on the host, so that a
+step's shapes are known before it begins. Shapes: B sequences of T tokens, C positions with streams,
+gamma streams.
 """
 
 from collections.abc import Sequence
@@ -161,6 +162,6 @@ def _up(count: int, multiple: int) -> int:
 
 def _filled(values: np.ndarray, multiple: int, dtype: type = np.int32) -> mx.array:
     """The values, and zeros behind them up to a multiple."""
-    filled = np.zeros(_up(len(values), multiple), dtype)
+    filled: np.ndarray = np.zeros(_up(len(values), multiple), dtype)
     filled[: len(values)] = values
     return mx.array(filled)

@@ -1,4 +1,4 @@
-"""What a run starts from: the base, with LoRA put on in shared mode, and untrained streams."""
+"""The start of a run: the base, with LoRA put on in shared mode, and untrained streams."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

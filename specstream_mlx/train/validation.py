@@ -1,4 +1,4 @@
-"""What streams in training would win: loss, accuracy and accepted length on validation text."""
+"""Validation of streams in training: loss, accuracy and accepted length on validation text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def steps_of(hits: np.ndarray) -> int:
 def _scores(
     forward: StreamForward, read: mx.array, scored: Scored
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each row's likeliest token is its target, and its cross entropy in nats.
+    """Score rows: is each row's likeliest token its target, and its cross entropy in nats.
 
     With a draft vocabulary, a stream's likeliest token is that of the vocabulary, which is what it
     drafts.

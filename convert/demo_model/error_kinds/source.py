@@ -59,7 +59,7 @@ def table(name: str) -> dict[str, list[str]]:
 
 @cache
 def vocabulary() -> Counter[str]:
-    """How often each lower-case word stands in the answers of the written text."""
+    """Count of each lower-case word in the answers of the written text."""
     texts = (line.answer for line in written.read_all() if line.kind != "tables")
     return Counter(word for text in texts for word in WORD.findall(text) if word.islower())
 
@@ -111,7 +111,7 @@ class Source:
         return starts and known and lower not in self.settled
 
     def keeps(self, start: int, end: int) -> bool:
-        """Whether part of a span is to stay as it is."""
+        """Tell whether part of a span is to stay as it is."""
         return any(start < stop and begin < end for begin, stop in self.kept)
 
 

@@ -11,7 +11,7 @@ _FREQUENT = 150  # times in the written text: words beyond are taken the more se
 
 
 def _taken(word: str, rng: random.Random) -> bool:
-    """Whether to take a word; frequent ones leave the others a chance."""
+    """Decide whether to take a word; frequent ones leave the others a chance."""
     return rng.random() * vocabulary()[word] < _FREQUENT
 
 
@@ -63,7 +63,7 @@ def _shorter(word: str) -> list[str]:
 
 
 def _one_apart(wrong: str, word: str) -> bool:
-    """Whether one letter swapped, dropped, added or exchanged makes one word of the other."""
+    """Tell whether a letter swapped, dropped, added or exchanged makes one word of the other."""
     if len(wrong) != len(word):
         longer, other = sorted((wrong, word), key=len, reverse=True)
         return len(longer) - len(other) == 1 and other in _shorter(longer)
@@ -76,7 +76,7 @@ def _one_apart(wrong: str, word: str) -> bool:
 
 
 def _repairable(wrong: str, right: str) -> bool:
-    """Whether ``wrong`` is no word and no other word is as near to it as ``right`` is."""
+    """Tell whether ``wrong`` is no word and no other word is as near to it as ``right`` is."""
     if wrong in vocabulary() or wrong in names():
         return False
     near = {word for rest in (wrong, *_shorter(wrong)) for word in _neighbourhood().get(rest, ())}

@@ -67,7 +67,7 @@ _LETTERS_WITH_VOWEL = frozenset("AEFHILMNORSX")
 
 
 def takes_an(word: str) -> bool:
-    """Whether "an" stands before a word or a number as it is spoken."""
+    """Tell whether "an" stands before a word or a number as it is spoken."""
     if word[0].isdigit():
         integer = re.match(r"\d[\d,]*", word)[0].replace(",", "")
         return integer[0] == "8" or (integer[:2] in ("11", "18") and len(integer) in (2, 5))

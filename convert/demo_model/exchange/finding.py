@@ -79,7 +79,7 @@ _HOUR = re.compile(
 
 @cache
 def vocabulary() -> Counter[str]:
-    """How often each word stands in small letters in the written text."""
+    """Count of each word in small letters in the written text."""
     found: Counter[str] = Counter()
     for line in written.read_all():
         texts = (line.values.get("question", line.input), line.answer)
@@ -109,7 +109,7 @@ class Span:
 
 @dataclass
 class Found:
-    """What can be exchanged in some texts that belong together.
+    """Places that can be exchanged in some texts that belong together.
 
     Attributes:
         texts: input, then answer or answers.
@@ -233,7 +233,7 @@ def _claims(text: str, alone: bool) -> list[Span]:
 
 
 def _counts_freely(text: str, match: re.Match) -> bool:
-    """Whether a number in words can be any, and is no part of a word with hyphens."""
+    """Tell whether a number in words can be any, and is no part of a word with hyphens."""
     if text[: match.start()].lower().endswith("the "):
         return False  # "one of the two" counts what stands before it
     return "-" not in text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
@@ -248,7 +248,7 @@ def _dated(text: str, match: re.Match) -> bool:
 
 
 def _stands_alone(text: str, match: re.Match) -> bool:
-    """Whether a noun is no part of a compound, as "car" is in "car park"."""
+    """Tell whether a noun is no part of a compound, as "car" is in "car park"."""
     before = re.search(r"([\w'-]+)[ ]$", text[: match.start()])
     after = re.match(r" ?([\w'-]+)", text[match.end() :])
     if before is None or before[1].lower() not in _BEFORE_THING:
@@ -259,7 +259,7 @@ def _stands_alone(text: str, match: re.Match) -> bool:
 
 
 def _is_colour(text: str, match: re.Match) -> bool:
-    """Whether a colour is one, and no part of a name such as "red wine"."""
+    """Tell whether a colour is one, and no part of a name such as "red wine"."""
     before = re.search(r"([\w'-]+)[ ]$", text[: match.start()])
     after = re.match(r" ?([\w'-]+)", text[match.end() :])
     if before is None or before[1].lower() not in {*_BEFORE_THING, "in", "is", "are"}:
@@ -317,7 +317,7 @@ def _kind(text: str, match: re.Match, before: str, names: dict[str, str]) -> str
 
 
 def _has_double(name: str, words: set[str]) -> bool:
-    """Whether a similar word stands beside a name: its plural, a misspelling, a short form."""
+    """Look for a similar word beside a name: its plural, a misspelling, a short form."""
     name = name.lower()
     for word in words:
         if word == name or word[0] != name[0] or abs(len(word) - len(name)) > 2 or len(word) < 3:
@@ -365,7 +365,7 @@ def _settle_numbers(found: Found) -> None:
 
 
 def _is_worked_out(texts: Sequence[str], numbers: Collection[str]) -> bool:
-    """Whether an answer may have worked with the input's numbers."""
+    """Tell whether an answer may have worked with the input's numbers."""
     if len(texts) == 1:
         return False
     given, answered = (

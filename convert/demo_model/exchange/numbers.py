@@ -76,7 +76,7 @@ def others(
 
 
 def add_up(numbers: Iterable[str], others: Iterable[int] = ()) -> bool:
-    """Whether some of the numbers are a sum, a product or the double of others.
+    """Tell whether some of the numbers are a sum, a product or the double of others.
 
     Args:
         numbers: digits, without commas.

@@ -35,7 +35,7 @@ def sample(rng: random.Random, split: Split, task: str | None = None) -> Item:
 
 
 def prompt_template(task: str) -> str:
-    """What surrounds the user's raw text: the instruction, then ``{text}``."""
+    """Template around the user's raw text: the instruction, then ``{text}``."""
     return TASKS[task].INSTRUCTION + "\n{text}"
 
 

@@ -53,7 +53,7 @@ def _all_templates() -> list[str]:
 
 
 def _held_out(template: str) -> bool:
-    """Whether the template is kept for the test split: about one in seven."""
+    """Tell whether the template is kept for the test split: about one in seven."""
     return zlib.crc32(template.encode()) % 7 == 3
 
 

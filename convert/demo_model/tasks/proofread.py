@@ -229,7 +229,7 @@ def _question_past(words: list[str], rng: random.Random) -> list[Edit]:
 
 
 def _head_is_singular(words: list[str], place: int) -> bool:
-    """Whether the noun phrase that starts at ``place`` has a singular head."""
+    """Tell whether the noun phrase that starts at ``place`` has a singular head."""
     if words[place].isalpha() and words[place][0].isupper():
         place += 1
     head = ""

@@ -382,7 +382,7 @@ def _plan(rng: random.Random, held_out: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Task:
-    """What a rewriting task adds to the grammar.
+    """Additions of a rewriting task to the grammar.
 
     Args:
         name: the task's name.

@@ -1,1 +1,1 @@
-"""What only MLX's CPU backend needs: fewer and fuller operations, bit for bit the same values."""
+"""Help for MLX's CPU backend: fewer and fuller operations, bit for bit the same values."""

@@ -100,7 +100,7 @@ def stock_modules(model: nn.Module) -> Iterator[None]:
 
 
 def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
-    """Whether full blocks are faster for a model's products here; ``False`` where not on a CPU.
+    """Tell whether full blocks are faster for a model's products here; never where not on a CPU.
 
     Args:
         layer: one of the model's largest.

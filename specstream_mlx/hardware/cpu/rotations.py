@@ -60,7 +60,7 @@ class Rotations:
 
 
 def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotations | None]:
-    """What rotates in place of each rope: one for all of equal settings, ``None``: the rope itself.
+    """Rotations in place of the ropes: one for all of equal settings, ``None``: the rope itself.
 
     Args:
         ropes: of a model's layers.

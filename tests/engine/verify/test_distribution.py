@@ -1,4 +1,6 @@
-"""At a temperature the first four tokens are distributed as plain decoding's (DESIGN section 4).
+"""At a temperature the first four tokens are distributed as plain decoding's.
+
+ARCHITECTURE.md, "What always holds".
 
 Of the rule ``rejection``, whose draws and trees are the project's own; only the model is a table.
 The text of ``keyed`` is plain decoding's own, see test_keyed.
