@@ -72,10 +72,13 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
+    _check_name(output, form)
     beside = [tokenizer_directory(output)] if form == "coreml" else []
     if form == "coreml" and supplied:
         beside.append(adapters_directory(output))
-    _check_output([output, *beside], form)
+    for path in (output, *beside):
+        if path.exists() or path.is_symlink():
+            raise UserError(f"{path} exists already, expected a name that nothing is at")
     _check(model, adapters, sizes, supplied)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
@@ -154,16 +157,12 @@ def function_name(adapter: Path) -> str:
     return adapter.resolve().name.replace("-", "_")
 
 
-def _check_output(paths: Sequence[Path], form: Format) -> None:
-    """Check the name of what is written, and that nothing is at any of the paths."""
-    output = paths[0]
+def _check_name(output: Path, form: Format) -> None:
+    """Check the name of what is written, after which what goes beside it is called."""
     if form == "coreml" and output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
     if form == "coreai" and output.suffix in (".mlpackage", ".aimodel", ".aimodelc"):
         raise UserError(f"the output is {output}, expected the name of a directory for a bundle")
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            raise UserError(f"{path} exists already, expected a name that nothing is at")
 
 
 def _check(model: Path, adapters: Sequence[Path], sizes: Sizes, supplied: bool) -> None:

@@ -452,8 +452,6 @@ def _check_place(settings: "TrainSettings", directory: Path) -> None:
     from ..train.run import is_adapter, last_checkpoint
 
     target = settings.adapter_path
-    if not target.name:
-        raise UserError(f"--adapter-path is {target}, expected a new directory")
     if target.exists() and not (settings.resume and is_adapter(target)):
         resumable = last_checkpoint(directory).exists() and is_adapter(target)
         more = ", or --resume to go on with its run" if resumable else ""

@@ -145,6 +145,8 @@ class TrainSettings(StreamSettings):
         for name in ("model", "data"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty, expected a directory")
+        if not self.adapter_path.name:  # beside which the run's directory is called after it
+            raise UserError(f"adapter_path is {self.adapter_path}, expected a new directory")
 
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}

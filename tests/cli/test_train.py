@@ -247,6 +247,15 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     assert not (tmp_path / "out.training").exists()
 
 
+@pytest.mark.parametrize("where", [".", "/", ""])
+def test_a_place_without_a_name(where, base, data, tmp_path, monkeypatch):
+    """Beside which nothing can be called after it."""
+    monkeypatch.chdir(tmp_path)
+    result = run("train", "--model", base, "--data", data, "--adapter-path", where)
+    assert f"adapter_path is {where or '.'}, expected a new directory" in refusal(result)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -79,6 +79,12 @@ def test_names_of_core_ai_bundles(base, tmp_path, monkeypatch):
     assert "x exists already, expected a name that nothing is at" in sentence
 
 
+@pytest.mark.parametrize("output", [".", "/", "", "package"])
+def test_names_of_packages(output, base):
+    sentence = refusal(export(base, output))
+    assert f"the output is {output or '.'}, expected a name that ends in .mlpackage" in sentence
+
+
 def test_a_disk_that_fills_up_while_coremltools_converts(base, tmp_path, monkeypatch):
     """It says so in words of its own."""
 
