@@ -427,7 +427,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
     try:
         values = yaml.load(read_text(path), yaml_loader)
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply, expected settings by name") from None
+    except (yaml.YAMLError, ValueError) as error:  # this of a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}," if mark else ""
         raise UserError(f"{path}{place} is not valid YAML: {reason(error)}") from None

@@ -419,10 +419,9 @@ def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> G
     peaks = settings.learning_rates(hidden_size)
     factors = {name: rate / peaks.lora for name, rate in vars(peaks).items()}
     if settings.lr_schedule is None:
-        updates = -(-settings.iters // settings.grad_accumulation_steps)
-        schedule = warm_up_and_fall(peaks.lora, updates)
+        schedule = warm_up_and_fall(peaks.lora, settings.updates)
     else:
-        schedule = schedule_of(settings.lr_schedule)
+        schedule = schedule_of(settings.lr_schedule, settings.updates)
         if settings.learning_rate is None:
             factors = dict.fromkeys(factors, 1.0)
     return GroupedOptimizer(

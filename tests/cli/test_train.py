@@ -279,7 +279,14 @@ def test_a_place_without_a_name(where, base, data, tmp_path, monkeypatch):
         ("optimizer_config: {adamw: {beta: 1}}\n", "optimizer_config's adamw is {'beta': 1}: "),
         ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
         ("alpha_streams: 0\n", "alpha_streams is 0 and the main stream's weight 0, expected one"),
+        ("optimizer_config: {nosuch: {}}\n", "optimizer_config has 'nosuch', expected some of"),
         ("lr_schedule: {name: none}\n", "lr_schedule is {'name': 'none'}: "),
+        ("[" * 5000, "c.yaml is nested too deeply, expected settings by name"),
+        ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
+        (
+            "mode: shared\nlora_parameters: {rank: 8, scale: 2.0, dropout: 0.0, keys: 3}\n",
+            "lora_parameters' keys is 3, expected a list of names",
+        ),
     ],
 )
 def test_mistakes_in_a_configuration_file(text, sentence, base, data, tmp_path, monkeypatch):
