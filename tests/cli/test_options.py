@@ -23,6 +23,7 @@ PARSERS = {
     "positive": parsing.positive,
     "probability": parsing.probability,
     "bias": parsing.token_bias,
+    "part": parsing.part_of_name,
 }
 
 
@@ -37,6 +38,8 @@ PARSERS = {
         ("probability", "0", 0.0),
         ("bias", '{"5": -2}', {5: -2.0}),
         ("bias", {5: -2.0}, {5: -2.0}),
+        ("part", "", ""),
+        ("part", "reference-blas", "reference-blas"),
     ],
 )
 def test_values(parser, text, value):
@@ -52,6 +55,7 @@ def test_values(parser, text, value):
         ("positive", "a number above 0", ["0", "-1", "many", "inf", "nan"]),
         ("probability", "a probability of at least 0 and below 1", ["-1", "1", "many", "nan"]),
         ("bias", "a JSON object from token ids to numbers", ["five", "[1]", '{"a": 1}', "{"]),
+        ("part", "a part of a file's name", ["../../x/y", "/", "x/", "a\0"]),
     ],
 )
 def test_wrong_values(parser, expected, texts):
