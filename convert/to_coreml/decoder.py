@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from specstream_mlx.checked_files import check_tokens
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
@@ -128,11 +129,7 @@ class PackageDecoder:
                 f"the prompt has {len(prompt)} tokens, the package's context holds {sizes.context}"
             )
         vocab_size = self.contents.vocab_size
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < vocab_size)
-            raise UserError(
-                f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}"
-            )
+        check_tokens("the prompt", prompt, vocab_size)
         if request.prompt_cache is not None or request.quantization.bits is not None:
             raise UserError(
                 "a prompt cache or kv_bits was given, expected neither: a package has its own rows"

@@ -504,7 +504,11 @@ def _prepared(
         splits[name] = None
         if name == "train" or path.exists():
             found = splits[name] = read_split(
-                path, start.tokenizer, settings.max_seq_length, settings.prompt_template
+                path,
+                start.tokenizer,
+                settings.max_seq_length,
+                start.base.config["vocab_size"],
+                settings.prompt_template,
             )
             if found.too_long:
                 reporting.note(

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from specstream_mlx import generate, load
 from specstream_mlx.config import UserError
+from specstream_mlx.train.items import Item
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +375,14 @@ def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_p
     assert texts[0] == texts[1]
     with pytest.raises(UserError, match=r"draft_vocabulary is 100000, expected at most the base's"):
         trainer.train(settings(output=tmp_path / "other", draft_vocabulary=100_000))
+
+
+def test_a_token_that_the_base_does_not_have(settings, monkeypatch):
+    """A tokenizer may hold more than the model does."""
+    monkeypatch.setattr(trainer, "tokenize", lambda *_: [Item([5, 10**6, 1], 1)])
+    with pytest.raises(UserError, match="holds token 1000000, the model's are 0 to"):
+        trainer.train(settings())
+    assert not settings().output.exists()
 
 
 def test_time_limit_ends_the_run(settings):
