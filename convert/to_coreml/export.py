@@ -1,10 +1,10 @@
 """From directories to a saved package: checked before a weight is read, and there whole or not."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from mlx.utils import tree_flatten
@@ -144,10 +144,10 @@ def export(
 @contextmanager
 def _temporary_files_in(directory: Path) -> Iterator[None]:
     """Let coremltools write there what it copies later: a killed export leaves it nowhere else."""
-    before = tempfile.tempdir
+    before, tempfile.tempdir = tempfile.tempdir, tempfile.mkdtemp(dir=directory)
     try:
-        with TemporaryDirectory(dir=directory) as tempfile.tempdir:
-            yield
+        yield
+        shutil.rmtree(tempfile.tempdir)  # where it fails, all of the directory goes
     finally:
         tempfile.tempdir = before
 
