@@ -451,8 +451,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_place(settings: "TrainSettings", directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
-    from ..train.run import is_adapter, last_checkpoint
+    from ..train.run import check_log, is_adapter, last_checkpoint
 
+    if settings.log is not None:
+        check_log(settings.log)
     target = settings.adapter_path
     if target.exists() and not (settings.resume and is_adapter(target)):
         resumable = last_checkpoint(directory).exists() and is_adapter(target)

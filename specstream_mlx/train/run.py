@@ -8,6 +8,7 @@ same bytes as one that was not.
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
 from ..adapters.lora import NO_LORA
-from ..checked_files import read_json_lines, reason
+from ..checked_files import read_json_lines, read_text, reason
 from ..config import VOCABULARY, UserError, check_integer, is_number, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
@@ -434,6 +435,21 @@ def logged(log: Path, name: str) -> list[tuple[int, float]]:
         else:
             found = [point for point in found if point[0] <= now]
     return found
+
+
+def check_log(path: Path) -> None:
+    """Check that figures may be appended to a file: one that is new, or a run's log.
+
+    Raises:
+        UserError: it is something else, or cannot be read.
+    """
+    if os.path.lexists(path) and read_text(path).strip():
+        try:
+            rows = [figures for _, figures in read_json_lines(path)]
+        except UserError:
+            rows = []
+        if not any(isinstance(figures, dict) and "iteration" in figures for figures in rows):
+            raise UserError(f"{path} exists already and is no log of a run, expected another --log")
 
 
 def is_adapter(directory: Path) -> bool:

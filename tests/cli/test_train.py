@@ -247,6 +247,18 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     assert not (tmp_path / "out.training").exists()
 
 
+@pytest.mark.parametrize("text", ["years of work", '{\n"a": 1}\n', '{"prompt": "a"}\n'])
+def test_a_log_that_is_somebody_elses(text, base, data, tmp_path):
+    (tmp_path / "file").write_text(text)
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
+    for log, sentence in (
+        (tmp_path / "file", "file exists already and is no log of a run, expected another --log"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        assert sentence in refusal(run("train", *flags, "--log", log))
+    assert (tmp_path / "file").read_text() == text
+
+
 @pytest.mark.parametrize("where", [".", "/", ""])
 def test_a_place_without_a_name(where, base, data, tmp_path, monkeypatch):
     """Beside which nothing can be called after it."""
