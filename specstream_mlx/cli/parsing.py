@@ -74,6 +74,15 @@ def part_of_name(text: str) -> str:
     return text
 
 
+def utf8(text: str) -> str:
+    """Parse a text, which the command line may hold bytes of that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadParameter(f"found {_cut(repr(text))}, expected UTF-8 text") from None
+    return text
+
+
 def positive(text: str) -> float:
     """Parse a finite number above 0."""
     number = _number(text)

@@ -24,6 +24,7 @@ PARSERS = {
     "probability": parsing.probability,
     "bias": parsing.token_bias,
     "part": parsing.part_of_name,
+    "text": parsing.utf8,
 }
 
 
@@ -39,6 +40,7 @@ PARSERS = {
         ("bias", '{"5": -2}', {5: -2.0}),
         ("bias", {5: -2.0}, {5: -2.0}),
         ("part", "", ""),
+        ("text", "caf\u00e9", "caf\u00e9"),
         ("part", "reference-blas", "reference-blas"),
     ],
 )
@@ -63,6 +65,11 @@ def test_wrong_values(parser, expected, texts):
         with pytest.raises(typer.BadParameter) as error:
             PARSERS[parser](text)
         assert error.value.message.startswith(f"found {text}, expected {expected}")
+
+
+def test_a_text_that_is_none():
+    with pytest.raises(typer.BadParameter, match=r"found '\\udcff', expected UTF-8 text"):
+        parsing.utf8("\udcff")
 
 
 @pytest.mark.parametrize("value", ["-1", "many"])
