@@ -36,7 +36,7 @@ from specstream_mlx.terminal.progress import track
 from .report import machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, interleaved
 from .speedup import Subject
-from .texts import MODES, Texts, adapter_of, score
+from .texts import MODES, Texts, adapter_of, names_in, score
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
@@ -48,11 +48,8 @@ def check_variants(names: str, subject: Subject) -> list[str]:
     Raises:
         UserError: one of them is none, or spares the layers of streams that are not there.
     """
-    chosen = [name.strip() for name in names.split(";") if name.strip()]
-    known = dict.fromkeys((*VARIANTS, *RECIPES))
-    for name in chosen:
-        if name not in known:
-            raise UserError(f"unknown variant {name!r}, expected some of {'; '.join(known)}")
+    known = list(dict.fromkeys((*VARIANTS, *RECIPES)))
+    chosen = names_in(names, known, "variant", between=";") if names else []
     streams = subject.each_bundled or msa_layers(subject.adapter) is not None
     if not streams and (spared := set(chosen) & set(MSA_RECIPES)):
         raise UserError(

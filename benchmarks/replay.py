@@ -58,7 +58,9 @@ def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[
     base, tokenizer = load(model)
     start = start_of(settings, base, tokenizer)
     start.model.eval()
-    items = read_split(data, tokenizer, max_seq_length, config.prompt_template).items
+    items = read_split(
+        data, tokenizer, max_seq_length, base.config["vocab_size"], config.prompt_template
+    ).items
     forward = StreamForward(start.model, base.config, start.streams)
     batches = Batches(items, _AT_ONCE, seed=0).epoch(0)
     found = validate(forward, batches, settings.alphas(config.num_streams), settings.segment)

@@ -58,6 +58,9 @@ STREAMS_ALONE: Alone = "streams alone"
 LOOKUP_ALONE: Alone = "lookup alone"
 """As is worth most, step by step, by one drafter; lookup alone leaves lossless streams out."""
 
+_GROUP = 64
+"""Weights that share a scale where the base is quantized anew."""
+
 
 # One run ------------------------------------------------------------------------------------
 
@@ -333,10 +336,26 @@ class Base:
 
 
 def _quantize(model: SpeculativeModel, bits: int) -> None:
-    """The same model in other bits, packed, with scales in float32."""
-    model.model = dequantize_model(model.model)
-    nn.quantize(model.model, 64, bits)
-    model.config = model.config | {"quantization": {"group_size": 64, "bits": bits}}
+    """The same model in other bits, packed, with scales in float32.
+
+    Layers whose width is no multiple of the group's stay as they are, as in mlx_lm's conversion.
+
+    Raises:
+        UserError: there is no other layer.
+    """
+    whole = dequantize_model(model.model)
+
+    def is_taken(_: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % _GROUP == 0
+
+    if not any(is_taken(*named) for named in whole.named_modules()):
+        raise UserError(
+            f"--bits is {bits}, expected none: no layer's width is a multiple of the group size "
+            f"{_GROUP}"
+        )
+    nn.quantize(whole, _GROUP, bits, class_predicate=is_taken)
+    model.model = whole
+    model.config = model.config | {"quantization": {"group_size": _GROUP, "bits": bits}}
     mx.eval(model.model.parameters())
 
 

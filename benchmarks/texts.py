@@ -130,16 +130,23 @@ def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[s
     return [(values["input"], values["accepted"]) for values in map(json.loads, lines)]
 
 
-def names_in(text: str, known: Sequence[str], kind: str) -> list[str]:
-    """The comma-separated names in an option, all known ones where it is empty.
+def names_in(text: str, known: Sequence[str], kind: str, between: str = ",") -> list[str]:
+    """The names in an option, all known ones where it is empty.
+
+    Args:
+        text: of the option.
+        known: names.
+        kind: of what they are names.
+        between: what separates them.
 
     Raises:
-        UserError: one of them is not known.
+        UserError: one of them is not known, or there is none where one is expected.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
+    names = [name.strip() for name in text.split(between)] if text else list(known)
     for name in names:
         if name not in known:
-            raise UserError(f"unknown {kind} {name!r}, expected one of {', '.join(known)}")
+            expected = f"{between} ".join(known)
+            raise UserError(f"unknown {kind} {name!r}, expected one of {expected}")
     return names
 
 

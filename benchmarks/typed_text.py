@@ -31,6 +31,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx import demonstration
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.parsing import one_of, part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
@@ -212,12 +213,17 @@ def main(
     modes: Modes = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 64,
     bits: Annotated[
-        int | None, typer.Option(help="Quantize the base anew, packed, for both.", min=2, max=8)
+        int | None,
+        typer.Option(
+            parser=one_of(2, 3, 4, 6, 8), help="Quantize the base anew, packed, for both."
+        ),
     ] = None,
     random_streams: Annotated[
         bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
     ] = False,
-    label: Annotated[str, typer.Option("--name", help="Part of the result files' name.")] = "",
+    label: Annotated[
+        str, typer.Option("--name", parser=part_of_name, help="Part of the result files' name.")
+    ] = "",
     output: Output = RESULTS,
 ) -> None:
     """Compare drafting with plain decoding on texts that people typed."""

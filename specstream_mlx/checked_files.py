@@ -48,6 +48,24 @@ def template_error(error: Exception) -> UserError:
     return UserError(f"the tokenizer's chat template fails: {reason(error)}")
 
 
+def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Check that a model has the tokens that it is to read; MLX would read any memory.
+
+    Args:
+        where: what holds them, for the error.
+        tokens: their ids.
+        vocab_size: of the model.
+
+    Raises:
+        UserError: one is not among them.
+    """
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise UserError(
+            f"{where} holds token {shown(wrong)}, the model's are 0 to {vocab_size - 1}"
+        )
+
+
 # Text and JSON ------------------------------------------------------------------------------
 
 

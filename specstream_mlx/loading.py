@@ -200,6 +200,8 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     Raises:
         UserError: there is neither such a directory nor such a repository.
     """
+    if path_or_hf_repo == "":  # which pathlib takes for the directory that one is in
+        raise UserError("the model is '', expected a directory or a repository")
     path = Path(path_or_hf_repo)
     if os.path.isdir(path):
         return path

@@ -8,7 +8,7 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import is_integer, shown
-from .checked_files import template_error
+from .checked_files import check_tokens, template_error
 from .config import UserError
 from .models.architectures import context_length
 
@@ -198,6 +198,4 @@ def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> Non
             f"the prompt has {before + len(ids)} tokens, the model's context "
             f"(max_position_embeddings) holds {context}"
         )
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        raise UserError(f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}")
+    check_tokens("the prompt", ids, vocab_size)

@@ -183,8 +183,10 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
             try:
                 yield scratch, place
             except Exception as error:
-                if not isinstance(error, OSError) and _is_disk_full(error, scratch):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+                if isinstance(error, OSError | UserError):
+                    raise
+                if (refused := _refused_write(error, scratch)) is not None:
+                    raise refused from None
                 raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -192,14 +194,23 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
-def _is_disk_full(error: Exception, directory: Path) -> bool:
-    """Tell whether a library failed for want of space; each says it in its own way.
+def _refused_write(error: Exception, directory: Path) -> OSError | None:
+    """Why a library could not write, where that is why it failed; MLX's, torch's and coremltools'
+    errors do not say it.
 
-    MLX's RuntimeError and torch's do not say it at all.
+    Where the disk has room, a quota or a limit on the size of files may be in the way, so more is
+    written behind the largest file, which is about to be removed.
     """
-    if isinstance(error, UserError):
-        return False
-    return "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL
+    if "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=directory / "more")
+    try:
+        with largest.open("ab") as file:
+            file.write(bytes(_FULL))
+    except OSError as refused:
+        return refused
+    return None
 
 
 def _linked(file: Path, target: Path) -> bool:

@@ -34,6 +34,7 @@ def test_what_is_no_directory(base, tmp_path):
     assert f"{tmp_path / 'none'} does not exist" in refusal(tmp_path / "none")
     file = base / "model.safetensors"
     assert f"{file} is a file, expected a directory" in refusal(file)
+    assert "the model is '', expected a directory or a repository" in refusal("")
 
 
 @pytest.mark.parametrize(

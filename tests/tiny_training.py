@@ -55,7 +55,12 @@ def make_run(base: Path, target: Path, **changes) -> Run:
     settings.check()
     start = start_of(settings, *load(base))
     splits = [
-        read_split(data / f"{name}.jsonl", start.tokenizer, settings.max_seq_length)
+        read_split(
+            data / f"{name}.jsonl",
+            start.tokenizer,
+            settings.max_seq_length,
+            start.base.config["vocab_size"],
+        )
         for name in ("train", "valid")
     ]
     run = Run(settings, start, *splits)

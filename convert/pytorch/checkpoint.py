@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from specstream_mlx.config import UserError
+from specstream_mlx.checked_files import check_shapes
+from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.staging import staged_file
 
 from .training_settings import TrainSettings
@@ -70,22 +71,46 @@ def load_checkpoint(
         raise UserError(f"nothing to resume: {path} does not exist")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        found, step, seconds = state["settings"], state["step"], state["seconds"]
+        found, step, seconds = dict(state["settings"]), state["step"], state["seconds"]
+        kept = state["optimizer"]["state"]
+        check_integer("step", step, least=0, most=2**63 - 1)
+        if not (is_number(seconds) and seconds >= 0):
+            raise UserError(f"seconds is {shown(seconds)}")
+    except UserError as error:
+        raise UserError(f"{path} is not a readable checkpoint: {error}") from None
     except Exception as error:  # torch.load raises what the damaged bytes lead to
         raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
     expected = settings.identity()
-    for name in sorted(set(found) | set(expected)):
-        if found.get(name) != expected.get(name):
+    for name in sorted(expected):
+        if found.get(name) != expected[name]:
             raise UserError(
-                f"{path} was made with {name} = {found.get(name)}, expected {expected.get(name)} "
+                f"{path} was made with {name} = {found.get(name)}, expected {expected[name]} "
                 "as in this run"
             )
+    # The groups are this run's own: they hold settings, which are the same.
+    groups = optimizer.state_dict()["param_groups"]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
+        shapes = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
+        check_shapes(path, shapes, {name: tuple(p.shape) for name, p in weights.items()})
+        for number, tensors in kept.items():
+            shape = tuple(trained[number].shape)
+            if {name: tuple(t.shape) for name, t in tensors.items()} != _adam_shapes(shape):
+                raise ValueError
+        if step and not kept:
+            raise ValueError
         with torch.no_grad():
             for name, parameter in weights.items():
                 parameter.copy_(state["weights"][name])
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict({"state": kept, "param_groups": groups})
         torch.set_rng_state(state["rng"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except UserError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} does not fit this run: {type(error).__name__}") from None
     return step, seconds
+
+
+def _adam_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """What AdamW keeps of a parameter of a shape."""
+    return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}

@@ -16,14 +16,15 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specstream_mlx.adapters.description import describe
+from specstream_mlx.adapters.description import check_vocabulary, describe
 from specstream_mlx.adapters.torch_files import (
     LORA_CONFIG,
     LORA_TENSORS,
+    STREAM_TENSORS,
     tensor_file,
 )
 from specstream_mlx.checked_files import model_headers, read_json, reason, short
-from specstream_mlx.config import ConfigError, UserError, shown
+from specstream_mlx.config import VOCABULARY, ConfigError, UserError, shown
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
@@ -148,6 +149,9 @@ def load_adapter(
     tensors = read_streams(found)
     found.check_base(read_json(model_dir / "config.json"))
     base = load_base(model_dir, dtype)
+    if VOCABULARY in tensors:
+        path = tensor_file(directory / STREAM_TENSORS)
+        check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config.vocab_size)
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         found.check_lora()
         base = mount_lora(base, directory)

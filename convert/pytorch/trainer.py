@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 import typer
 from transformers import AutoTokenizer
 
-from specstream_mlx.checked_files import tokenizer_files
+from specstream_mlx.checked_files import check_tokens, tokenizer_files
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
 from specstream_mlx.terminal.errors import one_line_errors
@@ -127,7 +127,7 @@ def train(
     model = build_model(settings)
     if settings.init_adapter and not settings.resume:
         _start_from(model, settings)
-    items, held_out = _load_items(settings)
+    items, held_out = _load_items(settings, model.backbone.config.vocab_size)
     if settings.draft_vocabulary:
         frequent = most_frequent(items, settings.draft_vocabulary, model.backbone.config.vocab_size)
         model.streams.vocabulary.copy_(torch.tensor(frequent))
@@ -333,7 +333,7 @@ def _describe(accuracy: dict[str, Any]) -> str:
     )
 
 
-def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
+def _load_items(settings: TrainSettings, vocab_size: int) -> tuple[list[Item], list[Item]]:
     with tokenizer_files(settings.model):
         tokenizer = AutoTokenizer.from_pretrained(
             settings.model, local_files_only=True, trust_remote_code=False
@@ -347,6 +347,8 @@ def _load_items(settings: TrainSettings) -> tuple[list[Item], list[Item]]:
             continue
         pairs = read_pairs(path)
         items = tokenize(pairs, tokenizer, settings.prompt_template, settings.max_seq_length)
+        for item in items:
+            check_tokens(f"{path}, in tokens,", item.tokens, vocab_size)
         if len(items) < len(pairs):
             left_out = len(pairs) - len(items)
             note(f"{path}: {left_out} items over {settings.max_seq_length} tokens left out")

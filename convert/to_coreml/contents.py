@@ -1,21 +1,21 @@
 """Contents of a saved package: the sizes, the adapters and the base's tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from coremltools.models import MLModel
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.checked_files import parse_json, reason, short
-from specstream_mlx.config import Mode, UserError, shown
+from specstream_mlx.checked_files import parse_json, reason
+from specstream_mlx.config import Mode, UserError, check_integer, shown
 from specstream_mlx.loading import read_tokenizer
 
 from .package import FORMAT_VERSION, METADATA, SUPPLIED, adapters_directory
-from .supported import Sizes
+from .saved import read_spec
+from .supported import Sizes, check_names
 
 
 @dataclass(frozen=True)
@@ -74,34 +74,45 @@ class Contents:
             UserError: there is no package, or it was not written by ``export-coreml``.
         """
         path = Path(path)
-        said = parse_json(_metadata(path), path)
+        spec = read_spec(path)
+        said = parse_json(_metadata(path, spec), path)
         if not isinstance(said, dict) or said.get("version") != FORMAT_VERSION:
             found = shown(said.get("version") if isinstance(said, dict) else said)
             raise UserError(f"{path} has the version {found}, expected {FORMAT_VERSION}")
         try:
-            return cls._of(path, said)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{path}: the metadata is damaged ({type(error).__name__}: {reason(error)}), "
-                "expected that of export-coreml"
-            ) from None
+            contents = cls._of(path, said)
+            contents._check_functions({f.name: f.state for f in spec.description.functions})
+            return contents
+        except UserError as error:
+            found = str(error)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            found = f"{type(error).__name__}: {reason(error)}"
+        raise UserError(
+            f"{path}: the metadata is damaged ({found}), expected that of export-coreml"
+        )
 
     @classmethod
     def _of(cls, path: Path, said: Mapping[str, Any]) -> "Contents":
         sizes, base, supplied = said["sizes"], said["base"], said.get("supplied")
         if not said["adapters"]:
             raise ValueError("there are no adapters")
-        fields = ("num_streams", "mode", "stream_head", "prompt_template")
+        check_names(list(said["adapters"]))
+        for name in ("context", "chunk", "candidates"):
+            check_integer(name, sizes[name])
+        for count in sizes["nodes"]:
+            check_integer("nodes", count)
+        check_integer("vocab_size", base["vocab_size"])
+        for token in base["end_tokens"]:
+            check_integer("end_tokens", token, least=0)
+        if Path(said["tokenizer"]).name != said["tokenizer"]:
+            raise UserError(f"tokenizer is {shown(said['tokenizer'])}")
         return cls(
             path=path,
             sizes=Sizes(
                 sizes["context"], tuple(sizes["nodes"]), sizes["chunk"], sizes["candidates"]
             ),
             sampling=said["sampling"],
-            adapters={
-                name: ExportedAdapter(name, **{key: of[key] for key in fields if key in of})
-                for name, of in said["adapters"].items()
-            },
+            adapters={name: _adapter(name, of) for name, of in said["adapters"].items()},
             vocab_size=base["vocab_size"],
             end_tokens=tuple(base["end_tokens"]),
             fingerprint=base["fingerprint"],
@@ -109,6 +120,29 @@ class Contents:
             supplied=adapters_directory(path) if supplied else None,
             elements=sum(prod(shape) for _, shape in supplied["arrays"]) if supplied else 0,
         )
+
+    def _check_functions(self, states: Mapping[str, Sequence[Any]]) -> None:
+        """Check that the program has the functions and the rows that are said of it.
+
+        Args:
+            states: of each of the program's functions.
+
+        Raises:
+            UserError: it has others.
+        """
+        for adapter in self.adapters.values():
+            names = [f"prefill{self.sizes.chunk}"]
+            for count in self.sizes.nodes:
+                names += [f"step{count}", *([f"logits{count}"] if self.sampling else [])]
+            if self.sampling and adapter.num_streams:
+                names.append("draft")
+            for name in names:
+                full = f"{self.functions_of(adapter.name)}_{name}"
+                if full not in states:
+                    raise UserError(f"there is no function {full}")
+                for state in states[full]:
+                    if self.sizes.rows not in state.type.stateType.arrayType.shape:
+                        raise UserError(f"{state.name} has other rows than {self.sizes.rows}")
 
     def adapter(self, name: str | None = None) -> ExportedAdapter:
         """One of the adapters.
@@ -163,16 +197,24 @@ class Contents:
         return read_tokenizer(self.tokenizer, {"eos_token_id": list(self.end_tokens)})
 
 
-def _metadata(path: Path) -> str:
+def _metadata(path: Path, spec: Any) -> str:
     """Our part of a package's metadata."""
-    if not path.exists():
-        raise UserError(f"{short(path)} does not exist, expected a Core ML package")
-    try:
-        found = dict(MLModel(str(path), skip_model_load=True).user_defined_metadata)
-    except Exception as error:  # coremltools and its C++ raise many types
-        raise UserError(f"{path} is no Core ML package: {reason(error)}") from None
+    found = dict(spec.description.metadata.userDefined)
     if METADATA not in found:
         raise UserError(
             f"{path} has no metadata called {METADATA!r}, expected a package of export-coreml"
         )
     return found[METADATA]
+
+
+def _adapter(name: str, said: Mapping[str, Any]) -> ExportedAdapter:
+    """An adapter as the metadata describes it."""
+    fields = ("num_streams", "mode", "stream_head", "prompt_template")
+    found = ExportedAdapter(name, **{key: said[key] for key in fields if key in said})
+    check_integer(f"num_streams of {name}", found.num_streams, least=0)
+    for field, choices in (("mode", get_args(Mode)), ("stream_head", ("plain", "conditioned"))):
+        if getattr(found, field) not in choices:
+            raise UserError(f"{field} of {name} is {shown(getattr(found, field))}")
+    if not isinstance(found.prompt_template, str | None):
+        raise UserError(f"prompt_template of {name} is {shown(found.prompt_template)}")
+    return found

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from specstream_mlx.checked_files import check_tokens, reason
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
@@ -29,7 +30,7 @@ from specstream_mlx.generation import GenerationResponse, respond
 from specstream_mlx.loop import Request, Step, prefill, steps
 
 from .contents import Contents
-from .executors import Executor
+from .executors import REFUSALS, Executor
 
 _GUESSES = ("candidates", "logProbs", "candidateParents")
 
@@ -128,11 +129,7 @@ class PackageDecoder:
                 f"the prompt has {len(prompt)} tokens, the package's context holds {sizes.context}"
             )
         vocab_size = self.contents.vocab_size
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < vocab_size)
-            raise UserError(
-                f"the prompt holds token {wrong}, the model's are 0 to {vocab_size - 1}"
-            )
+        check_tokens("the prompt", prompt, vocab_size)
         if request.prompt_cache is not None or request.quantization.bits is not None:
             raise UserError(
                 "a prompt cache or kv_bits was given, expected neither: a package has its own rows"
@@ -267,7 +264,16 @@ class PackageDecoder:
     def _call(
         self, name: str, inputs: dict[str, np.ndarray], states: Any = None
     ) -> dict[str, np.ndarray]:
-        return self._executor.call(f"{self._functions}_{name}", inputs | self._supplied, states)
+        name = f"{self._functions}_{name}"
+        try:
+            return self._executor.call(name, inputs | self._supplied, states)
+        except UserError:
+            raise
+        except REFUSALS as error:
+            raise UserError(
+                f"{self.contents.path}: {name} is damaged: {reason(error)}, expected a program of "
+                "export-coreml"
+            ) from None
 
     def _inputs(self, tree: DraftTree, count: int) -> dict[str, np.ndarray]:
         """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""

@@ -14,7 +14,11 @@ import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
 from coremltools.converters.mil.mil import Function, Operation, types
-from coremltools.models import MLModel
+
+from specstream_mlx.checked_files import reason
+from specstream_mlx.config import UserError
+
+from .saved import model_file, read_spec
 
 Mode = Literal["exact", "fp16"]
 Values = Mapping[str, Any]
@@ -34,11 +38,11 @@ class Package:
     """
 
     def __init__(self, path: str | Path, mode: Mode = "exact"):
-        model = MLModel(str(path), skip_model_load=True)
+        path = Path(path)
+        spec, self._mode = read_spec(path), mode
         self.title = f"numpy, {'float32' if mode == 'exact' else 'half precision'}"
-        self.metadata = dict(model.user_defined_metadata)
-        spec, self._mode = model.get_spec(), mode
-        self.functions: Mapping[str, Function] = _Functions(spec, model.weights_dir)
+        self.metadata = dict(spec.description.metadata.userDefined)
+        self.functions: Mapping[str, Function] = _Functions(path, spec)
         states = next((f.state for f in spec.description.functions if len(f.state)), ())
         self._shapes = {s.name: tuple(s.type.stateType.arrayType.shape) for s in states}
         self._constants: dict[Operation, Any] = {}
@@ -125,8 +129,9 @@ class Package:
 class _Functions(Mapping[str, Function]):
     """The functions of a model's program; reading one takes a second where a model is large."""
 
-    def __init__(self, spec: Any, weights: str):
-        self._spec, self._weights = spec, weights
+    def __init__(self, path: Path, spec: Any):
+        self._path, self._spec = path, spec
+        self._weights = str(model_file(path).parent / "weights")
         self._read: dict[str, Function] = {}
 
     def __getitem__(self, name: str) -> Function:
@@ -136,7 +141,10 @@ class _Functions(Mapping[str, Function]):
                 raise KeyError(name)
             alone.version = program.version
             alone.functions[name].CopyFrom(program.functions[name])
-            found = load_mil_proto(alone, self._spec.specificationVersion, self._weights)
+            try:
+                found = load_mil_proto(alone, self._spec.specificationVersion, self._weights)
+            except Exception as error:  # coremltools and its C++ raise many types
+                raise UserError(f"{self._path}: {name} cannot be read: {reason(error)}") from None
             self._read[name] = found.functions[name]
         return self._read[name]
 

@@ -12,6 +12,10 @@ from specstream_mlx.checked_files import reason
 from specstream_mlx.config import UserError
 
 from .evaluate import Package
+from .saved import read_spec
+
+REFUSALS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What executors raise for inputs that a function does not take."""
 
 ComputeUnits = Literal["cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all"]
 """Swift's names."""
@@ -70,7 +74,7 @@ class CoreML:
             self._compiled = ct.models.utils.compile_model(str(path))
         except Exception as error:  # pybind's RuntimeError, or coremltools' bare Exception
             raise UserError(f"{path} cannot be compiled by Core ML: {reason(error)}") from None
-        description = ct.utils.load_spec(str(path)).description
+        description = read_spec(Path(path)).description
         self._stateful = next(f.name for f in description.functions if len(f.state))
 
     def states(self) -> Any:

@@ -1,10 +1,10 @@
 """From directories to a saved package: checked before a weight is read, and there whole or not."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from mlx.utils import tree_flatten
 
@@ -64,10 +64,14 @@ def export(
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
+    if output.suffix != ".mlpackage":
+        raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
     beside = [tokenizer_directory(output)]
     if supplied:
         beside.append(adapters_directory(output))
-    _check_output([output, *beside])
+    for path in (output, *beside):
+        if path.exists() or path.is_symlink():
+            raise UserError(f"{path} exists already, expected a name that nothing is at")
     _check(model, adapters, sizes, supplied)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
@@ -126,10 +130,10 @@ def export(
 @contextmanager
 def _temporary_files_in(directory: Path) -> Iterator[None]:
     """Let coremltools write there what it copies later: a killed export leaves it nowhere else."""
-    before = tempfile.tempdir
+    before, tempfile.tempdir = tempfile.tempdir, tempfile.mkdtemp(dir=directory)
     try:
-        with TemporaryDirectory(dir=directory) as tempfile.tempdir:
-            yield
+        yield
+        shutil.rmtree(tempfile.tempdir)  # where it fails, all of the directory goes
     finally:
         tempfile.tempdir = before
 
@@ -137,16 +141,6 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
 def function_name(adapter: Path) -> str:
     """The beginning of an adapter's functions: the directory's name."""
     return adapter.resolve().name.replace("-", "_")
-
-
-def _check_output(paths: Sequence[Path]) -> None:
-    """Check the name of what is written, and that nothing is at any of the paths."""
-    output = paths[0]
-    if output.suffix != ".mlpackage":
-        raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            raise UserError(f"{path} exists already, expected a name that nothing is at")
 
 
 def _check(model: Path, adapters: Sequence[Path], sizes: Sizes, supplied: bool) -> None:

@@ -19,6 +19,7 @@ apart. ``tree_size`` counts the nodes below the root, ``seed`` is null where not
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from specstream_mlx.staging import staged_file
 
 from .contents import Contents
 from .decoder import PackageDecoder
-from .executors import Executor
+from .executors import REFUSALS, Executor
 
 FORMAT = 1
 
@@ -49,9 +50,6 @@ more than this."""
 
 LEAST_EQUAL = 0.9
 """Integers that must be equal there: rounding turns near-ties around, which are few."""
-
-_REFUSALS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What executors raise for inputs that a function does not take."""
 
 Show = Callable[[int, int, str], None]
 
@@ -151,12 +149,29 @@ def record(
     }
 
 
-def write(vectors: Mapping[str, Any], path: Path) -> None:
-    """Write a file of vectors; one that is there is replaced.
+def check_place(path: Path) -> None:
+    """Check that nothing but an earlier recording is replaced.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: there is something else.
     """
+    if not os.path.lexists(path):
+        return
+    try:
+        is_one = {"format", "fingerprint", "runs"} <= read_json(path).keys()
+    except UserError:
+        is_one = False
+    if not is_one:
+        raise UserError(f"{path} exists already and is no recording, expected another --record")
+
+
+def write(vectors: Mapping[str, Any], path: Path) -> None:
+    """Write a file of vectors; a recording that is there is replaced.
+
+    Raises:
+        UserError: it cannot be written, or there is something else.
+    """
+    check_place(path)
     with staged_file(path) as scratch:
         scratch.write_text(json.dumps(vectors, separators=(",", ":")) + "\n")
 
@@ -194,9 +209,13 @@ def read(path: Path, contents: Contents) -> dict[str, Any]:
 
 def _is_calls(calls: Any) -> bool:
     fields = {"function": str, "inputs": dict, "outputs": dict}
-    return isinstance(calls, list) and all(
-        isinstance(call, dict) and all(isinstance(call.get(n), t) for n, t in fields.items())
-        for call in calls
+    return (
+        isinstance(calls, list)
+        and bool(calls)
+        and all(
+            isinstance(call, dict) and all(isinstance(call.get(n), t) for n, t in fields.items())
+            for call in calls
+        )
     )
 
 
@@ -299,7 +318,9 @@ def replay(
             began = time.perf_counter()
             try:
                 outputs = executor.call(name, inputs, states if "length" in inputs else None)
-            except _REFUSALS as error:
+            except UserError:
+                raise
+            except REFUSALS as error:
                 raise UserError(
                     f"{executor.title} refuses a recorded call of {name}: {error}"
                 ) from None

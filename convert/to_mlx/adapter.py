@@ -14,13 +14,18 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from specstream_mlx.adapters.description import STREAM_FILE, AdapterDescription, describe
+from specstream_mlx.adapters.description import (
+    STREAM_FILE,
+    AdapterDescription,
+    check_vocabulary,
+    describe,
+)
 from specstream_mlx.adapters.files import read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.adapters.torch_files import tensor_file
-from specstream_mlx.checked_files import check_shapes, read_json
+from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import VOCABULARY, StreamConfig, UserError
-from specstream_mlx.loading import read_model
+from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
@@ -36,7 +41,7 @@ class _Base:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return read_json(self.directory / "config.json")
+        return read_config(self.directory)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -152,7 +157,7 @@ def adapter_name(source: Path) -> str:
 def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
     found = describe(source)
     found.check_base(base.config)
-    adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found))
+    adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found, base))
     if adapter.lora.tensors:
         found.check_lora()
     if found.format == "pytorch" and found.stream_config is not None:
@@ -176,7 +181,7 @@ def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
     return LoraPart(lora, config["lora_parameters"], config["num_layers"], kind)
 
 
-def _read_streams(found: AdapterDescription) -> dict[str, mx.array]:
+def _read_streams(found: AdapterDescription, base: _Base) -> dict[str, mx.array]:
     if found.stream_config is None:
         return {}
     path = tensor_file(found.path / STREAM_FILE)
@@ -186,4 +191,6 @@ def _read_streams(found: AdapterDescription) -> dict[str, mx.array]:
         {name: tensor.shape for name, tensor in tensors.items()},
         found.stream_config.tensor_shapes(),
     )
+    if VOCABULARY in tensors:
+        check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config["vocab_size"])
     return tensors

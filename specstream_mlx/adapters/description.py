@@ -6,7 +6,7 @@ alike. It reads no weights and does not import MLX.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -199,6 +199,24 @@ def describe(directory: str | Path) -> AdapterDescription:
         streams = None
     torch_side = torch_streams or "peft_type" in config
     return AdapterDescription(path, config, streams, "pytorch" if torch_side else "mlx")
+
+
+def check_vocabulary(path: Path, ids: Sequence[int], vocab_size: int) -> None:
+    """Check the token ids of a draft vocabulary.
+
+    Args:
+        path: the file, for the error.
+        ids: one at least.
+        vocab_size: of the base.
+
+    Raises:
+        UserError: one comes twice, or is none of the base's.
+    """
+    if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
+        raise UserError(
+            f"{path}: {VOCABULARY} holds ids from {min(ids)} to {max(ids)}, expected different "
+            f"ones of the base's {vocab_size}"
+        )
 
 
 def _stream_config(where: str, values: Any) -> StreamConfig:

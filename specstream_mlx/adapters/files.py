@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ..checked_files import check_tensors, read_arrays, tensor_headers
 from ..config import VOCABULARY, StreamConfig, UserError, shown
@@ -23,6 +22,7 @@ from .description import (
     STREAM_FILE,
     STREAM_KEY,
     AdapterDescription,
+    check_vocabulary,
     describe,
 )
 from .lora import adapter_shapes, selected_modules
@@ -84,7 +84,7 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
     file = found.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:
-        check_vocabulary(file, np.array(stream_tensors[VOCABULARY]), base_config["vocab_size"])
+        check_vocabulary(file, stream_tensors[VOCABULARY].tolist(), base_config["vocab_size"])
     return Adapter(
         path=found.path,
         config=found.config,
@@ -92,24 +92,6 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         lora=lora,
         stream_tensors=stream_tensors,
     )
-
-
-def check_vocabulary(path: Path, ids: np.ndarray, vocab_size: int) -> None:
-    """Check the token ids of a draft vocabulary.
-
-    Args:
-        path: the file, for the error.
-        ids: (n,).
-        vocab_size: of the base.
-
-    Raises:
-        UserError: one comes twice, or is none of the base's.
-    """
-    if len(set(ids.tolist())) < len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
-        raise UserError(
-            f"{path}: {VOCABULARY} holds ids from {ids.min()} to {ids.max()}, expected different "
-            f"ones of the base's {vocab_size}"
-        )
 
 
 def read_lora(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:

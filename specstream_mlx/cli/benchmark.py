@@ -8,9 +8,9 @@ from typer import Option, Typer
 
 from ..checked_files import prompt_lines
 from ..config import UserError
+from ..terminal.parsing import at_least, one_of, part_of_name
 from .groups import grouped
 from .options import ModelOptions, most_tokens
-from .parsing import at_least, one_of
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
@@ -119,7 +119,13 @@ def speedup(
         bool, Option("--random-streams", help="Streams as if nobody had trained them.")
     ] = False,
     label: Annotated[
-        str, Option("--name", metavar="NAME", help="Of the result files: SUITE-NAME-MACHINE.")
+        str,
+        Option(
+            "--name",
+            parser=part_of_name,
+            metavar="NAME",
+            help="Of the result files: SUITE-NAME-MACHINE.",
+        ),
     ] = "",
     report: ReportOptions,
 ) -> None:

@@ -8,7 +8,7 @@ from typer import Exit, Option
 
 from ..config import UserError
 from ..terminal.notes import note
-from .parsing import at_least
+from ..terminal.parsing import at_least
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 _LONGEST = 1024  # tokens that are compared, however many keys streams select

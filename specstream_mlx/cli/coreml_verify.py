@@ -10,8 +10,8 @@ from typer import Argument, BadParameter, Option
 
 from ..config import UserError
 from ..terminal.notes import note
+from ..terminal.parsing import at_least, utf8
 from .packages import require_coremltools
-from .parsing import at_least
 
 if TYPE_CHECKING:
     from specstream_mlx.convert.to_coreml.contents import Contents
@@ -57,6 +57,7 @@ def coreml_verify(
         Option(
             "--prompt",
             "-p",
+            parser=utf8,
             metavar="TEXT",
             help="Record this text; may be given several times. Default: two of its own, one of "
             "them longer than a chunk.",
@@ -121,6 +122,8 @@ def coreml_verify(
 
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
+    if record is not None:
+        calls.check_place(record)
     contents = Contents.read(package)
     if contents.supplied:
         raise UserError(

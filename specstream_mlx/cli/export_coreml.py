@@ -7,8 +7,8 @@ from typer import BadParameter, Option
 
 from .. import bundled, demonstration
 from ..terminal.notes import note
+from ..terminal.parsing import at_least
 from .packages import require_coremltools
-from .parsing import at_least
 
 
 def _numbers(text: str) -> tuple[int, ...]:

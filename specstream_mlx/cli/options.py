@@ -16,7 +16,7 @@ from typer import Option
 from .. import bundled
 from ..config import UserError
 from ..terminal.notes import note
-from .parsing import at_least, between, one_of, positive, probability, token_bias
+from ..terminal.parsing import at_least, between, one_of, positive, probability, token_bias
 
 if TYPE_CHECKING:
     from mlx_lm.sample_utils import LogitsProcessor

@@ -12,9 +12,9 @@ from typer import Option
 from ..checked_files import read_text, reason
 from ..config import UserError, check_integer, is_number, shown
 from ..terminal.notes import note
+from ..terminal.parsing import at_least, positive
 from .chart import chart
 from .groups import grouped
-from .parsing import at_least, positive
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -427,7 +427,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
     try:
         values = yaml.load(read_text(path), yaml_loader)
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply, expected settings by name") from None
+    except (yaml.YAMLError, ValueError) as error:  # this of a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}," if mark else ""
         raise UserError(f"{path}{place} is not valid YAML: {reason(error)}") from None
@@ -449,11 +451,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_place(settings: "TrainSettings", directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
-    from ..train.run import is_adapter, last_checkpoint
+    from ..train.run import check_log, is_adapter, last_checkpoint
 
+    if settings.log is not None:
+        check_log(settings.log)
     target = settings.adapter_path
-    if not target.name:
-        raise UserError(f"--adapter-path is {target}, expected a new directory")
     if target.exists() and not (settings.resume and is_adapter(target)):
         resumable = last_checkpoint(directory).exists() and is_adapter(target)
         more = ", or --resume to go on with its run" if resumable else ""
@@ -504,7 +506,11 @@ def _prepared(
         splits[name] = None
         if name == "train" or path.exists():
             found = splits[name] = read_split(
-                path, start.tokenizer, settings.max_seq_length, settings.prompt_template
+                path,
+                start.tokenizer,
+                settings.max_seq_length,
+                start.base.config["vocab_size"],
+                settings.prompt_template,
             )
             if found.too_long:
                 note(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .parsing import at_least
+from ..terminal.parsing import at_least
 
 if TYPE_CHECKING:
     from specstream_mlx.apps.writing_tools.tools import Event

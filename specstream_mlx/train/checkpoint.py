@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checked_files import reason
+from ..checked_files import check_shapes, not_finite, parse_json, reason, tensor_headers
 from ..config import UserError, shown
 from ..staging import staged_file
 from .parameters import Parameters
@@ -59,9 +59,14 @@ class Checkpoint:
         if not path.is_file():
             raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
         try:
+            tensor_headers(path)
             arrays, texts = mx.load(str(path), format="safetensors", return_metadata=True)
-            meta = json.loads(texts[_META])
-            mx.eval(arrays)
+            meta = parse_json(texts[_META], "its metadata")
+            if (name := not_finite(arrays)) is not None:
+                raise ValueError(f"{name} holds NaN or infinity")
+            for name in ("identity", "progress"):
+                if not isinstance(meta[name], dict):
+                    raise TypeError(f"{name} is {shown(meta[name])}")
             return cls(
                 parameters=_part(arrays, _PARAMETER),
                 optimizer=_part(arrays, _OPTIMIZER),
@@ -71,15 +76,23 @@ class Checkpoint:
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
 
-    def check(self, path: Path, identity: dict[str, str]) -> None:
-        """Check that a run with these settings may go on from here.
+    def check(
+        self,
+        path: Path,
+        identity: dict[str, str],
+        parameters: Parameters,
+        optimizer: dict[str, mx.array],
+    ) -> None:
+        """Check that a run with these settings and these arrays may go on from here.
 
         Args:
             path: of the file, for the error.
             identity: of the run.
+            parameters: its own, of which names, shapes and dtypes are looked at.
+            optimizer: the same of what its optimizer keeps.
 
         Raises:
-            UserError: a setting differs.
+            UserError: a setting differs, or an array has another name, shape or dtype.
         """
         for name, value in identity.items():
             if (found := self.identity.get(name)) != value:
@@ -87,6 +100,18 @@ class Checkpoint:
                     f"{path}: {name} was {shown(found)}, expected {shown(value)} as in this run; "
                     "a run is resumed with the settings that it began with"
                 )
+        for kind, found, expected in (
+            (_PARAMETER, self.parameters, parameters),
+            (_OPTIMIZER, self.optimizer, optimizer),
+        ):
+            shapes = ({kind + n: a.shape for n, a in part.items()} for part in (found, expected))
+            check_shapes(path, *shapes)
+            for name, array in expected.items():
+                if found[name].dtype != array.dtype:
+                    raise UserError(
+                        f"{path}: {kind}{name} has dtype {found[name].dtype}, expected "
+                        f"{array.dtype}"
+                    )
 
 
 def _part(arrays: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.datasets import create_dataset
 
-from ..checked_files import read_json_lines, template_error
+from ..checked_files import check_tokens, read_json_lines, template_error
 from ..config import UserError, shown
 from ..prompts import chat_prompt
 from .items import Item
@@ -31,7 +31,11 @@ class Split:
 
 
 def read_split(
-    path: Path, tokenizer: TokenizerWrapper, max_seq_length: int, template: str | None = None
+    path: Path,
+    tokenizer: TokenizerWrapper,
+    max_seq_length: int,
+    vocab_size: int,
+    template: str | None = None,
 ) -> Split:
     """Read a JSONL file of one of mlx-lm's formats.
 
@@ -47,19 +51,23 @@ def read_split(
         tokenizer: of the base. Without a chat template a prompt is what it says, and a completion
             follows it.
         max_seq_length: tokens; longer sequences are left out.
+        vocab_size: of the base, beyond which MLX would read any memory.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
 
     Raises:
         UserError: the file cannot be read, a line has another format than the first, there is a
-            template and no prompts, the chat template refuses a line, or no sequence is left.
+            template and no prompts, the chat template refuses a line, a token is none of the
+            base's, or no sequence is left.
     """
     rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
     for number, value in read_json_lines(path):
         kind = _kind(value)
         if kind is None or (rows and kind != _kind(rows[0])):
             expected = "as in the first line" if kind else _FORMATS
             raise UserError(f"{path}, line {number} is {shown(value)}, expected {expected}")
         rows.append(value)
+        numbers.append(number)
     if not rows:
         raise UserError(f"{path} is empty, expected a JSON object on each line")
     if template is not None and _kind(rows[0]) != "prompt":
@@ -68,14 +76,15 @@ def read_split(
         )
     read = _reader(rows, tokenizer, template)
     items, too_long = [], 0
-    for number, row in enumerate(rows, 1):
+    for number, row in zip(numbers, rows, strict=True):
         try:
             tokens, start = read(row)
         except UserError:
             raise
         except Exception as error:  # a template may raise anything
-            raise UserError(f"{path}, item {number}: {template_error(error)}") from None
+            raise UserError(f"{path}, line {number}: {template_error(error)}") from None
         tokens = _ended(list(tokens), start, tokenizer, row.get("finish_reason") == "length")
+        check_tokens(f"{path}, line {number}", tokens, vocab_size)
         if len(tokens) > max_seq_length:
             too_long += 1
         elif len(tokens) > max(start, 1):

@@ -1,5 +1,6 @@
 """The optimizer of a run: mlx's, with a learning rate of its own for streams and for embeddings."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx_lm.tuner.utils import build_schedule
 
+from ..checked_files import reason
 from ..config import UserError, shown
 from .parameters import Parameters, is_of_streams
 
@@ -35,17 +37,27 @@ def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedu
     return rate
 
 
-def schedule_of(fields: Mapping[str, Any]) -> Schedule:
+def schedule_of(fields: Mapping[str, Any], updates: int) -> Schedule:
     """mlx_lm's schedule by its ``name``, ``arguments`` and ``warmup``.
 
+    Args:
+        fields: these.
+        updates: of the run, in whose first, middle and last one the rate is looked at.
+
     Raises:
-        UserError: a field is missing or wrong.
+        UserError: a field is missing or wrong, or a rate is negative or no number.
     """
     try:
         schedule = build_schedule(fields)
-        schedule(mx.array(0))
+        rates = {n: float(schedule(mx.array(n))) for n in (0, updates // 2, updates - 1)}
     except Exception as error:  # mlx_lm lets through whatever a wrong field leads to
-        raise UserError(f"lr_schedule is {shown(fields)}: {error}") from None
+        raise UserError(f"lr_schedule is {shown(fields)}: {reason(error)}") from None
+    for number, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise UserError(
+                f"lr_schedule is {shown(fields)}, whose rate at update {number} is {rate}, "
+                "expected a number of at least 0"
+            )
     return schedule
 
 
@@ -57,8 +69,11 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options: those asked for.
 
     Raises:
-        UserError: the optimizer has no such argument.
+        UserError: there is no such optimizer, it has no such argument, or an update with these
+            fails or is no number.
     """
+    if kind not in KINDS:
+        raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
     defaults: dict[str, Any] = {}
     if kind in ("adam", "adamw"):
         defaults["bias_correction"] = True
@@ -66,11 +81,17 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         defaults["weight_decay"] = 0.0
     if kind == "adafactor":  # otherwise it takes no learning rate
         defaults["relative_step"] = False
+    found = {**defaults, **options}
     try:
-        found = {**defaults, **options}
-        KINDS[kind](learning_rate=1.0, **found)
-    except TypeError as error:
-        raise UserError(f"optimizer_config's {kind} is {shown(options)}: {error}") from None
+        tried = KINDS[kind](learning_rate=1.0, **found)
+        ones = {"w": mx.ones((2, 2))}
+        finite = mx.isfinite(tried.apply_gradients(ones, ones)["w"]).all().item()
+    except Exception as error:  # mlx looks at an argument when it computes with it
+        raise UserError(f"optimizer_config's {kind} is {shown(options)}: {reason(error)}") from None
+    if not finite:
+        raise UserError(
+            f"optimizer_config's {kind} is {shown(options)}, with which an update is no number"
+        )
     return found
 
 

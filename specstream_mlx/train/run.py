@@ -8,8 +8,9 @@ same bytes as one that was not.
 import hashlib
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
 from ..adapters.lora import NO_LORA
-from ..checked_files import read_json_lines
-from ..config import VOCABULARY, UserError
+from ..checked_files import read_json_lines, read_text, reason
+from ..config import VOCABULARY, UserError, check_integer, is_number, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
 from .data import Split
@@ -98,6 +99,28 @@ class Progress:
     best_length: float | None = None
     best_iteration: int = 0
     waited: int = 0
+
+    @classmethod
+    def read(cls, path: Path, values: Mapping[str, Any]) -> "Progress":
+        """The progress that a checkpoint holds.
+
+        Args:
+            path: of the checkpoint, for the error.
+            values: by name.
+
+        Raises:
+            UserError: a value is missing, unknown or of another type.
+        """
+        try:
+            found = cls(**values)
+            for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
+                check_integer(name, getattr(found, name), least=0, most=2**63 - 1)
+        except (TypeError, UserError) as error:
+            raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
+        best = found.best_length
+        if best is not None and not (is_number(best) and best >= 0):
+            raise UserError(f"{path} is no checkpoint of a run: best_length is {shown(best)}")
+        return found
 
 
 class Run:
@@ -179,25 +202,29 @@ class Run:
         """Go on from a checkpoint.
 
         Raises:
-            UserError: it cannot be read, or belongs to a run with other settings.
+            UserError: it cannot be read, or belongs to a run of another kind.
         """
-        found = Checkpoint.load(path)
-        found.check(path, self._identity)
-        if found.parameters.keys() != self.parameters.keys():
-            raise UserError(f"{path} holds other parameters than this run trains")
+        found = self._read(path)
+        self.progress = Progress.read(path, found.progress)
         # In this run's order: the norm of all gradients is a sum, which depends on it.
         self.parameters = {name: found.parameters[name] for name in self.parameters}
         self._optimizer.state = found.optimizer
-        self.progress = Progress(**found.progress)
         self._trained.set(self.parameters)
+
+    def _read(self, path: Path) -> Checkpoint:
+        """A checkpoint of this run."""
+        found = Checkpoint.load(path)
+        found.check(path, self._identity, self.parameters, self._optimizer.state)
+        return found
 
     def write_adapter(self) -> Path:
         """Write the best checkpoint, or what there is without validation, as an adapter directory.
 
         Raises:
-            UserError: the file system refuses it, or the directory exists.
+            UserError: the file system refuses it, the directory exists, or the checkpoint is none
+                of this run.
         """
-        found = Checkpoint.load(self.best if self._valid else self.last)
+        found = self._read(self.best if self._valid else self.last)
         tensors = self._frozen | found.parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
@@ -410,6 +437,21 @@ def logged(log: Path, name: str) -> list[tuple[int, float]]:
     return found
 
 
+def check_log(path: Path) -> None:
+    """Check that figures may be appended to a file: one that is new, or a run's log.
+
+    Raises:
+        UserError: it is something else, or cannot be read.
+    """
+    if os.path.lexists(path) and read_text(path).strip():
+        try:
+            rows = [figures for _, figures in read_json_lines(path)]
+        except UserError:
+            rows = []
+        if not any(isinstance(figures, dict) and "iteration" in figures for figures in rows):
+            raise UserError(f"{path} exists already and is no log of a run, expected another --log")
+
+
 def is_adapter(directory: Path) -> bool:
     """Tell whether a directory holds an adapter's files alone, so that it may be replaced."""
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
@@ -419,10 +461,9 @@ def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> G
     peaks = settings.learning_rates(hidden_size)
     factors = {name: rate / peaks.lora for name, rate in vars(peaks).items()}
     if settings.lr_schedule is None:
-        updates = -(-settings.iters // settings.grad_accumulation_steps)
-        schedule = warm_up_and_fall(peaks.lora, updates)
+        schedule = warm_up_and_fall(peaks.lora, settings.updates)
     else:
-        schedule = schedule_of(settings.lr_schedule)
+        schedule = schedule_of(settings.lr_schedule, settings.updates)
         if settings.learning_rate is None:
             factors = dict.fromkeys(factors, 1.0)
     return GroupedOptimizer(

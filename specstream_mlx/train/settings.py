@@ -111,9 +111,10 @@ class TrainSettings(StreamSettings):
         check_integer("seed", self.seed, least=0, most=2**32 - 1)
         if not (is_number(self.max_grad_norm) and self.max_grad_norm > 0):
             raise UserError(f"max_grad_norm is {shown(self.max_grad_norm)}, expected more than 0")
-        optimizer_options(self.optimizer, self.optimizer_config.get(self.optimizer, {}))
+        for name, options in self.optimizer_config.items():
+            optimizer_options(name, options)
         if self.lr_schedule is not None:
-            schedule_of(self.lr_schedule)
+            schedule_of(self.lr_schedule, self.updates)
             for name in ("stream_learning_rate", "embedding_learning_rate"):
                 if self.learning_rate is None and getattr(self, name) is not None:
                     raise UserError(
@@ -145,6 +146,8 @@ class TrainSettings(StreamSettings):
         for name in ("model", "data"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty, expected a directory")
+        if not self.adapter_path.name:  # beside which the run's directory is called after it
+            raise UserError(f"adapter_path is {self.adapter_path}, expected a new directory")
 
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}
@@ -158,6 +161,17 @@ class TrainSettings(StreamSettings):
             value = found[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
+
+        keys = found.get("keys")
+        if keys is not None and not (
+            isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+        ):
+            raise UserError(f"lora_parameters' keys is {shown(keys)}, expected a list of names")
+
+    @property
+    def updates(self) -> int:
+        """Updates in all iterations."""
+        return -(-self.iters // self.grad_accumulation_steps)
 
     def identity(self) -> dict[str, str]:
         """The settings that a run must share with the one that it continues, as text."""

@@ -26,8 +26,10 @@ def test_variants_are_those_named(tmp_path):
     everything = Subject(tmp_path, "bundled", each_bundled=True)
     assert check_variants("", everything) == list(VARIANTS)
     assert check_variants("int4; mixed_3_6", everything) == ["int4", "mixed_3_6"]
-    with pytest.raises(UserError, match="unknown variant 'int5', expected some of 16 bit; int8"):
+    with pytest.raises(UserError, match="unknown variant 'int5', expected one of 16 bit; int8"):
         check_variants("int5", everything)
+    with pytest.raises(UserError, match="unknown variant ''"):
+        check_variants(";", everything)
 
 
 def test_a_bare_model_has_no_layers_to_spare(tmp_path):

@@ -1,11 +1,13 @@
 """The runner on ways to decode that are made up, and the rows that a step is said to have."""
 
+import mlx.nn as nn
 import numpy as np
 import pytest
+from tiny_models import tiny_llama_directory
 from trees import full_tree
 
 from benchmarks.random_llama import random_llama, with_streams
-from benchmarks.runner import Run, interleaved
+from benchmarks.runner import Base, Run, interleaved
 from benchmarks.step_rows import StepRows, rows_of
 from specstream_mlx import DraftSettings, UserError
 
@@ -54,6 +56,19 @@ def test_of_several_rounds_the_median_counts_without_the_drift_of_the_machine():
     assert found.speedup("fast", "usual") == pytest.approx(2, rel=0.01)
     assert found.rates["fast", 2] == pytest.approx(80, rel=0.01)
     assert ("fast", 0) not in found.rates  # a single token has no rate
+
+
+def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
+    """A group is 64 weights wide."""
+    tiny_llama_directory(tmp_path / "some", hidden_size=96, intermediate_size=128)
+    base = Base(tmp_path / "some", 8, bits=4, fastest_baseline=False)
+    layer = base.model.model.layers[0]
+    assert isinstance(layer.mlp.down_proj, nn.QuantizedLinear)
+    assert type(layer.mlp.up_proj) is nn.Linear
+    assert len(base.mount(None).mlx_lm()([5, 6]).tokens) == 8
+    tiny_llama_directory(tmp_path / "none", hidden_size=96, intermediate_size=96)
+    with pytest.raises(UserError, match="--bits is 4, expected none: no layer's width is a mult"):
+        Base(tmp_path / "none", 8, bits=4, fastest_baseline=False)
 
 
 def test_a_text_of_one_token_is_one_clear_sentence():

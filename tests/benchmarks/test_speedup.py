@@ -135,12 +135,14 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
     ("flags", "sentence"),
     [
         (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
+        (["--tasks", ","], "unknown task '', expected one of "),
         (["--modes", "lossy"], "unknown mode 'lossy', expected one of lossless, shared"),
         (["--suite", "placement", "--modes", "shared"], "expected one of lossless"),
         (["--model", "somewhere"], "the model directory somewhere does not exist"),
         (["--prompts", "x.txt", "--tasks", "sql"], "--prompts and --tasks were both given"),
         (["--prompts", "x.txt", "--texts", "dev"], "--prompts and --texts were both given"),
         (["--prompts", "none/x.txt"], "none/x.txt is missing"),
+        (["--name", "../../x/y"], "Invalid value for '--name': found ../../x/y, expected a part"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(toy, flags, sentence):

@@ -10,11 +10,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from specstream_mlx import DraftSettings, Sampling, UserError
-from specstream_mlx.cli import app, parsing
+from specstream_mlx.cli import app
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
 from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.terminal import parsing
 
 PARSERS = {
     "at least 1": parsing.at_least(1),
@@ -23,6 +24,8 @@ PARSERS = {
     "positive": parsing.positive,
     "probability": parsing.probability,
     "bias": parsing.token_bias,
+    "part": parsing.part_of_name,
+    "text": parsing.utf8,
 }
 
 
@@ -37,6 +40,9 @@ PARSERS = {
         ("probability", "0", 0.0),
         ("bias", '{"5": -2}', {5: -2.0}),
         ("bias", {5: -2.0}, {5: -2.0}),
+        ("part", "", ""),
+        ("text", "caf\u00e9", "caf\u00e9"),
+        ("part", "reference-blas", "reference-blas"),
     ],
 )
 def test_values(parser, text, value):
@@ -52,6 +58,7 @@ def test_values(parser, text, value):
         ("positive", "a number above 0", ["0", "-1", "many", "inf", "nan"]),
         ("probability", "a probability of at least 0 and below 1", ["-1", "1", "many", "nan"]),
         ("bias", "a JSON object from token ids to numbers", ["five", "[1]", '{"a": 1}', "{"]),
+        ("part", "a part of a file's name", ["../../x/y", "/", "x/", "a\0"]),
     ],
 )
 def test_wrong_values(parser, expected, texts):
@@ -59,6 +66,11 @@ def test_wrong_values(parser, expected, texts):
         with pytest.raises(typer.BadParameter) as error:
             PARSERS[parser](text)
         assert error.value.message.startswith(f"found {text}, expected {expected}")
+
+
+def test_a_text_that_is_none():
+    with pytest.raises(typer.BadParameter, match=r"found '\\udcff', expected UTF-8 text"):
+        parsing.utf8("\udcff")
 
 
 @pytest.mark.parametrize("value", ["-1", "many"])

@@ -247,6 +247,27 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     assert not (tmp_path / "out.training").exists()
 
 
+@pytest.mark.parametrize("text", ["years of work", '{\n"a": 1}\n', '{"prompt": "a"}\n'])
+def test_a_log_that_is_somebody_elses(text, base, data, tmp_path):
+    (tmp_path / "file").write_text(text)
+    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
+    for log, sentence in (
+        (tmp_path / "file", "file exists already and is no log of a run, expected another --log"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        assert sentence in refusal(run("train", *flags, "--log", log))
+    assert (tmp_path / "file").read_text() == text
+
+
+@pytest.mark.parametrize("where", [".", "/", ""])
+def test_a_place_without_a_name(where, base, data, tmp_path, monkeypatch):
+    """Beside which nothing can be called after it."""
+    monkeypatch.chdir(tmp_path)
+    result = run("train", "--model", base, "--data", data, "--adapter-path", where)
+    assert f"adapter_path is {where or '.'}, expected a new directory" in refusal(result)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -270,7 +291,14 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("optimizer_config: {adamw: {beta: 1}}\n", "optimizer_config's adamw is {'beta': 1}: "),
         ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
         ("alpha_streams: 0\n", "alpha_streams is 0 and the main stream's weight 0, expected one"),
+        ("optimizer_config: {nosuch: {}}\n", "optimizer_config has 'nosuch', expected some of"),
         ("lr_schedule: {name: none}\n", "lr_schedule is {'name': 'none'}: "),
+        ("[" * 5000, "c.yaml is nested too deeply, expected settings by name"),
+        ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
+        (
+            "mode: shared\nlora_parameters: {rank: 8, scale: 2.0, dropout: 0.0, keys: 3}\n",
+            "lora_parameters' keys is 3, expected a list of names",
+        ),
     ],
 )
 def test_mistakes_in_a_configuration_file(text, sentence, base, data, tmp_path, monkeypatch):

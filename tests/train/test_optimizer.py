@@ -47,7 +47,7 @@ def test_every_optimizer_takes_the_learning_rate(kind):
 def test_a_schedule_is_mlx_lms_learning_rate(name):
     theirs = build_schedule(SCHEDULES[name])
     for times in (1, 5, 30):
-        rates, _ = step("sgd", schedule_of(SCHEDULES[name]), times)
+        rates, _ = step("sgd", schedule_of(SCHEDULES[name], 30), times)
         expected = theirs(mx.array(times - 1)).item()
         assert rates == pytest.approx({group: f * expected for group, f in FACTORS.items()})
 
@@ -59,8 +59,35 @@ def test_warm_up_and_fall():
     )
 
 
-def test_wrong_fields():
-    with pytest.raises(UserError, match=r"lr_schedule is \{'name': 'none'\}: "):
-        schedule_of({"name": "none"})
-    with pytest.raises(UserError, match=r"optimizer_config's sgd is \{'beta': 1\}: "):
-        optimizer_options("sgd", {"beta": 1})
+NAN = {"name": "cosine_decay", "arguments": [float("nan"), 3]}
+GROWING = {"name": "exponential_decay", "arguments": [1.0, 10.0]}
+RISING = {"name": "linear_schedule", "arguments": [0.1, -0.1, 100]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"name": "none"}, r"lr_schedule is \{'name': 'none'\}: "),
+        (NAN, "whose rate at update 0 is nan, expected a number of at least 0"),
+        (GROWING, "whose rate at update 50 is inf"),
+        (RISING, "whose rate at update 99 is -0.09"),
+    ],
+)
+def test_wrong_schedules(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        schedule_of(fields, 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        ("nosuch", {}, "optimizer_config has 'nosuch', expected some of adam, "),
+        ("sgd", {"beta": 1}, r"optimizer_config's sgd is \{'beta': 1\}: "),
+        ("adamw", {"weight_decay": "x"}, "adamw is {'weight_decay': 'x'}: "),
+        ("adamw", {"weight_decay": float("nan")}, "with which an update is no number"),
+        ("adam", {"betas": [0.9]}, r"adam is \{'betas': \[0.9\]\}: "),
+    ],
+)
+def test_wrong_options(kind, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        optimizer_options(kind, options)

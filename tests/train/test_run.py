@@ -15,6 +15,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.items import Batches, Item
+from specstream_mlx.train.optimizer import KINDS
 from specstream_mlx.train.run import logged
 from specstream_mlx.train.validation import steps_of
 
@@ -150,6 +151,66 @@ def test_a_run_is_not_resumed_with_other_settings(base, tmp_path):
     run.last.write_bytes(run.last.read_bytes()[:-10])
     with pytest.raises(UserError, match="is no checkpoint of a run"):
         run.restore(run.last)
+
+
+DAMAGES = {
+    "iterations is 'x', expected": lambda c: c.progress.update(iterations="x"),
+    "iterations is None": lambda c: c.progress.update(iterations=None),
+    "iterations is -1": lambda c: c.progress.update(iterations=-1),
+    "waited is 1.5": lambda c: c.progress.update(waited=1.5),
+    "best_length is 'x'": lambda c: c.progress.update(best_length="x"),
+    "unexpected keyword argument 'steps'": lambda c: c.progress.update(steps=1),
+    "its metadata has the number NaN": lambda c: c.progress.update(waited=float("nan")),
+    "progress is 3": lambda c: replaced(c, progress=3),
+    r"identity is \[\]": lambda c: replaced(c, identity=[]),
+    r"parameter streams.embeddings has shape \(1,\)": lambda c: c.parameters.update(
+        {"streams.embeddings": mx.zeros(1)}
+    ),
+    "parameter streams.embeddings holds NaN": lambda c: c.parameters.update(
+        {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
+    ),
+    "no tensor parameter streams.embeddings": lambda c: c.parameters.pop("streams.embeddings"),
+    r"optimizer embeddings streams.embeddings m has shape \(1,\)": lambda c: c.optimizer.update(
+        {"embeddings streams.embeddings m": mx.zeros(1)}
+    ),
+    "optimizer embeddings step has dtype mlx.core.float32": lambda c: c.optimizer.update(
+        {"embeddings step": mx.array(1.0)}
+    ),
+    "no tensor optimizer ": lambda c: c.optimizer.clear(),
+}
+
+
+def replaced(checkpoint, **fields):
+    for name, value in fields.items():
+        object.__setattr__(checkpoint, name, value)
+
+
+@pytest.fixture(scope="module")
+def run_of_one(base, tmp_path_factory):
+    """A run after one of its two iterations."""
+    run = make_run(base, tmp_path_factory.mktemp("run") / "out", iters=2)
+    run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
+    return run
+
+
+@pytest.mark.parametrize("sentence", DAMAGES)
+def test_a_damaged_checkpoint(sentence, run_of_one, tmp_path):
+    checkpoint = Checkpoint.load(run_of_one.last)
+    DAMAGES[sentence](checkpoint)
+    checkpoint.save(tmp_path / "last.safetensors")
+    before = run_of_one.progress, id(run_of_one.parameters)
+    with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
+        run_of_one.restore(tmp_path / "last.safetensors")
+    assert (run_of_one.progress, id(run_of_one.parameters)) == before
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_a_checkpoint_of_every_optimizer_is_read(optimizer, base, tmp_path):
+    run = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
+    run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
+    other = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
+    other.restore(run.last)
+    assert other.progress == run.progress
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoint(base, tmp_path):

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 
 from specstream_mlx import generate, load
 from specstream_mlx.config import UserError
+from specstream_mlx.train.items import Item
 
 
 @pytest.fixture(scope="module")
@@ -376,6 +378,14 @@ def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_p
         trainer.train(settings(output=tmp_path / "other", draft_vocabulary=100_000))
 
 
+def test_a_token_that_the_base_does_not_have(settings, monkeypatch):
+    """A tokenizer may hold more than the model does."""
+    monkeypatch.setattr(trainer, "tokenize", lambda *_: [Item([5, 10**6, 1], 1)])
+    with pytest.raises(UserError, match="holds token 1000000, the model's are 0 to"):
+        trainer.train(settings())
+    assert not settings().output.exists()
+
+
 def test_time_limit_ends_the_run(settings):
     chosen = settings(iters=None, time_limit=0.02)
     trainer.train(chosen)
@@ -530,12 +540,12 @@ def test_an_earlier_run_is_kept(left, settings):
 def test_of_two_runs_into_one_directory_one_goes_on(settings, monkeypatch):
     """The second one begins while the first one reads its data."""
     first, load_items = settings(iters=1), trainer._load_items
-    monkeypatch.setattr(trainer, "_load_items", lambda _: second())
+    monkeypatch.setattr(trainer, "_load_items", lambda _, vocab_size: second(vocab_size))
 
-    def second():
+    def second(vocab_size):
         monkeypatch.setattr(trainer, "_load_items", load_items)
         trainer.train(first)
-        return load_items(first)
+        return load_items(first, vocab_size)
 
     with pytest.raises(UserError, match=r"checkpoint\.pt exists already"):
         trainer.train(first)
@@ -580,3 +590,45 @@ def test_resume_refuses_other_settings_and_damage(settings):
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(UserError, match="is not a readable checkpoint"):
         trainer.train(settings(iters=2, resume=True))
+
+
+def first_of(state):
+    return next(iter(state["weights"]))
+
+
+DAMAGES = {
+    "step is 'x', expected": lambda s: s.update(step="x"),
+    "step is -1": lambda s: s.update(step=-1),
+    "seconds is nan": lambda s: s.update(seconds=float("nan")),
+    "readable checkpoint: ": lambda s: s.update(settings=3),
+    r"has shape \(1,\), expected": lambda s: s["weights"].update({first_of(s): torch.zeros(1)}),
+    "has no tensor ": lambda s: s["weights"].pop(first_of(s)),
+    "fit this run: AttributeError": lambda s: s["weights"].update({first_of(s): 3}),
+    "fit this run: ValueError": lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.zeros(1)),
+    "not fit this run: ValueError": lambda s: s["optimizer"]["state"].clear(),
+    "fit this run: TypeError": lambda s: s.update(rng=3),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(defaults, tmp_path_factory):
+    """The settings of a run that stopped after one of its two steps."""
+
+    def stop(step, _):
+        raise StoppedError
+
+    output = tmp_path_factory.mktemp("stopped")
+    chosen = TrainSettings(output=output, **{**defaults, "iters": 2, "save_every": 1})
+    with pytest.raises(StoppedError):
+        trainer.train(chosen, on_step=stop)
+    return chosen
+
+
+@pytest.mark.parametrize("sentence", DAMAGES)
+def test_a_damaged_checkpoint(sentence, stopped, tmp_path):
+    state = torch.load(stopped.output / "checkpoint.pt", weights_only=True)
+    DAMAGES[sentence](state)
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):
+        trainer.train(replace(stopped, output=tmp_path, resume=True))
+    assert not (tmp_path / "adapter").exists()

@@ -10,6 +10,7 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 from command_line import refusal, run
 from coremltools.models import MLModel
+from coremltools.proto.Model_pb2 import Model
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
 
@@ -123,6 +124,76 @@ def test_refused_metadata(exported, tmp_path):
         model.user_defined_metadata[METADATA] = "{}"
 
 
+def of_metadata(change):
+    """What changes a package's description of itself."""
+
+    def changed(package):
+        spec = Model()
+        file = package / INSIDE / "model.mlmodel"
+        spec.ParseFromString(file.read_bytes())
+        said = json.loads(spec.description.metadata.userDefined[METADATA])
+        change(said)
+        spec.description.metadata.userDefined[METADATA] = json.dumps(said)
+        file.write_bytes(spec.SerializeToString())
+
+    return changed
+
+
+def weights(package):
+    return package / INSIDE / "weights" / "weight.bin"
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+INSIDE = "Data/com.apple.CoreML"
+DAMAGES = {
+    "streams_prefill8 cannot be read: Could not open": lambda p: weights(p).unlink(),
+    "streams_prefill8 cannot be read: Unable to mmap": lambda p: weights(p).write_bytes(b""),
+    "streams_prefill8 cannot be read: index out of bounds": lambda p: cut(weights(p)),
+    "is no Core ML package": lambda p: cut(p / INSIDE / "model.mlmodel"),
+    "Manifest.json is missing": lambda p: (p / "Manifest.json").unlink(),
+    "Manifest.json is damaged (KeyError": lambda p: (p / "Manifest.json").write_text("{}"),
+    "there is no function key_points_step3": of_metadata(lambda s: s["sizes"].update(nodes=[3])),
+    "there is no function key_points_prefill7": of_metadata(lambda s: s["sizes"].update(chunk=7)),
+    "has other rows than": of_metadata(lambda s: s["sizes"].update(context=640)),
+    "chunk is 'x'": of_metadata(lambda s: s["sizes"].update(chunk="x")),
+    "is damaged (TypeError": of_metadata(lambda s: s.update(adapters=3)),
+    "num_streams of streams is None": of_metadata(
+        lambda s: s["adapters"]["streams"].update(num_streams=None)
+    ),
+    "vocab_size is None": of_metadata(lambda s: s["base"].update(vocab_size=None)),
+    "end_tokens is 'x'": of_metadata(lambda s: s["base"].update(end_tokens=["x"])),
+    "tokenizer is '../x'": of_metadata(lambda s: s.update(tokenizer="../x")),
+}
+
+
+@pytest.mark.parametrize("sentence", DAMAGES)
+def test_a_damaged_package(sentence, exported, tmp_path):
+    package = tmp_path / "x.mlpackage"
+    shutil.copytree(exported, package)
+    shutil.copytree(exported.with_suffix(".tokenizer"), tmp_path / "x.tokenizer")
+    DAMAGES[sentence](package)
+    for result in (
+        generate(package, "--adapter", "streams", "--quiet"),
+        run("coreml-verify", package, "--adapter", "streams", "-m", 2),
+    ):
+        assert result.exit_code == 2, result.output
+        assert sentence in result.stderr.splitlines()[-1]
+
+
+def test_a_package_that_is_read_stays_as_it_is(exported):
+    def state():
+        return {path: path.lstat() for path in (exported, *exported.rglob("*"))}
+
+    before = state()
+    assert generate(exported, "--adapter", "streams").exit_code == 0
+    for path, found in state().items():
+        assert (found.st_ino, found.st_mtime_ns) == (before[path].st_ino, before[path].st_mtime_ns)
+    assert len(before) == len(state())
+
+
 # coreml-verify ------------------------------------------------------------------------------------
 
 
@@ -134,6 +205,15 @@ def calls(exported, tmp_path_factory):
     assert result.exit_code == 0, result.output
     assert f"wrote {path}" in result.stderr
     return path
+
+
+@pytest.mark.parametrize("text", ["years of work", "{}", "[]"])
+def test_a_recording_replaces_no_other_file(text, exported, tmp_path):
+    (tmp_path / "file").write_text(text)
+    for place in (tmp_path / "file", tmp_path):
+        sentence = refusal(run("coreml-verify", exported, "--record", place, "-m", 2))
+        assert f"{place} exists already and is no recording" in sentence
+    assert (tmp_path / "file").read_text() == text
 
 
 def test_a_recording_is_replayed(exported, calls):
@@ -148,6 +228,14 @@ def test_a_recording_is_replayed(exported, calls):
     assert exact["complaint"] is half["complaint"] is None
     assert {d["largest"] for d in exact["differences"]} <= {None, 0.0}
     assert max(d["largest"] or 0 for d in half["differences"]) > 0
+
+
+def test_a_recording_without_calls(exported, calls, tmp_path):
+    recorded = json.loads(calls.read_text())
+    recorded["runs"][0]["calls"] = []
+    (tmp_path / "none.json").write_text(json.dumps(recorded))
+    sentence = refusal(run("coreml-verify", exported, "--vectors", tmp_path / "none.json"))
+    assert "none.json: run 0 is damaged, expected calls" in sentence
 
 
 def test_a_changed_recording_fails(exported, calls, tmp_path):

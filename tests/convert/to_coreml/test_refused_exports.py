@@ -60,6 +60,12 @@ def test_a_context_that_is_too_short_for_the_nodes(base, tmp_path):
     assert "context is 12, expected at least 16, the most rows of a call" in sentence
 
 
+@pytest.mark.parametrize("output", [".", "/", "", "package"])
+def test_names_of_packages(output, base):
+    sentence = refusal(export(base, output))
+    assert f"the output is {output or '.'}, expected a name that ends in .mlpackage" in sentence
+
+
 def test_a_disk_that_fills_up_while_coremltools_converts(base, tmp_path, monkeypatch):
     """It says so in words of its own."""
 

@@ -10,11 +10,13 @@ import torch
 from command_line import refusal, run
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
-from specstream_mlx.convert.pytorch.load import load_base
+from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import VOCAB_SIZE
 from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_model
+
+from specstream_mlx import UserError
 
 
 def refused(hf, adapter, target):
@@ -151,6 +153,18 @@ def test_streams_beside_lora_of_the_head(hf, tmp_path):
     peft_directory(hf, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
     sentence = refused(hf, tmp_path / "adapter", tmp_path / "out")
     assert "has streams beside LoRA of lm_head, expected it in decoder layers alone" in sentence
+
+
+@pytest.mark.parametrize("ids", [[3, 3], [3, VOCAB_SIZE], [-1, 3]])
+def test_a_draft_vocabulary_that_is_none_of_the_base(ids, hf, tmp_path):
+    """What decoding would refuse is not written, nor trained on."""
+    model = tiny_model("shared", base=load_base(hf), draft_vocabulary=2)
+    model.streams.vocabulary.copy_(torch.tensor(ids))
+    write_adapter(model, tmp_path / "adapter")
+    wrong = f"ids from {min(ids)} to {max(ids)}, expected different ones of the base's {VOCAB_SIZE}"
+    assert wrong in refused(hf, tmp_path / "adapter", tmp_path / "out")
+    with pytest.raises(UserError, match=wrong):
+        load_adapter(hf, tmp_path / "adapter")
 
 
 def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):

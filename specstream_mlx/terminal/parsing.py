@@ -11,6 +11,8 @@ from typer import BadParameter
 from ..checked_files import parse_json
 from ..config import MOST, is_number
 
+_LONGEST_PART = 100  # bytes; file systems take names of 255
+
 
 def at_least(minimum: int) -> Callable[[str], int]:
     """A parser of integers from ``minimum`` on, to what 32 bits hold."""
@@ -60,6 +62,25 @@ def one_of(*choices: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def part_of_name(text: str) -> str:
+    """Parse what goes into the name of a file, so that it leaves its directory no more."""
+    if "/" in text or "\0" in text or len(text.encode(errors="surrogateescape")) > _LONGEST_PART:
+        raise BadParameter(
+            f"found {_cut(text)}, expected a part of a file's name, without a slash and of at most "
+            f"{_LONGEST_PART} bytes"
+        )
+    return text
+
+
+def utf8(text: str) -> str:
+    """Parse a text, which the command line may hold bytes of that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadParameter(f"found {_cut(repr(text))}, expected UTF-8 text") from None
+    return text
 
 
 def positive(text: str) -> float:
