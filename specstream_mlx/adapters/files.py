@@ -84,7 +84,8 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
     file = found.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:
-        check_vocabulary(file, stream_tensors[VOCABULARY].tolist(), base_config["vocab_size"])
+        ids: Any = stream_tensors[VOCABULARY].tolist()
+        check_vocabulary(file, ids, base_config["vocab_size"])
     return Adapter(
         path=found.path,
         config=found.config,
