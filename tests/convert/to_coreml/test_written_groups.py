@@ -75,5 +75,5 @@ def test_some_rows_are_written_as_in_the_whole(bits):
     if bits is None:
         assert (rows == whole[ids]).all()
     else:
-        for name in ("q", "scale", "offset"):
+        for name in ("held", "scale", "offset"):
             assert (getattr(rows, name) == getattr(whole, name)[ids]).all()
