@@ -168,7 +168,7 @@ def test_streams_deeper_than_the_tree_are_asked_about_nothing(mode, shortlists):
     every = DraftSettings(tree_width=16, tree_size=8)
     few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
     _, result, _ = step_of(model, few, shortlists=shortlists)
-    assert result.candidates.shape == (1, 1, 16)
+    assert result.streams.candidates.shape == (1, 1, 16)
     expected = step_of(model, every, shortlists=shortlists)[1].guesses().behind(())
     for (token, score), (wanted, other) in zip(result.guesses().behind(()), expected, strict=True):
         assert token == wanted
@@ -189,7 +189,7 @@ def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, most, wh
     monkeypatch.setattr(step, "WHOLE_HEAD", most)
     model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
     _, result, _ = step_of(model, DraftSettings(tree_width=3))
-    assert (result.stream_logits is not None) == whole
+    assert (result.streams.logits is not None) == whole
 
 
 def test_several_sequences_have_shortlists_of_their_own(monkeypatch):
