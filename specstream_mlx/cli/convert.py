@@ -229,7 +229,8 @@ def _sample_tokens(model: Path) -> list[int]:
     """What ``--verify`` compares on; read before anything is written.
 
     Raises:
-        UserError: torch is missing, or the model has no tokenizer that can be read.
+        UserError: torch is missing, or the model has no tokenizer that can be read, or one with
+            tokens that the model does not have.
     """
     try:
         from specstream_mlx.convert import parity  # noqa: F401
@@ -237,9 +238,13 @@ def _sample_tokens(model: Path) -> list[int]:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
         ) from None
+    from ..checked_files import check_tokens
     from ..loading import read_config, read_tokenizer
 
-    return read_tokenizer(model, read_config(model)).encode(_SAMPLE)
+    config = read_config(model)
+    tokens = read_tokenizer(model, config).encode(_SAMPLE)
+    check_tokens(f"{model}: the tokenizer's text", tokens, config["vocab_size"])
+    return tokens
 
 
 def _compared_on(model: Path, adapter: Path, tokens: list[int]) -> tuple[list[int], int]:

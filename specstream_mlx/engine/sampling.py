@@ -56,13 +56,19 @@ class Sampling:
         """Check that these settings fit a vocabulary.
 
         Raises:
-            UserError: ``top_k`` or ``min_tokens_to_keep`` is not less than its size.
+            UserError: ``top_k`` or ``min_tokens_to_keep`` is not less than its size, or a token
+                that XTC spares is none of it.
         """
         for name in ("top_k", "min_tokens_to_keep"):
             if getattr(self, name) >= vocab_size:
                 raise UserError(
                     f"{name} is {getattr(self, name)}, expected less than the vocabulary's "
                     f"{vocab_size}"
+                )
+        for token in self.xtc_special_tokens if self.xtc_probability else ():
+            if not 0 <= token < vocab_size:
+                raise UserError(
+                    f"xtc_special_tokens hold token {token}, the model's are 0 to {vocab_size - 1}"
                 )
 
     def __call__(self, log_probs: mx.array) -> mx.array:

@@ -10,6 +10,7 @@ from brute_force import forward
 from distribution import ALPHA, CERTAIN, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
+    VOCAB_SIZE,
     assert_close,
     plain_tokens,
     random_prompt,
@@ -180,3 +181,12 @@ def test_settings_out_of_range(fields):
         Sampling(**fields)
     with pytest.raises(UserError, match=next(iter(fields))):
         keyed_sampler(0, **fields)
+
+
+@pytest.mark.parametrize("token", [VOCAB_SIZE, 5000, -1])
+def test_a_token_that_xtc_spares_must_be_one_of_the_models(token):
+    """A tokenizer's end token may be beyond the vocabulary."""
+    spared = {"xtc_threshold": 0.1, "xtc_special_tokens": (3, token)}
+    Sampling(temp=1.0, **spared).check(VOCAB_SIZE)  # without a probability nothing is spared
+    with pytest.raises(UserError, match=f"hold token {token}, the model's are 0 to 96"):
+        Sampling(temp=1.0, xtc_probability=0.5, **spared).check(VOCAB_SIZE)

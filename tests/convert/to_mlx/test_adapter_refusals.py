@@ -1,5 +1,6 @@
 """What cannot be imported ends in one sentence, and nothing is left behind."""
 
+import json
 import pickle
 import shutil
 import sys
@@ -187,6 +188,19 @@ def test_verifying_with_a_base_without_tokenizer(hf, plain, tmp_path):
     flags = ("--adapter-path", plain, "--mlx-path", tmp_path / "out", "--verify")
     sentence = refusal(run("convert", "--model", base, *flags))
     assert sentence.startswith(f"error: {base}: the tokenizer cannot be read: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_verifying_with_a_tokenizer_beyond_the_vocabulary(hf, plain, tmp_path):
+    """Its tokens would be read from behind the embedding's end."""
+    base = shutil.copytree(hf, tmp_path / "hf")
+    path = base / "tokenizer.json"
+    found = json.loads(path.read_text())
+    found["model"]["vocab"]["T"] = 5000
+    path.write_text(json.dumps(found))
+    flags = ("--adapter-path", plain, "--mlx-path", tmp_path / "out", "--verify")
+    sentence = refusal(run("convert", "--model", base, *flags))
+    assert f"holds token 5000, the model's are 0 to {VOCAB_SIZE - 1}" in sentence
     assert not (tmp_path / "out").exists()
 
 
