@@ -122,6 +122,9 @@ def test_what_differs_is_named(lossless, recorded, exact):
         assert sentence is None  # near-ties are few, but there are some
 
 
+CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -129,7 +132,8 @@ def test_what_differs_is_named(lossless, recorded, exact):
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
         ({"runs": []}, "has no runs"),
         ({"runs": [{"calls": [{"function": 5}]}]}, "run 0 is damaged"),
-        ({"runs": [{"calls": [], "adapter": "two"}]}, "the adapter is 'two'"),
+        ({"runs": [{"calls": []}]}, "run 0 is damaged"),
+        ({"runs": [{"calls": [CALL], "adapter": "two"}]}, "the adapter is 'two'"),
     ],
 )
 def test_damaged_recordings(lossless, recorded, tmp_path, change, sentence):
