@@ -25,10 +25,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
-from specstream_mlx.autotune.choose import AutoDrafting, new_pace
-from specstream_mlx.autotune.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.drafter import Drafting, Plan, fixed_drafting
+from specstream_mlx.drafting.drafter import Drafting, fixed_drafting
+from specstream_mlx.drafting.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.rule import AutoDrafting, new_pace
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule

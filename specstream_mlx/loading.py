@@ -61,7 +61,7 @@ class SpeculativeModel:
         adapter: the mounted adapter, or ``None``.
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
-        paces: how fast generations have been lately, see ``autotune.pace.pace_of``.
+        paces: how fast generations have been lately, see ``drafting.pace.pace_of``.
     """
 
     model: nn.Module

@@ -9,9 +9,9 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .arguments import check_arguments, shown
-from .autotune.pace import auto_drafting
 from .config import UserError
 from .drafting.drafter import Drafting, fixed_drafting
+from .drafting.pace import auto_drafting
 from .drafting.settings import DraftSettings
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
@@ -95,7 +95,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         drafting: how to draft in every step; or an object, made for this text, that plans its
-            steps. ``None``: one that plans what is worth most, see ``autotune.choose``.
+            steps. ``None``: one that plans what is worth most, see ``drafting.rule``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: prompt tokens per pass.

@@ -5,7 +5,7 @@
 
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
-streams guess behind every token; on that the rule itself (``autotune.choose``) plans step by step,
+streams guess behind every token; on that the rule itself (``drafting.rule``) plans step by step,
 with its constants as they are and with one of them changed. Time is counted by the cost curve that
 was measured on this machine, so no figure depends on the clock. A pipelined plain step whose
 call ahead is under way when drafting begins is taken, as in the loop.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import geometric_mean
 from typing import Annotated, Any
 
@@ -23,15 +24,14 @@ import typer
 from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.autotune import averages, choose
-from specstream_mlx.autotune.choose import WIDTH, AutoDrafting, new_pace
-from specstream_mlx.autotune.cost import StepCosts
-from specstream_mlx.autotune.pace import pace_of
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting import lookup
-from specstream_mlx.drafting.drafter import Plan
+from specstream_mlx.drafting import corrections, lookup, rule
+from specstream_mlx.drafting.cost import StepCosts
+from specstream_mlx.drafting.pace import pace_of
+from specstream_mlx.drafting.rule import WIDTH, AutoDrafting, new_pace
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.terminal.errors import one_line_errors
@@ -43,29 +43,29 @@ from ..texts import MODES, adapter_of
 from ..typed_text import FAR, PROSE, prompts_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
-    "memory of r: 32 tokens": (choose, "_RATE_MEMORY", 32.0),
-    "memory of r: 512 tokens": (choose, "_RATE_MEMORY", 512.0),
-    "r starts at 1 in shared mode": (choose, "_SHARED_RATE", 1.0),
-    "r starts at 2 in shared mode": (choose, "_SHARED_RATE", 2.0),
-    "v: 1 step": (choose, "_VALUE_MEMORY", 1),
-    "v: 16 steps": (choose, "_VALUE_MEMORY", 16),
-    "rests of 16 steps at most": (choose, "_LONGEST_REST", 16),
-    "rests of 512 steps at most": (choose, "_LONGEST_REST", 512),
-    "averages start at 0.7": (averages, "_START", 0.7),
-    "averages start at 0.9": (averages, "_START", 0.9),
-    "averages weigh 4 at first": (averages, "_WEIGHT", 4.0),
-    "averages remember 8 guesses": (averages, "_MEMORY", 8.0),
-    "averages remember 64 guesses": (averages, "_MEMORY", 64.0),
+    "memory of r: 32 tokens": (rule, "_RATE_MEMORY", 32.0),
+    "memory of r: 512 tokens": (rule, "_RATE_MEMORY", 512.0),
+    "r starts at 1 in shared mode": (rule, "_SHARED_RATE", 1.0),
+    "r starts at 2 in shared mode": (rule, "_SHARED_RATE", 2.0),
+    "v: 1 step": (rule, "_VALUE_MEMORY", 1),
+    "v: 16 steps": (rule, "_VALUE_MEMORY", 16),
+    "rests of 16 steps at most": (rule, "_LONGEST_REST", 16),
+    "rests of 512 steps at most": (rule, "_LONGEST_REST", 512),
+    "averages start at 0.7": (corrections, "_START", 0.7),
+    "averages start at 0.9": (corrections, "_START", 0.9),
+    "averages weigh 4 at first": (corrections, "_WEIGHT", 4.0),
+    "averages remember 8 guesses": (corrections, "_MEMORY", 8.0),
+    "averages remember 64 guesses": (corrections, "_MEMORY", 64.0),
     "lookup priors .4 .65 .75 .8": (lookup, "_PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
     "lookup priors .2 .4 .55 .65": (lookup, "_PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
     "lookup prior .5 throughout": (lookup, "_PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
     "lookup priors weigh 2": (lookup, "_PRIOR_WEIGHT", 2),
     "lookup priors weigh 12": (lookup, "_PRIOR_WEIGHT", 12),
     "lookup remembers 16": (lookup, "_LONGEST_MEMORY", 16),
-    "lookup to depth 6": (choose, "_LOOKUP_DEPTH", 6),
-    "lookup of 3-grams": (choose, "_LOOKUP_NGRAM", 3),
-    "8 nodes at most": (choose, "MOST_NODES", 8),
-    "nodes above 0.005": (choose, "_LEAST", math.log(0.005)),
+    "lookup to depth 6": (rule, "PROPOSALS", (partial(lookup.Lookup, depth=6),)),
+    "lookup of 3-grams": (rule, "PROPOSALS", (partial(lookup.Lookup, longest=3),)),
+    "8 nodes at most": (rule, "MOST_NODES", 8),
+    "nodes above 0.005": (rule, "_LEAST", math.log(0.005)),
 }
 """What is changed, one constant at a time."""
 

@@ -20,7 +20,7 @@ from .options import KVCacheOptions, ModelOptions, most_tokens
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..autotune.choose import AutoDrafting, Pace
+    from ..drafting.rule import AutoDrafting, Pace
     from ..drafting.settings import DraftSettings
     from ..engine.kv_quantization import KVQuantization
     from ..loading import SpeculativeModel
@@ -99,7 +99,7 @@ def autotune(
     source = model.source()
     texts = list(_PROMPTS) if prompts is None else prompt_lines(prompts)
 
-    from ..autotune.pace import pace_of
+    from ..drafting.pace import pace_of
     from ..hardware import device
     from ..prompts import chat_prompt, check_prompt
 
@@ -208,7 +208,7 @@ class _Texts:
         return statistics.median(rates[0]), statistics.median(rates[1])
 
     def _drafting(self, prompt: Sequence[int]) -> "AutoDrafting":
-        from ..autotune.pace import auto_drafting
+        from ..drafting.pace import auto_drafting
 
         return auto_drafting(self._model, prompt, self._common["quantization"])
 

@@ -13,7 +13,7 @@ from ..config import UserError
 from ..demonstration import NAME
 
 if TYPE_CHECKING:
-    from ..autotune.kept import KeptCosts
+    from ..drafting.kept_costs import KeptCosts
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
@@ -48,8 +48,8 @@ def examine(model: str | None = None) -> dict[str, Any]:
         UserError: ``model`` cannot be used.
     """
     from .. import bundled, demonstration
-    from ..autotune.kept import kept_costs
-    from ..autotune.pace import pace_of
+    from ..drafting.kept_costs import kept_costs
+    from ..drafting.pace import pace_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights

@@ -1,1 +1,1 @@
-"""Draft trees, and the drafters that make them."""
+"""What is drafted: proposals, and the trees that fixed settings or the rule make of them."""

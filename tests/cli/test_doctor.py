@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from command_line import run
 
-from specstream_mlx.autotune import kept
+from specstream_mlx.drafting import kept_costs
 from specstream_mlx.hardware import user_cache
 
 POINTS = {"none": [[1, 0.02], [2, 0.03]], "beside": [[1, 0.03], [2, 0.03]]}
@@ -20,11 +20,11 @@ def curves(tmp_path, monkeypatch):
 
     def write(name, model, spread, measured, points=POINTS, **changed):
         facts = {"streams": {"mode": "shared"}, "kv_cache": None}
-        facts |= {"device": kept.device_facts()} | changed
+        facts |= {"device": kept_costs.device_facts()} | changed
         curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
         names = {"model": model, "adapter": "/adapters/sql"}
         values = {"facts": facts, "names": names, "timings": [], "curve": curve}
-        user_cache.write(kept.directory() / f"{name}.json", values)
+        user_cache.write(kept_costs.directory() / f"{name}.json", values)
 
     return write
 
@@ -35,7 +35,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     curves("a", "/models/llama", 0.04, now - 60)
     curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, kv_cache=[8, 64, 0])
     curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
-    user_cache.write(kept.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
+    user_cache.write(kept_costs.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
     curves("f", "/models/unfinished", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     rows = facts["measured"]

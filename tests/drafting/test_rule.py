@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
-from specstream_mlx.autotune import choose
-from specstream_mlx.autotune.choose import AutoDrafting, Pace, new_pace, places_of
-from specstream_mlx.autotune.cost import MOST_NODES, CostCurve, StepCosts
-from specstream_mlx.autotune.pace import auto_drafting, pace_of
+from specstream_mlx.drafting import rule
+from specstream_mlx.drafting.cost import MOST_NODES, CostCurve, StepCosts
+from specstream_mlx.drafting.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.rule import AutoDrafting, Pace, new_pace, places_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.tree import root_only
@@ -252,7 +252,7 @@ def test_another_proposal_drafts_by_default(tmp_path, monkeypatch):
     model, prompt = model_of("none"), random_prompt(6)
     expected = plain_tokens(model.model, prompt, 40)
     monkeypatch.setattr(Known, "text", expected)
-    monkeypatch.setattr(choose, "PROPOSALS", (*choose.PROPOSALS, Known))
+    monkeypatch.setattr(rule, "PROPOSALS", (*rule.PROPOSALS, Known))
     pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
     pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.1))
     drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"])
@@ -306,7 +306,7 @@ def test_a_generation_that_is_broken_off_keeps_its_timings():
 
 
 def test_a_tree_is_filled_up_below_its_last_node():
-    tree = choose._filled(root_only(3), 6, vocab_size=4)
+    tree = rule._filled(root_only(3), 6, vocab_size=4)
     assert tree.parents.tolist() == [-1, 0, 0, 0, 0, 0]
     assert tree.depths.tolist() == [0, 1, 1, 1, 1, 1]
-    assert choose._filled(tree, 6, 4) is tree
+    assert rule._filled(tree, 6, 4) is tree

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specstream_mlx.autotune import cost
-from specstream_mlx.autotune.cost import MOST_NODES, CostCurve, StepCosts, _ascending
+from specstream_mlx.drafting import cost
+from specstream_mlx.drafting.cost import MOST_NODES, CostCurve, StepCosts, _ascending
 
 LOSSLESS = ("plain", "none", "beside 1")
 SHARED = ("none", "beside")

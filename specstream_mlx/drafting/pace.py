@@ -11,9 +11,9 @@ from typing import Any
 from ..config import UserError
 from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..loading import SpeculativeModel, weight_files
-from . import kept
-from .choose import AutoDrafting, Pace, new_pace, places_of
+from . import kept_costs
 from .cost import StepCosts
+from .rule import AutoDrafting, Pace, new_pace, places_of
 
 _VERSION = 5
 _LONG = 4096  # rows behind which few texts of the first minutes end
@@ -58,7 +58,7 @@ def auto_drafting(
 
 def _file(facts: dict[str, Any]) -> Path:
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-    return kept.directory() / f"{name}.json"
+    return kept_costs.directory() / f"{name}.json"
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "streams": streams,
         "lora": adapter and [adapter.get("num_layers"), adapter.get("lora_parameters")],
         "kv_cache": kv_cache,
-        "device": kept.device_facts(),
+        "device": kept_costs.device_facts(),
     }
     return json.loads(json.dumps(facts, default=str))
 

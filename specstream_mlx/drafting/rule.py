@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from ..config import StreamConfig
-from ..drafting.best_first import Children, Node, likeliest, tree_of
-from ..drafting.pooling import pooled
-from ..drafting.proposals import PROPOSALS, Proposal, together
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
-from .averages import StreamAverages
+from .best_first import Children, Node, likeliest, tree_of
+from .corrections import StreamAverages
 from .cost import MOST_NODES, Place, StepCosts
+from .pooling import pooled
+from .proposals import PROPOSALS, Proposal, together
 
 WIDTH = 4
 """Candidates of each stream."""
