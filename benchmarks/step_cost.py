@@ -69,7 +69,7 @@ def measure(
             now = time.perf_counter()
             if len(decoded) >= WARM_UP:
                 times.step.append(1e3 * (now - before))
-            decoded.append((rows_of(model, step.tree, settings), step.tokens))
+            decoded.append((rows_of(step.plan), step.tokens))
             before = time.perf_counter()
         bare = BareForwards(model.model, model.streams.config.first_msa_layer, prompt[:-1])
         newest = prompt[-1]

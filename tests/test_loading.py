@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 import torch
 from mlx.utils import tree_flatten
-from specstream_mlx.inspection.base import inspect_base
 from tiny_models import tiny_llama_config
 
 from specstream_mlx import UserError, load
+from specstream_mlx.inspection import describe_base
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint
@@ -103,10 +103,10 @@ def test_a_head_that_is_neither_there_nor_spoken_of_is_the_embedding(model_type,
     assert mx.array_equal(found(tokens), model(tokens)).item()
     tied = {**config, "tie_word_embeddings": True}
     assert fingerprint(read_config(tmp_path)) == fingerprint(tied)
-    report = inspect_base(tmp_path)
-    assert report.refusal is None
-    assert report.tied_head
-    assert report.fingerprint == fingerprint(tied)
+    report = describe_base(tmp_path)
+    assert report["refusal"] is None
+    assert report["tied_head"]
+    assert report["fingerprint"] == fingerprint(tied)
     path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
     with pytest.raises(UserError, match="Missing 1 parameters"):
         read_model(tmp_path)

@@ -147,7 +147,11 @@ def test_generate(name, value, message, model, tokenizer):
         ("prompts", [[1], b"a"], "expected text, token ids or chat messages"),
         ("prompts", [5, 6], "expected text, token ids or chat messages"),
         ("max_tokens", [5, 1.5], "max_tokens is 1.5, expected an integer"),
-        ("max_tokens", -1, "max_tokens is -1, expected at least one prompt"),
+        (
+            "max_tokens",
+            -1,
+            "max_tokens is -1, expected one number of at least 1 for all or for each",
+        ),
         ("max_tokens", True, "max_tokens is True, expected an integer"),
         ("prompt_caches", {}, "prompt_caches is {}, expected a list"),
         ("prompt_caches", [None], "there are 2 prompts and 1 prompt_caches"),
