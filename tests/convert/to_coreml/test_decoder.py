@@ -256,8 +256,11 @@ def test_damaged_descriptions(tmp_path, lossless):
         Contents.read(tmp_path / "nowhere")
     (tmp_path / "text.mlpackage").write_text("text")
     (tmp_path / "empty.mlpackage").mkdir()
-    for name in ("text", "empty"):
-        with pytest.raises(UserError, match=r"\.mlpackage is no Core ML package"):
+    for name, sentence in (
+        ("text", r"\.mlpackage is no Core ML package"),
+        ("empty", r"\.mlpackage/Manifest\.json is missing"),
+    ):
+        with pytest.raises(UserError, match=sentence):
             Contents.read(tmp_path / f"{name}.mlpackage")
     with pytest.raises(UserError, match=r"none\.tokenizer is missing"):
         Contents.read(lossless.path).read_tokenizer()
