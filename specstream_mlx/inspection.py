@@ -154,7 +154,8 @@ def describe_base(directory: Path) -> dict[str, Any]:
             packed in a way that mlx-lm's own quantization does not use.
     """
     path = directory / "config.json"
-    outer = tied_where_untold(read_json(path), model_headers(sorted(directory.glob(WEIGHTS))))
+    outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
+    outer = tied_where_untold(outer, loaded)
     config = completed(outer | _object(path, outer, "text_config"))
     sizes = {name: _integer(path, config, name) for name in _SIZES}
     sizes |= {name: _integer(path, config, name, required=False) for name in _OPTIONAL_SIZES}
@@ -165,7 +166,7 @@ def describe_base(directory: Path) -> dict[str, Any]:
     files = weight_files(directory)
     headers = {  # of what mlx-lm loads: neither a tied head that was stored, nor tables
         name: header
-        for name, header in model_headers(files).items()
+        for name, header in loaded.items()
         if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
     }
     refusal = None

@@ -157,7 +157,7 @@ class AutoDrafting:
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts, in which all streams run that may; see ``Drafting``."""
-        return self._plan(self._streams or "plain", root_only(root))
+        return self._plans[self._streams or "plain"](root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step; see ``Drafting``."""
@@ -186,10 +186,10 @@ class AutoDrafting:
         if job is not None and self._turn and job[0] in self._places:
             self._measures = True
             tree = tree_of(root, nodes[: job[1] - 1])
-            return self._plan(job[0], _filled(tree, job[1], self._vocab_size))
+            return self._plans[job[0]](_filled(tree, job[1], self._vocab_size))
         if self._rest is None and self._streams is not None:
             self._keep_span(choice.place)
-        return self._plan(choice.place, tree_of(root, nodes[: choice.nodes]))
+        return self._plans[choice.place](tree_of(root, nodes[: choice.nodes]))
 
     def finish(self) -> None:
         """Keep the timings of this text."""
@@ -252,9 +252,6 @@ class AutoDrafting:
             return
         self._rest = pace.span
         pace.span = min(2 * pace.span, _LONGEST_REST)
-
-    def _plan(self, place: Place, tree: DraftTree) -> Plan:
-        return self._plans[place](tree)
 
     def place_of(self, plan: Plan) -> Place:
         """Where the streams run in a step that was planned here."""
