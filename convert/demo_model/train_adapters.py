@@ -30,6 +30,7 @@ from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
 from .typed_dev import typed_dev
+from .unbundle import torch_adapter
 
 STREAMS, SHARED, BASE = "streams", "shared", "base"
 PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
@@ -178,8 +179,8 @@ def main(
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Adapter that the parts start from. Default: for tasks the part shared, if it is "
-            "there."
+            help="Adapter that the parts start from, in either format. Default: for tasks the part "
+            "shared, if it is there."
         ),
     ] = None,
     items: Annotated[
@@ -199,6 +200,8 @@ def main(
                 begin = start
                 if begin is None and part in tasks.TASKS and shared.exists():
                     begin = shared
+                if begin is not None:
+                    begin = torch_adapter(begin, work / f"{part}-start")
                 train(settings_of(part, work, answers, minutes, iters, items, seed, begin))
         else:
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
