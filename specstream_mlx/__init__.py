@@ -8,6 +8,7 @@ from .hardware import blas as blas  # before anything that imports mlx.core
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Chat": "chat",
     "DraftSettings": "drafting.settings",
     "GenerationResponse": "generation",
     "PromptCache": "prompt_cache",

@@ -17,7 +17,7 @@ FLOORS = [
     {"prompt_cache"},
     {"loop"},
     {"acceptance", "generation", "batch"},
-    {"train"},
+    {"chat", "train"},
     {"convert"},
     {"demonstration"},
     {"apps", "convert.demo_model"},

@@ -15,6 +15,7 @@ from ..terminal.errors import reported
 from . import benchmark
 from .autotune import autotune
 from .cache_prompt import cache_prompt
+from .chat import chat
 from .convert import convert
 from .coreml_verify import coreml_verify
 from .doctor import doctor
@@ -46,6 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(no_args_is_help=False)(generate)
+app.command(no_args_is_help=False)(chat)
 app.command()(cache_prompt)
 app.command()(convert)
 app.command("export-coreml")(export_coreml)

@@ -1,0 +1,261 @@
+"""``specstream-mlx chat``."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from .. import bundled
+from ..config import UserError
+from ..staging import staged_file
+from ..terminal.notes import note
+from .draft_marks import DraftMarks
+from .groups import grouped
+from .options import LengthOptions, ModelOptions, OutputOptions, SamplingOptions, Source
+
+if TYPE_CHECKING:
+    from ..chat import Chat
+    from ..generation import GenerationResponse
+    from ..loading import SpeculativeModel
+
+HELP = """\
+/adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
+/draft on|off             draft, or write one token a step: the same text, more slowly
+/marks on|off             mark what was drafted
+/stats                    figures of the last reply
+/save FILE                write the conversation as JSON
+/clear                    begin anew
+/quit                     leave, as Ctrl-D does
+Ctrl-C stops a reply and keeps what there is of it."""
+
+
+@grouped(panels=True)
+def chat(
+    *,
+    model: ModelOptions,
+    system_prompt: Annotated[
+        str | None,
+        Option(
+            metavar="TEXT",
+            help="System prompt. Default: the chat template's own.",
+            rich_help_panel=LengthOptions.PANEL,
+        ),
+    ] = None,
+    length: LengthOptions,
+    sampling: SamplingOptions,
+    show_drafts: Annotated[
+        bool,
+        Option(
+            "--show-drafts",
+            help="Mark each step's accepted drafts.",
+            rich_help_panel=OutputOptions.PANEL,
+        ),
+    ] = False,
+) -> None:
+    """Talk with a model; each turn reads only what is new.
+
+    Lines that begin with / are commands, /help lists them. Where standard input is no terminal,
+    each of its lines is a turn.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx chat[/cyan]
+
+    [cyan]  specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."[/cyan]
+    """
+    from ..chat import Chat
+
+    source = model.source()
+    loaded, tokenizer = source.load()
+    named = f" with {source.adapter_name}" if source.adapter else ""
+    note(f"Talking to {source.model_name}{named}; /help lists the commands")
+    options = {
+        "max_tokens": length.max_tokens,
+        "stop": tuple(length.stop or ()),
+        "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
+    }
+    session = _Session(
+        loaded,
+        Chat(loaded, tokenizer, system_prompt),
+        source,
+        options,
+        lambda: sampling.sampler(tokenizer),
+        show_drafts,
+    )
+    if show_drafts:
+        note(DraftMarks().legend())
+    for line in _lines():
+        session.take(line)
+        if session.over:
+            break
+
+
+class _Session:
+    """What the lines of a conversation do.
+
+    Attributes:
+        over: whether the user has left.
+
+    Args:
+        model: the model that is talked to.
+        chat: the conversation.
+        source: what was loaded; ``/adapter none`` goes back to it.
+        options: arguments of every reply.
+        sampler: makes what draws a reply.
+        show_drafts: mark what was drafted.
+    """
+
+    def __init__(
+        self,
+        model: "SpeculativeModel",
+        chat: "Chat",
+        source: Source,
+        options: dict[str, Any],
+        sampler: Callable[[], Any],
+        show_drafts: bool,
+    ) -> None:
+        self.over = False
+        self._model, self._chat, self._source = model, chat, source
+        self._options, self._sampler = options, sampler
+        self._marks, self._drafts = show_drafts, True
+        self._last: GenerationResponse | None = None
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: note(HELP),
+            "adapter": self._use_adapter,
+            "draft": self._set_drafts,
+            "marks": self._set_marks,
+            "stats": self._show_figures,
+            "save": self._save,
+            "clear": lambda _: chat.clear(),
+            "quit": self._quit,
+        }
+
+    def take(self, line: str) -> None:
+        """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
+        try:
+            if line.startswith("/"):
+                name, _, rest = line[1:].partition(" ")
+                command = self._commands.get(name)
+                if command is None:
+                    raise UserError(f"/{name} is no command; /help lists them")
+                command(rest.strip())
+            elif line.strip():
+                self._answer(line)
+        except UserError as error:
+            note(f"error: {error}")
+
+    def _answer(self, text: str) -> None:
+        from ..drafting.settings import DraftSettings
+
+        marks = DraftMarks() if self._marks else None
+        settings = None if self._drafts else DraftSettings(speculation=False)
+        responses = self._chat.reply(
+            text, settings=settings, sampler=self._sampler(), **self._options
+        )
+        with _stopped_by_interrupt() as stopped:
+            try:
+                for response in responses:
+                    self._last, piece = response, response.text
+                    _print(marks.mark(piece, response.from_draft) if marks else piece)
+                    if stopped():
+                        break
+            finally:
+                responses.close()
+                _print((marks.close() if marks else "") + "\n")
+        if stopped():
+            note("(stopped)")
+        elif self._last is not None and self._last.finish_reason == "length":
+            note(f"(cut off at --max-tokens {self._options['max_tokens']})")
+
+    def _use_adapter(self, name: str) -> None:
+        if not name:
+            note("Adapters: " + ", ".join(["none", *bundled.adapter_names()]))
+        elif name == "none":
+            # What was mounted in the beginning, if that was streams alone.
+            plain = self._source.unasked
+            self._model.swap_adapter(self._source.adapter if plain else None)
+        else:
+            self._model.swap_adapter(name)
+
+    def _set_drafts(self, value: str) -> None:
+        self._drafts = _is_on("/draft", value)
+
+    def _set_marks(self, value: str) -> None:
+        self._marks = _is_on("/marks", value)
+        if self._marks:
+            note(DraftMarks().legend())
+
+    def _show_figures(self, _: str) -> None:
+        if self._last is None:
+            raise UserError("/stats was given before the first reply")
+        last, reused = self._last, self._chat.cache.reused
+        note(f"Prompt: {last.prompt_tokens} tokens, {reused} of them read in earlier turns")
+        note(f"Reply: {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens-per-sec")
+        note(f"Accepted length: {last.accepted_length:.2f} in {last.target_calls} target calls")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise UserError("/save has no file, expected /save FILE")
+        text = json.dumps(self._chat.messages, ensure_ascii=False, indent=2) + "\n"
+        with staged_file(Path(name)) as partial:
+            partial.write_text(text, encoding="utf-8")
+        note(f"Saved to {name}")
+
+    def _quit(self, _: str) -> None:
+        self.over = True
+
+
+def _is_on(command: str, value: str) -> bool:
+    if value not in ("on", "off"):
+        raise UserError(f"{command} is {value!r}, expected on or off")
+    return value == "on"
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, line by line, until Ctrl-D; Ctrl-C drops the line."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    import readline  # noqa: F401  # lets input() edit lines and recall earlier ones
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            _print("\n")
+            return
+        except KeyboardInterrupt:
+            _print("\n")
+
+
+@contextmanager
+def _stopped_by_interrupt() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once.
+
+    Yields:
+        A function that tells whether Ctrl-C was pressed.
+    """
+    pressed = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def note_it(*_: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note_it)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

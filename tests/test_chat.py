@@ -1,0 +1,82 @@
+"""Conversations: each reply is that to all messages, and only new tokens are read for it."""
+
+import json
+
+import pytest
+from command_line import run
+from tiny_models import tiny_llama_directory
+from toy_model import TOY
+
+from specstream_mlx import Chat, UserError, generate, load
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return load(TOY / "base", adapter_path=TOY / "streams")
+
+
+def said(chat, text, **options):
+    return "".join(response.text for response in chat.reply(text, max_tokens=12, **options))
+
+
+def test_replies_are_those_to_all_messages_and_only_new_tokens_are_read(toy):
+    model, tokenizer = toy
+    chat = Chat(model, tokenizer, system="Be brief.")
+    for number, text in enumerate(["table t(name): list it", "and t(city)?", "thanks"]):
+        before, messages = len(chat.cache), [*chat.messages, {"role": "user", "content": text}]
+        assert said(chat, text) == generate(model, tokenizer, messages, max_tokens=12)
+        assert chat.messages[:-1] == messages
+        if number:  # all but what a template puts behind the reply
+            assert chat.cache.reused >= before - 2
+
+
+def test_a_reply_counts_as_far_as_it_was_read(toy):
+    chat = Chat(*toy)
+    reply = chat.reply("table t(name): list it", max_tokens=12)
+    parts = [next(reply).text for _ in range(3)]
+    reply.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": "".join(parts)}
+    chat.reply("never read").close()
+    assert len(chat.messages) == 2
+    chat.clear()
+    assert chat.messages == []
+
+
+def test_an_adapters_turns_stand_alone(toy):
+    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
+    chat = Chat(model, tokenizer)
+    first = said(chat, "table t(name): list it")
+    said(chat, "table u(city): list it")
+    assert said(chat, "table t(name): list it") == first
+
+
+def test_without_a_chat_template_there_is_no_chat(tmp_path):
+    model, tokenizer = load(tiny_llama_directory(tmp_path))
+    tokenizer.has_chat_template = False
+    with pytest.raises(UserError, match="no chat template"):
+        Chat(model, tokenizer)
+
+
+def test_the_command_answers_lines_and_takes_commands(tmp_path):
+    saved = tmp_path / "chat.json"
+    lines = [
+        *("/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"),
+        *("/adapter nosuch", "/marks off", "and t(city)?", "/help", f"/save {saved}", "/quit", "x"),
+    ]
+    arguments = ["--model", TOY / "base", "--adapter-path", TOY / "streams", "--max-tokens", 3]
+    found = run("chat", *arguments, stdin="\n".join(lines))
+    assert found.exit_code == 0
+    messages = json.loads(saved.read_text())
+    assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[8]]
+    replies = [m["content"] for m in messages if m["role"] == "assistant"]
+    assert found.stdout == "".join(reply + "\n" for reply in replies)
+    for sentence in (
+        "error: /stats was given before the first reply",
+        "error: /marks is 'maybe', expected on or off",
+        "error: /nosuch is no command; /help lists them",
+        "error: the adapter directory nosuch does not exist",
+        "(cut off at --max-tokens 3)",
+        "Ctrl-C stops a reply",
+        f"Saved to {saved}",
+    ):
+        assert sentence in found.stderr
