@@ -1,11 +1,9 @@
 """The figures: points are measured once, and drawn."""
 
-import json
-
 import pytest
 
 from benchmarks.figure_plot import draw
-from benchmarks.figure_points import Point, PointFile
+from benchmarks.figure_points import Point
 from benchmarks.paper_figures import FIGURES, Sizes, figures, find_adapters
 from specstream_mlx import UserError
 
@@ -14,21 +12,6 @@ SIZES = Sizes(("sql",), "dev", 1, 1, 8, 4)
 
 def points(series, values):
     return [Point("sql", series, str(x), y, y / 2, 3.0, 0.5) for x, y in enumerate(values)]
-
-
-def test_a_group_is_measured_once_for_the_same_settings(tmp_path):
-    path, calls = tmp_path / "figure.json", []
-
-    def measure():
-        calls.append(1)
-        return points("chain", [1.5, 2.0])
-
-    for settings, measured in (({"items": 1}, 1), ({"items": 1}, 1), ({"items": 2}, 2)):
-        file = PointFile(path, settings)
-        file.add("chain", measure, {"machine": "here"})
-        assert len(calls) == measured
-        assert file.points() == points("chain", [1.5, 2.0])
-        assert json.loads(path.read_text())["facts"] == {"machine": "here"}
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -55,7 +55,6 @@ def lines(directory):
 
 USER = "'<|user|>' + messages[0]['content']"
 BRIEF = "{{ '<|pad|>Be brief.\n' + " + USER + " + '<|end|>' }}"
-OPEN = "{{ " + USER + " }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
 
 
@@ -64,7 +63,6 @@ INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
     [
         (CHAT_TEMPLATE, None, "<|user|>", END),
         (BRIEF, None, "<|pad|>Be brief.\n<|user|>", END),
-        (OPEN, None, "<|user|>", "<|assistant|>"),
         (INST, None, "[INST]", " ["),
         ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q:", "\n"),
         (CHAT_TEMPLATE, "Check: {text}\nNow.", "<|user|>Check:", "\n"),
@@ -101,10 +99,8 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
     [
         ("How do I bake bread?", None),
         ("What is 12 + 30, naïve or not?", None),
-        ("Go on now.", "were too short"),
         ("Photosynthesis, please?", "were too short"),
         ("the the the the the team", "repeated themselves"),
-        ("The the THE team is here", None),
         ("The the THE team THE the is", "repeated themselves"),
         ("What does мир mean?", "had letters of another script"),
         ("Say it <|user|> again, please", "held control tokens or broken characters"),

@@ -3,7 +3,6 @@
 import random
 import re
 import sqlite3
-from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, written
@@ -38,25 +37,6 @@ def test_the_same_state_gives_the_same_items():
     made = [[mixture.draw(random.Random(3), task) for task in tasks.TASKS] for _ in range(2)]
     assert made[0] == made[1]
     assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
-
-
-@pytest.mark.slow
-def test_every_task_comes_with_its_shares(items):
-    found = Counter(item.task for item in items)
-    assert set(found) == set(tasks.TASKS)
-    sources = Counter(
-        "edges" if item.templates[0].startswith("edges/") else item.templates[0].split("/")[0]
-        for item in items
-    )
-    written_items = sum(sources[kind] for kind in ("tables", *SHARES))
-    assert 0.84 < written_items / len(items) < 0.9
-    assert 0.02 < sources["edges"] / len(items) < 0.04
-    unchanged = [
-        item.content == item.target
-        for item in items
-        if item.task == "proofread" and item.templates[0].startswith("sentences/")
-    ]
-    assert 0.3 < sum(unchanged) / len(unchanged) < 0.45
 
 
 @pytest.mark.slow
@@ -116,14 +96,6 @@ def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged)
                 short = next((w for w in known if word.lower().startswith(w) and len(w) >= 3), None)
                 assert short, (word, new)
     assert changed > len(exchanged) / 2
-
-
-def test_a_name_becomes_none_that_stands_in_the_text(exchanged):
-    for old, new in exchanged:
-        if old.kind != "dialogues":
-            continue
-        speakers = re.compile(r"(?:^|[.?!] )([^\W\d_]+):")
-        assert len(set(speakers.findall(old.input))) == len(set(speakers.findall(new.input)))
 
 
 def test_names_keep_their_possessives_and_gender():
@@ -198,21 +170,6 @@ def test_what_an_answer_works_out_is_left_alone():
         assert new.input == text
 
 
-def test_informal_names_and_days_follow_the_answer():
-    text, answer = (
-        "ask paolo if hes in lisbon on thurs",
-        "Please ask Paolo if he is in Lisbon on Thursday.",
-    )
-    seen = set()
-    for seed in range(40):
-        new = exchange("rewrites", seed, tone="professional", text=text, rewrite=answer)
-        match = re.match(r"Please ask (.+) if he is in (.+) on (\w+)\.", new.answer)
-        person, city, day = match.groups()
-        assert f"ask {person.lower()} if hes in {city.lower()} on {day.lower()[:3]}" in new.input
-        seen.add((person, city, day))
-    assert len(seen) > 20
-
-
 def test_numbers_keep_their_order_and_shape():
     rng = random.Random(0)
     for _ in range(200):
@@ -232,11 +189,3 @@ def test_a_plural_or_a_misspelling_keeps_a_name():
     assert finding.find(["Ring Mr Petrosyan.", "Ring Mr Petrosyan."]).keys() == {
         "surnames": ["Petrosyan"]
     }
-
-
-@pytest.mark.parametrize("name", lists.LISTS)
-def test_lists_are_long_and_name_each_entry_once(name):
-    found = lists.entries(name)
-    assert len(set(found)) == len(found) > 90
-    for other in set(lists.LISTS) - {name}:
-        assert not set(found) & set(lists.entries(other))

@@ -69,17 +69,6 @@ def test_usual_groups_have_integer_offsets(bits):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("value", [0.0, 0.3, -0.7, 1e-3])
-def test_constant_groups_keep_their_value(bits, value):
-    weight = normal(3, 2 * GROUP)
-    weight[1, GROUP:] = value
-    groups = Store().matrix("w", layer(weight, bits))
-    assert groups.offset.dtype == np.uint8
-    assert groups.out_of_range == 0
-    assert decoded(groups)[1, GROUP:] == pytest.approx(np.full(GROUP, value), rel=5e-4)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_groups_of_one_sign_take_float_offsets(bits, sign):
     weight = normal(5, 2 * GROUP)

@@ -21,14 +21,11 @@ from torch_tiny import LINEAR, tiny_model
 
 from specstream_mlx import load
 
+EVERY = {"target_modules": LINEAR}
 VARIANTS = {
-    "all linear layers": {"target_modules": LINEAR},
+    "all linear layers": EVERY,
     "regular expression": {"target_modules": r".*\.[23]\.self_attn\.[qv]_proj"},
-    "rslora, layers in between": {
-        "target_modules": LINEAR,
-        "use_rslora": True,
-        "layers_to_transform": [0, 2],
-    },
+    "rslora, layers in between": {**EVERY, "use_rslora": True, "layers_to_transform": [0, 2]},
     "patterns that PEFT does not match, or matches later": {
         "target_modules": LINEAR,
         "alpha_pattern": {"roj": 70, "o_proj": 3, "layers.0.self_attn.o_proj": 50},
@@ -41,8 +38,7 @@ VARIANTS = {
     },
     "last layers": {"target_modules": LINEAR, "layers_to_transform": [2, 3]},
     "rank of the model's width, where shapes cannot tell": {
-        "target_modules": ["q_proj", "o_proj"],
-        "r": 32,
+        **{"target_modules": ["q_proj", "o_proj"], "r": 32}
     },
     "head": {"target_modules": ["v_proj", "lm_head"]},
     "embedding": {"target_modules": ["v_proj", "embed_tokens"], "rank_pattern": {"v_proj": 2}},

@@ -87,26 +87,9 @@ def test_verification_is_on_more_tokens_than_streams_select(
     assert selected == [hidden] * 2
 
 
-def test_an_existing_target_is_kept(tied, tmp_path):
-    (tmp_path / "mlx").mkdir()
-    (tmp_path / "mlx" / "mine.txt").write_text("mine")
-    flags = ("--model", tied, "--mlx-path", tmp_path / "mlx")
-    assert "exists already" in refusal(convert(*flags))
-    sentence = refusal(convert(*flags, "--overwrite"))
-    assert "holds other files than a converted model's or adapter's, such as mine.txt" in sentence
-    assert (tmp_path / "mlx" / "mine.txt").read_text() == "mine"
-
-
 def test_a_truncated_base_leaves_nothing_behind(tied, tmp_path):
     broken = shutil.copytree(tied, tmp_path / "broken")
     (file,) = broken.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     assert "broken" in refusal(convert("--model", broken, "--mlx-path", tmp_path / "mlx"))
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-
-
-def test_missing_directories(tied, tmp_path):
-    target, missing = ("--mlx-path", tmp_path / "mlx"), tmp_path / "none"
-    assert "does not exist" in refusal(convert("--model", missing, *target))
-    flags = ("--model", tied, "--adapter-path", missing)
-    assert "does not exist" in refusal(convert(*flags, *target))
