@@ -243,10 +243,8 @@ def test_a_conditioned_adapter_goes_on(settings, plain, tmp_path):
     ("mode", "fields", "sentence"),
     [
         ("lossless", {"pruner_form": "literal"}, "pruner_form is 'residual', expected 'literal'"),
-        ("lossless", {"prompt_template": "{text}"}, "prompt_template is None, expected '{text}'"),
         ("lossless", {"num_streams": 3}, "num_streams is 4, expected 3"),
         ("shared", {"lora_alpha": 4.0}, "is 2, expected 0.5 as by this run's LoRA settings"),
-        ("shared", {"lora_targets": ("q_proj",)}, "is 2, expected none as by this run's LoRA"),
     ],
 )
 def test_frozen_streams_of_another_kind_are_refused(settings, plain, mode, fields, sentence):
