@@ -111,14 +111,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or the examples of a help text.
-
-    Attributes:
-        place: file and headline, or file and command.
-        kind: the fence's language.
-        text: what stands in it.
-        after: the text of the output block that follows a Python block; empty without one.
-    """
+    """A fenced block, or the examples of a help text."""
 
     place: str
     kind: str

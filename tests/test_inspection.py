@@ -229,20 +229,6 @@ def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
     assert ", expected " in sentence
 
 
-@pytest.mark.parametrize(
-    ("parameters", "sentence"),
-    [
-        ([], "has no lora_parameters, expected mlx-lm's"),
-        ({"rank": "four", "scale": 1.0}, "the LoRA rank is 'four', expected an integer"),
-        ({"rank": 4}, "the LoRA scale is None, expected a number"),
-    ],
-)
-def test_spoilt_lora_parameters(parameters, sentence, shared, tmp_path):
-    adapter = shutil.copytree(shared, tmp_path / "adapter")
-    edit(adapter / "adapter_config.json", lambda c: c.update(lora_parameters=parameters))
-    assert sentence in refused(adapter)
-
-
 def test_pickled_tensors_are_not_opened(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
     (tmp_path / "adapter_model.bin").write_bytes(b"")

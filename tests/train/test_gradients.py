@@ -54,13 +54,7 @@ VARIANTS = {
 
 
 class Sides:
-    """One model with streams in PyTorch and in MLX.
-
-    Args:
-        case: of ``architecture_models``.
-        directory: where the base is written.
-        fields: of ``StreamConfig``.
-    """
+    """One model with streams in PyTorch and in MLX."""
 
     def __init__(self, case, directory, mode="lossless", **fields):
         base = random_model(case)

@@ -32,17 +32,8 @@ BOUND = 1e-4
 def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None):
     """Decode the same trees on both sides, committing what MLX accepts.
 
-    Args:
-        pair: package and engine.
-        steps: how many.
-        seed: of the prompt and the trees.
-        adapter: on MLX's side.
-        ours: the package's side; ``None``: of the same adapter.
-        before: is called with the package's side before each step.
-
-    Returns:
-        The largest relative difference of logits and of log-probabilities, and whether all
-        integers were equal.
+    Returns the largest relative differences of logits and of log-probabilities, and whether all
+    integers are equal; ``before`` is called with the package's side before each step.
     """
     rng = np.random.default_rng(seed)
     prompt = random_prompt(21, seed=seed, vocab_size=VOCAB_SIZE)
