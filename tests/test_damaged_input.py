@@ -31,8 +31,6 @@ from tiny_peft import edit
 from torch_tiny import tiny_completions
 
 from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
-from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
@@ -828,15 +826,3 @@ def test_flags_of_other_commands(command, good, tmp_path, offline):
     parts = [tmp_path / part if part == "out" else part for part in parts]
     named = (command[1].strip("-"), str(parts[-1])[:60], "config.json", "num_msa_layers")
     refused_command(*named, flags=parts)
-
-
-@pytest.mark.parametrize("name", ["num_streams", "tree_size", "lookup_ngram", "stream_nodes"])
-def test_values_from_python(name):
-    for value in (HUGE, 10**9, -1, 1.5, "4", True):
-        refused(lambda value=value: DraftSettings(**{name: value}), name)
-
-
-def test_stream_config():
-    for name in ("num_streams", "num_msa_layers", "num_hidden_layers", "hidden_size"):
-        values = {"num_msa_layers": 2, "hidden_size": 64, "num_hidden_layers": 4, name: HUGE}
-        refused(lambda values=values: StreamConfig(mode="shared", **values), name)

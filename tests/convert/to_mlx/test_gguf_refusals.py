@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-from command_line import refusal, run
 from gguf import GGML_QUANT_SIZES, GGUFEndian
 from gguf import GGMLQuantizationType as Kind
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
@@ -48,20 +47,6 @@ def test_cut_short(place, whole, tmp_path):
     file.write_bytes(whole[: size - 1 if size else 0])
     sentence = refused(file)
     assert "cut short" in sentence or "is no GGUF file" in sentence
-
-
-def test_through_the_command_line(whole, tmp_path):
-    file = tmp_path / "m.gguf"
-    file.write_bytes(whole[: len(whole) // 2])
-    flags = ("convert", "--model", file, "--mlx-path", tmp_path / "mlx")
-    assert "it is cut short or damaged: blk." in refusal(run(*flags))
-    file.write_bytes(b"PK\3\4" + whole[4:])
-    assert "is no GGUF file" in refusal(run(*flags))
-    made = tiny_gguf()
-    made.tensors["blk.1.ffn_up.weight"] = (256, 256), Kind.Q2_K, np.zeros((256, 84), np.uint8)
-    made.write(file)
-    assert "blk.1.ffn_up.weight is of type Q2_K, expected one of Q4_0" in refusal(run(*flags))
-    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_random_damage(whole, tmp_path):
@@ -297,12 +282,3 @@ def test_hostile_headers(case, tmp_path):
     file = tmp_path / "m.gguf"
     file.write_bytes(data)
     assert sentence in refused(file)
-
-
-def test_what_is_no_file(tmp_path):
-    for path, sentence in (
-        (tmp_path / "none.gguf", "is missing, expected a GGUF file"),
-        (tmp_path, "is not a file, expected a GGUF file"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            convert_gguf(path, tmp_path / "mlx")
