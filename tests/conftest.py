@@ -6,6 +6,7 @@ import pytest
 
 # Threads of several test processes would wait for each other; OpenBLAS reads this when loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's
 
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
 

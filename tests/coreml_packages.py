@@ -52,17 +52,7 @@ LORA_KEYS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.do
 
 @dataclass(frozen=True)
 class Case:
-    """A random model and its streams.
-
-    Attributes:
-        family: ``model_type``.
-        bits: of the quantized weights; ``None``: float16.
-        fields: of ``config.json``, beside ``CONFIG``.
-        streams: fields of ``StreamConfig``; ``None``: no streams.
-        lora: the names of the layers with LoRA.
-        shortlists: as the ``Decoder``'s.
-        seed: of all weights.
-    """
+    """A random model and its streams."""
 
     family: str = "llama"
     bits: int | None = 8
@@ -180,13 +170,7 @@ FACTS = {
 
 
 class Pair:
-    """A saved package and the MLX engine over the weights that it holds.
-
-    Args:
-        path: where the package goes, or is, if it was written before.
-        case: what is exported.
-        adapters: seeds of the streams and of the LoRA, by name.
-    """
+    """A saved package and the MLX engine over the weights that it holds."""
 
     def __init__(self, path, case, adapters=(("one", 1),)):
         self.case, self.path, self._models = case, path, {}
@@ -281,13 +265,7 @@ class Runner:
 
 
 class Told:
-    """Drafts what the streams guess, and in between the true continuation, as far as it is told.
-
-    Args:
-        truth: the tokens behind the prompt.
-        seed: of how far that is known in each step.
-        size: nodes below the root at most.
-    """
+    """Drafts what the streams guess, and in between the true continuation, as far as it is told."""
 
     def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
         self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size

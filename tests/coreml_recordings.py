@@ -7,15 +7,7 @@ from specstream_mlx.loop import Request
 
 
 class Recording:
-    """An executor that writes down what it is asked, and whose streams are often right.
-
-    Random streams hardly ever are, so some guesses are replaced by what is known to come.
-
-    Args:
-        package: from ``evaluate``.
-        text: prompt and continuation.
-        seed: of where the true tokens go.
-    """
+    """An executor that writes down what it is asked; some guesses are made right by the text."""
 
     def __init__(self, package, text, seed=0):
         self.title, self.calls = "numpy, recorded", []
@@ -64,17 +56,7 @@ class Recording:
 
 
 def texts(decoder, turns, *, tree_size, temperature, seed, max_tokens, stop_tokens):
-    """Write a text behind each turn, on the rows of the texts before.
-
-    Args:
-        decoder: a ``PackageDecoder``.
-        turns: token ids.
-        tree_size: nodes below the root.
-        temperature, seed, max_tokens, stop_tokens: of all texts.
-
-    Yields:
-        The prompt, which is all that came before, and the tokens of each text.
-    """
+    """Write a text behind each turn, on the rows of those before; yields prompts and tokens."""
     text = []
     for turn in turns:
         prompt = [*text, *turn]
@@ -94,17 +76,7 @@ def texts(decoder, turns, *, tree_size, temperature, seed, max_tokens, stop_toke
 
 
 def recorded(pair, adapter, turns, **settings):
-    """Runs of a package, some of whose drafts are right.
-
-    Args:
-        pair: of ``coreml_packages``.
-        adapter: its name.
-        turns, settings: see ``texts``.
-
-    Returns:
-        Runs in the format of ``vectors``; each but the first goes on where the one before ended,
-        which its ``continues`` says.
-    """
+    """Runs of a package, some of whose drafts are right."""
     settings = {"temperature": 0.0, "seed": None, "max_tokens": 24, "stop_tokens": [], **settings}
     plain = list(texts(pair.package_decoder(adapter), turns, **settings))
     prompt, tokens = plain[-1]

@@ -55,7 +55,7 @@ def test_all_fit_the_base_and_leave_it_as_it_is():
 
 
 @needs_weights
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", ADAPTERS[:2])
 def test_mlx_lm_loads_the_lora(name):
     model, _ = load_plain(
         str(demonstration.base_path()), adapter_path=str(bundled.adapter_path(name))

@@ -88,9 +88,7 @@ DRAWINGS = {
 SLOW = {
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
-    "specstream_mlx/cli/writing_tools.py: writing_tools",  # all eight tools
     "specstream_mlx/cli/convert.py: convert",
-    "specstream_mlx/cli/export_coreml.py: export_coreml",  # as in the README page
     "benchmarks/README.md: Prediction for Apple chips",
 }
 
@@ -113,14 +111,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or the examples of a help text.
-
-    Attributes:
-        place: file and headline, or file and command.
-        kind: the fence's language.
-        text: what stands in it.
-        after: the text of the output block that follows a Python block; empty without one.
-    """
+    """A fenced block, or the examples of a help text."""
 
     place: str
     kind: str
@@ -195,7 +186,13 @@ def console(text: str) -> list[Command]:
 BLOCKS = [block for page in PAGES for block in fences(page)]
 HELPS = [block for source in SOURCES for block in help_examples(source)]
 SHELL = [block for block in (*BLOCKS, *HELPS) if block.kind in ("bash", "console", "help")]
-RUN = [block for block in SHELL if not all(command.left_out for command in block.commands)]
+RUN = list(  # what stands in two places is run once
+    {
+        tuple(command.line for command in block.commands): block
+        for block in reversed(SHELL)
+        if not all(command.left_out for command in block.commands)
+    }.values()
+)[::-1]
 PYTHON = [block for block in BLOCKS if block.kind == "python"]
 
 
@@ -354,13 +351,13 @@ def stand_ins(block: Block) -> list[str]:
     return [name for name in MAKERS if name in needed]
 
 
-def output_of(line: str, folder: Path) -> str:
-    """What a command prints, errors included.
+def output_of(line: str, folder: Path, *programs: Path) -> str:
+    """What a command prints, errors included; ``programs``: folders with programs to take first.
 
     Raises:
         AssertionError: it failed.
     """
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join(map(str, (*programs, Path(sys.executable).parent, os.environ["PATH"])))
     python_path = str(ROOT) if "python -m benchmarks" in line else ""
     result = subprocess.run(
         ["bash", "-c", line],
@@ -413,6 +410,32 @@ def is_of_the_demonstration_model(line: str) -> bool:
     return takes and not {"--model", "--coreml", "--prompt-cache-file"} & set(words)
 
 
+@pytest.fixture(scope="module")
+def on_the_toy(tmp_path_factory):
+    """A folder with a ``specstream-mlx`` to which the toy is the demonstration model.
+
+    Its one adapter has the names of all.
+    """
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "adapters").mkdir()
+    (folder / "streams").symlink_to(TOY / "streams")
+    for name in bundled.adapter_names():
+        (folder / "adapters" / name).symlink_to(TOY / "adapters/sql")
+    program = folder / "specstream-mlx"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "from pathlib import Path\n"
+        "from specstream_mlx import bundled, demonstration\n"
+        f"bundled.ROOT = Path({str(folder)!r})\n"
+        f"demonstration.base_path = lambda *_: Path({str(TOY / 'base')!r})\n"
+        "demonstration.directory = demonstration.base_path\n"
+        "from specstream_mlx.cli import main\n"
+        "main()\n"
+    )
+    program.chmod(0o755)
+    return folder
+
+
 def need_the_demonstration_model() -> None:
     """Make its base, before a command would say that it makes it; skip where a part is missing."""
     if not installed():
@@ -423,8 +446,12 @@ def need_the_demonstration_model() -> None:
 
 
 @pytest.mark.parametrize("block", cases(RUN))
-def test_commands_do_what_is_shown(block, tmp_path):
-    if any(is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out):
+def test_commands_do_what_is_shown(block, on_the_toy, tmp_path):
+    """On the toy instead of the demonstration model, but for the first page."""
+    programs = [] if block.place.startswith("README.md: ") else [on_the_toy]
+    if not programs and any(
+        is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out
+    ):
         need_the_demonstration_model()
     for name in stand_ins(block):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -432,7 +459,7 @@ def test_commands_do_what_is_shown(block, tmp_path):
     for command in block.commands:
         if command.left_out:
             continue
-        found = output_of(command.line, tmp_path)
+        found = output_of(command.line, tmp_path, *programs)
         if command.shown is not None:
             assert comparable(found) == comparable(command.shown)
 

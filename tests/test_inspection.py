@@ -50,14 +50,7 @@ def assert_alike(torch_side, mlx_side):
 
 @pytest.mark.parametrize(
     ("bits", "group_size", "tied"),
-    [
-        (None, 64, True),
-        (None, 64, False),
-        (4, 32, True),
-        (8, 64, False),
-        (3, 32, True),
-        (6, 64, False),
-    ],
+    [(None, 64, True), (4, 32, True), (3, 32, True), (6, 64, False)],
 )
 def test_parameters_are_those_that_mlx_lm_counts(bits, group_size, tied, tmp_path):
     base = tiny_llama_directory(
@@ -224,11 +217,8 @@ def test_refusals(base, shared, tmp_path):
     ("field", "value"),
     [
         ("text_config", [1]),
-        ("quantization", 4),
         ("quantization", {"bits": 4, "group_size": 0}),
         ("num_hidden_layers", None),
-        ("head_dim", -1),
-        ("max_position_embeddings", 2.5),
     ],
 )
 def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
@@ -237,20 +227,6 @@ def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
     sentence = refused(copy)
     assert "config.json: " in sentence
     assert ", expected " in sentence
-
-
-@pytest.mark.parametrize(
-    ("parameters", "sentence"),
-    [
-        ([], "has no lora_parameters, expected mlx-lm's"),
-        ({"rank": "four", "scale": 1.0}, "the LoRA rank is 'four', expected an integer"),
-        ({"rank": 4}, "the LoRA scale is None, expected a number"),
-    ],
-)
-def test_spoilt_lora_parameters(parameters, sentence, shared, tmp_path):
-    adapter = shutil.copytree(shared, tmp_path / "adapter")
-    edit(adapter / "adapter_config.json", lambda c: c.update(lora_parameters=parameters))
-    assert sentence in refused(adapter)
 
 
 def test_pickled_tensors_are_not_opened(tmp_path):

@@ -62,12 +62,7 @@ def random_blocks(kind: Kind, rows: int, columns: int, generator: np.random.Gene
 
 @dataclass
 class TinyGguf:
-    """What goes into a file; tests change it before ``write``.
-
-    Attributes:
-        metadata: values by key; ``None``: left out.
-        tensors: shape, type and bytes by name.
-    """
+    """What goes into a file; tests change it before ``write``."""
 
     architecture: str
     metadata: dict[str, Any] = field(default_factory=dict)

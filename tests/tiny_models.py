@@ -91,11 +91,7 @@ def tiny_llama_config(
 def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int = 0) -> Model:
     """An mlx-lm Llama in float32 with random weights.
 
-    Args:
-        config: from ``tiny_llama_config``.
-        residual_scale: factor on what the layers add to the residual stream. Near 0 a model with
-            a tied head repeats its last token, which its streams then draft rightly.
-        seed: of the weights.
+    With a ``residual_scale`` near 0 and a tied head it repeats its last token, as streams draft.
     """
     generator = np.random.default_rng(seed)
     model = Model(ModelArgs.from_dict(config))
@@ -124,19 +120,7 @@ def tiny_llama_directory(
     seed: int = 0,
     **config: Any,
 ) -> Path:
-    """Write a random Llama in MLX format with its tokenizer.
-
-    Args:
-        directory: made if it does not exist.
-        bits: quantize the weights; ``None``: float32.
-        group_size: of the quantization.
-        residual_scale: see ``tiny_llama``.
-        seed: of the weights.
-        **config: see ``tiny_llama_config``.
-
-    Returns:
-        ``directory``.
-    """
+    """Write a random Llama in MLX format with its tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     values = tiny_llama_config(**config)
     model = tiny_llama(values, residual_scale=residual_scale, seed=seed)
@@ -151,13 +135,7 @@ def tiny_llama_directory(
 
 
 def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> dict[str, mx.array]:
-    """Random tensors of ``config``: stream embeddings, stream adapters, pruner.
-
-    Args:
-        config: what to fill.
-        scale: standard deviation of the stream embeddings and factor on the up-projections.
-        seed: of the tensors.
-    """
+    """Random tensors of ``config``: stream embeddings, stream adapters, pruner."""
     generator = np.random.default_rng(seed)
     tensors = {}
     for name, shape in config.tensor_shapes().items():
@@ -174,15 +152,7 @@ def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> 
 def tiny_lora(
     base_config: dict[str, Any], *, rank: int, num_layers: int, keys: list[str], seed: int = 0
 ) -> dict[str, mx.array]:
-    """Random LoRA tensors, both factors nonzero, under mlx-lm's names.
-
-    Args:
-        base_config: the base's ``config.json``.
-        rank: of each pair.
-        num_layers: layers with LoRA, counted from the last.
-        keys: linear layers within a layer, such as ``self_attn.q_proj``.
-        seed: of the tensors.
-    """
+    """Random LoRA tensors, both factors nonzero, under mlx-lm's names."""
     generator = np.random.default_rng(seed)
     shapes = {
         name.removeprefix("model.").removesuffix(".weight"): weight.shape
@@ -215,24 +185,7 @@ def stream_adapter_directory(
     seed: int = 0,
     **stream_config: Any,
 ) -> Path:
-    """Write an adapter directory with random streams for the base at ``base``.
-
-    Args:
-        directory: made if it does not exist.
-        base: from ``tiny_llama_directory``.
-        mode: ``lossless`` or ``shared``.
-        num_streams: gamma.
-        num_msa_layers: N_s.
-        lora_rank: 0 for no LoRA tensors.
-        lora_scale: mlx-lm's ``scale``.
-        lora_keys: linear layers with LoRA, in every layer.
-        scale: of the streams, see ``tiny_streams``.
-        seed: of all tensors.
-        **stream_config: further fields of ``StreamConfig``.
-
-    Returns:
-        ``directory``.
-    """
+    """Write an adapter directory with random streams for the base at ``base``."""
     directory.mkdir(parents=True, exist_ok=True)
     base_config = json.loads((base / "config.json").read_text())
     stream_config = {"base_fingerprint": fingerprint(base_config), **stream_config}

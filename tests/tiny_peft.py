@@ -43,16 +43,7 @@ def untied_llama(directory: Path) -> Path:
 def peft_directory(
     hf: Path, directory: Path, dtype: torch.dtype = torch.float32, **config: Any
 ) -> PeftModel:
-    """A PEFT adapter with random values, saved and loaded again by PEFT.
-
-    Loaded again, since PEFT sorts the patterns as it saves them, and the first that matches counts.
-
-    Args:
-        hf: directory of the base.
-        directory: where the adapter goes.
-        dtype: of the LoRA tensors.
-        **config: fields of ``LoraConfig``; ``safe_serialization`` for a ``.bin`` file.
-    """
+    """A PEFT adapter with random values, saved and loaded again by PEFT."""
     torch.manual_seed(1)
     safe = config.pop("safe_serialization", True)
     model = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, "lora_alpha": 6} | config))

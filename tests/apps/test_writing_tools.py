@@ -15,9 +15,7 @@ from specstream_mlx.apps.writing_tools.tools import (
     ToolStarted,
     ToolText,
     WritingTools,
-    choose_tools,
     read_text,
-    summary,
 )
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
@@ -39,15 +37,8 @@ def installation(tmp_path_factory):
     base = tiny_llama_directory(root / "base", tie_word_embeddings=False)
     stream_adapter_directory(root / "streams", base)
     for seed, (name, template) in enumerate(TEMPLATES.items(), start=1):
-        stream_adapter_directory(
-            root / "adapters" / name,
-            base,
-            mode="shared",
-            lora_rank=4 * seed,
-            lora_scale=2.0,
-            seed=seed,
-            prompt_template=template,
-        )
+        fields = {"lora_rank": 4 * seed, "lora_scale": 2.0, "prompt_template": template}
+        stream_adapter_directory(root / "adapters" / name, base, mode="shared", seed=seed, **fields)
     return root
 
 
@@ -149,15 +140,6 @@ def test_json_is_one_object_per_tool(installed):
         assert value["generation_tokens"] == 8
 
 
-def test_text_from_standard_input_is_the_same_text():
-    given, read = run("--json", TEXT), run("--json", stdin=f"{TEXT}\n")
-    texts = [
-        [json.loads(line)["text"] for line in result.stdout.splitlines()]
-        for result in (given, read)
-    ]
-    assert texts[0] == texts[1]
-
-
 def test_unknown_tool_is_refused_before_anything_happens(never_load):
     result = run("--tool", "a", "--tool", "poem", TEXT)
     assert result.exit_code == 2
@@ -165,7 +147,7 @@ def test_unknown_tool_is_refused_before_anything_happens(never_load):
     assert result.stderr == "error: there is no tool 'poem', expected one of a, b\n"
 
 
-@pytest.mark.parametrize(("args", "stdin"), [([""], None), (["  \n"], None), ([], " \n")])
+@pytest.mark.parametrize(("args", "stdin"), [([""], None), ([], " \n")])
 def test_empty_text_is_refused(args, stdin, never_load):
     result = run(*args, stdin=stdin)
     assert result.exit_code == 2
@@ -183,12 +165,6 @@ def test_terminal_without_text_is_refused(monkeypatch):
         assert read_text("hello ") == "hello"
 
 
-def test_input_that_is_not_text_is_refused(never_load):
-    result = run(stdin=b"caf\xe9")
-    assert result.exit_code == 2
-    assert result.stderr == "error: standard input is not UTF-8 text\n"
-
-
 def test_text_longer_than_the_context_is_one_sentence():
     result = run(TEXT * 200)
     assert result.exit_code == 2
@@ -204,28 +180,9 @@ def test_missing_bundle_is_one_sentence(tmp_path, monkeypatch, never_load):
     assert result.stderr.startswith("error: this installation has no bundled adapters (")
 
 
-def test_all_tools_by_default():
-    assert choose_tools() == choose_tools(["a", "b"]) == ["a", "b"]
-
-
-def test_summary_joins_the_text():
-    events = [ToolStarted("a", 0.1, 5), ToolText("a", "x"), ToolText("a", "y")]
-    events.append(ToolFinished("a", 2, 30.0, 1.5))
-    assert summary(events) == {
-        "tool": "a",
-        "text": "xy",
-        "swap_seconds": 0.1,
-        "adapter_bytes": 5,
-        "generation_tokens": 2,
-        "generation_tps": 30.0,
-        "accepted_length": 1.5,
-    }
-
-
-@pytest.mark.parametrize("module", ["apps.writing_tools", "specstream_mlx.apps.writing_tools"])
-def test_runs_as_a_module(module):
+def test_runs_as_a_module():
     result = subprocess.run(
-        [sys.executable, "-m", module, "--help"],
+        [sys.executable, "-m", "specstream_mlx.apps.writing_tools", "--help"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

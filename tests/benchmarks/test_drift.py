@@ -45,10 +45,3 @@ def test_steady_timings_and_single_ones_stay_as_they_are():
     assert without_drift(steady) == pytest.approx(TRUE)
     assert without_drift([("a", 2.0)]) == {"a": 2.0}
     assert without_drift([]) == {}
-
-
-def test_some_may_have_fewer_turns():
-    few = [(name, seconds) for name, seconds in timings(10)[36:] if name % 2]
-    found = without_drift(timings(10)[:36] + few)
-    assert found.keys() == TRUE.keys()
-    assert spread(found) < 0.03

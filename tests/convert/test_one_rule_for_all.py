@@ -71,10 +71,3 @@ def test_the_same_sentence(name, fields, expected, adapters, runtime, tied, tied
     }
     assert len(found) == 1 and expected in found.pop()
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["lora", "rotated"])
-def test_unspoilt_ones_are_taken(name, adapters, runtime, tied):
-    load_adapter(tied, adapters / "torch" / name)
-    runtime.swap_adapter(adapters / "mlx" / name)
-    assert runtime.streams is not None

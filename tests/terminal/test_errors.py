@@ -54,10 +54,8 @@ def test_other_errors_stay_what_they_are():
     ("number", "name", "expected"),
     [
         (errno.ENOSPC, "out.json", "out.json cannot be written: No space left on device"),
-        (errno.EROFS, "out.json", "out.json cannot be written: Read-only file system"),
         (errno.ENOSPC, None, "standard output cannot be written: No space left on device"),
         (errno.EACCES, "in.json", "in.json: Permission denied"),
-        (errno.ENOTDIR, "in/a", "in/a: Not a directory"),
     ],
 )
 def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, monkeypatch):
@@ -84,13 +82,7 @@ def test_errors_about_no_file_stay_what_they_are():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
 @pytest.mark.parametrize(
     "command",
-    [
-        ("--version",),
-        (),
-        ("doctor",),
-        ("doctor", "--help"),
-        ("inspect", "--json", str(TOY / "base")),
-    ],
+    [("--version",), ("inspect", "--json", str(TOY / "base"))],
 )
 def test_output_to_a_full_disk(command):
     with open("/dev/full", "w") as full:

@@ -54,13 +54,7 @@ VARIANTS = {
 
 
 class Sides:
-    """One model with streams in PyTorch and in MLX.
-
-    Args:
-        case: of ``architecture_models``.
-        directory: where the base is written.
-        fields: of ``StreamConfig``.
-    """
+    """One model with streams in PyTorch and in MLX."""
 
     def __init__(self, case, directory, mode="lossless", **fields):
         base = random_model(case)
@@ -182,8 +176,8 @@ def test_lora_of_families_that_need_code_of_their_own(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FAMILIES)
-def test_lora_of_all_families(case, tmp_path):
+@pytest.mark.parametrize("case", [case for case in FAMILIES if case not in ("Gemma 2", "OPT")])
+def test_lora_of_the_other_families(case, tmp_path):
     assert_equal(Sides(case, tmp_path, "shared"))
 
 
@@ -216,7 +210,7 @@ def test_checkpointed_and_compiled(mode, rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize(
     "kind",
-    [{"segment": 1}, {"segment": 100}, {"multiple": 16}, {"checkpoint": True}, {"compiled": True}],
+    [{"segment": 1}, {"segment": 100}, {"checkpoint": True}, {"compiled": True}],
     ids=str,
 )
 def test_all_ways_to_compute(kind, mode, tmp_path):

@@ -30,8 +30,7 @@ def four_bits(tmp_path_factory):
     return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model", bits=4)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize(("mode", "compiled"), [("lossless", True), ("shared", False)])
 def test_a_run_learns_and_its_adapter_decodes(mode, compiled, base, tmp_path):
     run, reports = make_run(base, tmp_path / "out", mode=mode, compile=compiled), Reports()
     run.iterate(reports)
@@ -155,10 +154,6 @@ def test_a_run_is_not_resumed_with_other_settings(base, tmp_path):
 
 DAMAGES = {
     "iterations is 'x', expected": lambda c: c.progress.update(iterations="x"),
-    "iterations is None": lambda c: c.progress.update(iterations=None),
-    "iterations is -1": lambda c: c.progress.update(iterations=-1),
-    "waited is 1.5": lambda c: c.progress.update(waited=1.5),
-    "best_length is 'x'": lambda c: c.progress.update(best_length="x"),
     "unexpected keyword argument 'steps'": lambda c: c.progress.update(steps=1),
     "its metadata has the number NaN": lambda c: c.progress.update(waited=float("nan")),
     "progress is 3": lambda c: replaced(c, progress=3),
@@ -170,9 +165,6 @@ DAMAGES = {
         {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
     ),
     "no tensor parameter streams.embeddings": lambda c: c.parameters.pop("streams.embeddings"),
-    r"optimizer embeddings streams.embeddings m has shape \(1,\)": lambda c: c.optimizer.update(
-        {"embeddings streams.embeddings m": mx.zeros(1)}
-    ),
     "optimizer embeddings step has dtype mlx.core.float32": lambda c: c.optimizer.update(
         {"embeddings step": mx.array(1.0)}
     ),
@@ -231,9 +223,7 @@ def test_gradients_that_are_no_numbers_end_the_run(base, tmp_path, monkeypatch):
 
     def wrong(items):
         loss, gradients = right(items)
-        return loss, {
-            name: gradient * mx.array(float("inf")) for name, gradient in gradients.items()
-        }
+        return loss, {name: one * mx.array(float("inf")) for name, one in gradients.items()}
 
     monkeypatch.setattr(run, "gradients", wrong)
     with pytest.raises(UserError, match="the norm of the gradients is nan in iteration 3"):
@@ -256,9 +246,12 @@ def test_the_last_update_takes_what_was_gathered(base, tmp_path):
     saved, save = [], run.save
     run.save = lambda path: (saved.append(run.progress.iterations), save(path))
     updates, apply = [], run._optimizer.apply
-    run._optimizer.apply = lambda *given: (updates.append(run.progress.iterations), apply(*given))[
-        1
-    ]
+
+    def counted(*given):
+        updates.append(run.progress.iterations)
+        return apply(*given)
+
+    run._optimizer.apply = counted
     run._valid = []
     run.iterate(Reports())
     assert updates == [2, 4]
@@ -299,17 +292,6 @@ def test_the_head_alone(base, tmp_path):
     for name, tensor in old.stream_tensors.items():
         assert mx.array_equal(new.stream_tensors[name], tensor)
     assert new.stream_tensors["streams.head.up.weight"].any()
-
-
-def test_the_shape_is_that_of_the_adapter_to_start_from(base, tmp_path):
-    """Three streams, as it has them, though a run has four unless it is told otherwise."""
-    first = make_run(base, tmp_path / "first", num_streams=3, iters=2)
-    first.iterate(Reports())
-    first.write_adapter()
-    run, reports = make_run(base, tmp_path / "out", init_adapter=tmp_path / "first"), Reports()
-    run.iterate(reports)
-    assert len(reports.valid[-1]["accuracy"]) == 1 + 3
-    assert reports.train[-1]["train_loss"] < reports.train[0]["train_loss"]
 
 
 def test_the_adapter_to_start_from_may_be_the_best(base, tmp_path):
@@ -373,6 +355,8 @@ def test_lora_that_would_not_learn_is_refused(base, tmp_path):
         lora = {"rank": 4, "dropout": 0.0, "scale": 2.0, "keys": keys}
         with pytest.raises(UserError, match=sentence):
             make_run(base, tmp_path / "out", mode="shared", lora_parameters=lora)
+    with pytest.raises(UserError, match=r"num_layers is 9, expected at most the base's 4"):
+        make_run(base, tmp_path / "out", mode="shared", num_layers=9)
 
 
 def test_a_draft_vocabulary_is_the_completions_most_frequent_tokens(base, tmp_path):
@@ -384,8 +368,3 @@ def test_a_draft_vocabulary_is_the_completions_most_frequent_tokens(base, tmp_pa
     assert len(drafted) == 12
     expected = set(tokenizer.encode("the team"))
     assert expected <= drafted
-
-
-def test_more_layers_with_lora_than_there_are(base, tmp_path):
-    with pytest.raises(UserError, match=r"num_layers is 9, expected at most the base's 4"):
-        make_run(base, tmp_path / "out", mode="shared", num_layers=9)

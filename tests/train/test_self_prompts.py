@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 from command_line import refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from specstream_mlx.convert.pytorch.training_data import read_pairs
 from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_directory, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -55,7 +56,6 @@ def lines(directory):
 
 USER = "'<|user|>' + messages[0]['content']"
 BRIEF = "{{ '<|pad|>Be brief.\n' + " + USER + " + '<|end|>' }}"
-OPEN = "{{ " + USER + " }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
 
 
@@ -64,7 +64,6 @@ INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
     [
         (CHAT_TEMPLATE, None, "<|user|>", END),
         (BRIEF, None, "<|pad|>Be brief.\n<|user|>", END),
-        (OPEN, None, "<|user|>", "<|assistant|>"),
         (INST, None, "[INST]", " ["),
         ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q:", "\n"),
         (CHAT_TEMPLATE, "Check: {text}\nNow.", "<|user|>Check:", "\n"),
@@ -101,10 +100,8 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
     [
         ("How do I bake bread?", None),
         ("What is 12 + 30, naïve or not?", None),
-        ("Go on now.", "were too short"),
         ("Photosynthesis, please?", "were too short"),
         ("the the the the the team", "repeated themselves"),
-        ("The the THE team is here", None),
         ("The the THE team THE the is", "repeated themselves"),
         ("What does мир mean?", "had letters of another script"),
         ("Say it <|user|> again, please", "held control tokens or broken characters"),
@@ -233,9 +230,6 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
 
 
 def test_answers_for_the_pytorch_trainer(base, tmp_path):
-    pytest.importorskip("torch")
-    from specstream_mlx.convert.pytorch.training_data import read_pairs
-
     (tmp_path / "prompts.txt").write_text("baba deki\nloki mure\nkiki muba\n")
     flags = ("--model", base, "--prompts", tmp_path / "prompts.txt", "--max-tokens", 2)
     result = run("train", *flags, "--answers-only", "--adapter-path", tmp_path / "out")
@@ -245,23 +239,28 @@ def test_answers_for_the_pytorch_trainer(base, tmp_path):
     assert all(pair.cut == (len(pair.completion.split()) == 2) for pair in pairs)
 
 
-def test_settings_that_do_not_go_together(base, tmp_path):
-    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out")
-    assert "--num-prompts was given without --prompts self" in refusal(
-        run(*flags, "--num-prompts", 9)
-    )
-    assert "--prompt-script was given without --prompts self" in refusal(
-        run(*flags, "--prompts", "./self", "--prompt-script", "any")
-    )
-    assert "--data and --answers-only were both given" in refusal(
-        run(*flags, "--data", tmp_path, "--answers-only")
-    )
-    assert "found 1, expected an integer of at least 2" in run(*flags, "--num-prompts", 1).stderr
-    config = tmp_path / "c.yaml"
-    for text, said in (
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--num-prompts", 9), "--num-prompts was given without --prompts self"),
+        (("--prompts", "./self", "--prompt-script", "any"), "--prompt-script was given without"),
+        (("--data", ".", "--answers-only"), "--data and --answers-only were both given"),
+        (("--num-prompts", 1), "found 1, expected an integer of at least 2"),
+    ],
+)
+def test_settings_that_do_not_go_together(flags, sentence, base, tmp_path):
+    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out", *flags)
+    assert sentence in refusal(run(*flags))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
         ("num_prompts: 1", "num_prompts is 1, expected an integer of at least 2"),
         ("prompt_script: greek", "prompt_script is 'greek', expected latin or any"),
-        ("answers_only: 3", "answers_only is 3, expected True or False"),
-    ):
-        config.write_text(f"prompts: self\n{text}\n")
-        assert said in refusal(run(*flags, "-c", config))
+    ],
+)
+def test_wrong_values_of_a_file(text, sentence, base, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"prompts: self\n{text}\n")
+    flags = ("--adapter-path", tmp_path / "out", "-c", tmp_path / "c.yaml")
+    assert sentence in refusal(run("train", "--model", base, *flags))

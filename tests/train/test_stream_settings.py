@@ -20,13 +20,6 @@ def test_lossless_streams_are_wide_and_know_the_token_before():
     assert (found.stream_head, found.stream_head_rank) == ("conditioned", 128)
 
 
-def test_shared_streams_pass_the_mlps_whose_lora_is_trained_with_them():
-    found = config(mode="shared")
-    assert (found.stream_init, found.stream_init_rank) == ("linear", 128)
-    assert (found.stream_mlp, found.stream_adapter_rank) == ("base", 0)
-    assert (found.stream_head, found.stream_head_rank) == ("conditioned", 128)
-
-
 def test_what_is_asked_for_is_taken():
     found = config(
         stream_init="identity", stream_mlp="adapter", stream_adapter_rank=5, stream_head="plain"
@@ -48,10 +41,6 @@ def test_what_is_asked_for_is_taken():
 )
 def test_learning_rates(values, rates):
     assert StreamSettings(**values).learning_rates(2048) == LearningRates(*rates)
-
-
-def test_small_bases_have_no_higher_rate_than_was_tried():
-    assert StreamSettings().learning_rates(64).streams == 4e-3
 
 
 def test_a_schedule_needs_the_rate_that_others_are_relative_to():

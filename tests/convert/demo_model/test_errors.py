@@ -8,10 +8,6 @@ import pytest
 from specstream_mlx.convert.demo_model import errors, written
 from specstream_mlx.convert.demo_model.error_kinds import KINDS, source
 
-TABLES = {
-    *("confusions", "irregular", "misspellings", "missing"),
-    *("prepositions", "shorthand", "spacing", "variants"),
-}
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 
 
@@ -43,14 +39,6 @@ def test_nearly_every_sentence_gets_errors(pairs):
 def test_a_text_in_which_nothing_can_be_wrong_stays():
     assert errors.with_errors("£40", random.Random(0)) == "£40"
     assert errors.with_errors("", random.Random(0)) == ""
-
-
-def test_the_same_draws_make_the_same_errors(lines):
-    made = [
-        [errors.with_errors(line.input, rng) for line in lines[:200]]
-        for rng in (random.Random(3), random.Random(3), random.Random(4))
-    ]
-    assert made[0] == made[1] != made[2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,20 +78,6 @@ def test_names_stay_but_for_capitals_and_apostrophes(pairs):
 def test_no_wrong_text_is_a_right_one(pairs):
     right = {text for text, _ in pairs}
     assert not [wrong for text, wrong in pairs if wrong in right and wrong != text]
-
-
-def test_most_texts_have_few_errors_and_some_are_sloppy(pairs):
-    changed = Counter()
-    for text, wrong in pairs:
-        before, after = Counter(text.split()), Counter(wrong.split())
-        changed[min(5, (before - after).total())] += 1
-    assert sum(changed[count] for count in (0, 1, 2, 3)) > 0.7 * len(pairs)
-    roomy = [pair for pair in pairs if len(pair[0].split()) >= 12]
-    assert len(roomy) > 0.4 * len(pairs)
-    assert changed[5] > 0.03 * len(roomy)
-    capitals = [(text, wrong) for text, wrong in pairs if re.search("[A-Z].*[A-Z]", text)]
-    lowered = [wrong for _, wrong in capitals if wrong == wrong.lower()]
-    assert 0.03 * len(capitals) < len(lowered) < 0.3 * len(capitals)
 
 
 @pytest.mark.parametrize(
@@ -159,24 +133,6 @@ def test_a_slip_is_no_word_and_nearest_to_its_own(lines):
             assert edit.put.lower() not in source.vocabulary()
 
 
-def test_the_files_are_those_that_are_read():
-    assert {path.stem for path in source.FOLDER.iterdir()} == TABLES
-
-
-@pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_line_is_a_right_form_and_wrong_forms(name):
-    lines = (source.FOLDER / f"{name}.tsv").read_text(encoding="utf-8").split("\n")
-    assert lines.pop() == ""
-    assert lines == sorted(set(lines))
-    rights = []
-    for line in lines:
-        forms = line.split("\t")
-        assert len(forms) >= 2 and all(form and form == form.strip() for form in forms), line
-        assert name == "irregular" or len(set(forms)) == len(forms), line
-        rights.append(forms[0])
-    assert len(set(rights)) == len(rights)
-
-
 def test_there_are_many_misspellings_and_none_is_a_word_of_the_sentences(lines):
     right = {word.lower() for line in lines for word in WORD.findall(line.input)}
     right |= {form for us, (uk,) in source.table("variants").items() for form in (us, uk)}
@@ -185,8 +141,3 @@ def test_there_are_many_misspellings_and_none_is_a_word_of_the_sentences(lines):
     assert len(wrong) >= 1200
     assert sum(word in right or word.lower() in right for word in misspellings) >= 1000
     assert not [form for form in wrong if form.lower() in right]
-
-
-def test_every_misspelling_has_one_right_form_in_all_but_a_few_cases():
-    found = Counter(form for forms in source.table("misspellings").values() for form in forms)
-    assert len([form for form, count in found.items() if count > 1]) <= 8

@@ -3,11 +3,10 @@
 import random
 import re
 import sqlite3
-from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, written
-from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, finding, lists, numbers
+from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, lists, numbers
 from typed_texts import eight_words
 
 SHARES = {"sentences": 400, "dialogues": 300, "rewrites": 500, "notes": 200, "records": 400}
@@ -16,7 +15,7 @@ SHARES = {"sentences": 400, "dialogues": 300, "rewrites": 500, "notes": 200, "re
 @pytest.fixture(scope="module")
 def items():
     rng = random.Random(5)
-    return [mixture.draw(rng) for _ in range(20_000)]
+    return [mixture.draw(rng) for _ in range(8_000)]
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +37,6 @@ def test_the_same_state_gives_the_same_items():
     made = [[mixture.draw(random.Random(3), task) for task in tasks.TASKS] for _ in range(2)]
     assert made[0] == made[1]
     assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
-
-
-@pytest.mark.slow
-def test_every_task_comes_with_its_shares(items):
-    found = Counter(item.task for item in items)
-    assert set(found) == set(tasks.TASKS)
-    sources = Counter(
-        "edges" if item.templates[0].startswith("edges/") else item.templates[0].split("/")[0]
-        for item in items
-    )
-    written_items = sum(sources[kind] for kind in ("tables", *SHARES))
-    assert 0.84 < written_items / len(items) < 0.9
-    assert 0.02 < sources["edges"] / len(items) < 0.04
-    unchanged = [
-        item.content == item.target
-        for item in items
-        if item.task == "proofread" and item.templates[0].startswith("sentences/")
-    ]
-    assert 0.3 < sum(unchanged) / len(unchanged) < 0.45
 
 
 @pytest.mark.slow
@@ -97,7 +77,7 @@ def test_queries_run(items):
         for value in re.findall(r"'([^']*)'", item.target):
             assert value in ("yes", "no") or value.strip("%") in question, item
         seen += 1
-    assert seen > 1500
+    assert seen > 500
 
 
 def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged):
@@ -118,14 +98,6 @@ def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged)
     assert changed > len(exchanged) / 2
 
 
-def test_a_name_becomes_none_that_stands_in_the_text(exchanged):
-    for old, new in exchanged:
-        if old.kind != "dialogues":
-            continue
-        speakers = re.compile(r"(?:^|[.?!] )([^\W\d_]+):")
-        assert len(set(speakers.findall(old.input))) == len(set(speakers.findall(new.input)))
-
-
 def test_names_keep_their_possessives_and_gender():
     text = "Anna: Where's Anna's bike? Bram: Anna, it's in Bram's shed."
     for seed in range(40):
@@ -140,16 +112,6 @@ def test_names_keep_their_possessives_and_gender():
         new = exchange("dialogues", seed, text="Anna: The key? Bram: With Bram.", summary=summary)
         woman, man = re.match(r"(\w+): The key\? (\w+):", new.input).groups()
         assert woman in lists.entries("women") and man in lists.entries("men")
-
-
-@pytest.mark.parametrize(
-    ("word", "an"),
-    [("apple", True), ("Uma", True), ("unicorn", False), ("euro", False), ("hour", True),
-     ("8", True), ("18", True), ("11", True), ("180", False), ("80", True), ("11,000", True),
-     ("1,100", False), ("MRI", True), ("UK", False), ("one", False), ("Anna", True)],
-)  # fmt: skip
-def test_what_takes_an(word, an):
-    assert coining.takes_an(word) == an
 
 
 def test_articles_fit_what_comes_behind_them():
@@ -198,21 +160,6 @@ def test_what_an_answer_works_out_is_left_alone():
         assert new.input == text
 
 
-def test_informal_names_and_days_follow_the_answer():
-    text, answer = (
-        "ask paolo if hes in lisbon on thurs",
-        "Please ask Paolo if he is in Lisbon on Thursday.",
-    )
-    seen = set()
-    for seed in range(40):
-        new = exchange("rewrites", seed, tone="professional", text=text, rewrite=answer)
-        match = re.match(r"Please ask (.+) if he is in (.+) on (\w+)\.", new.answer)
-        person, city, day = match.groups()
-        assert f"ask {person.lower()} if hes in {city.lower()} on {day.lower()[:3]}" in new.input
-        seen.add((person, city, day))
-    assert len(seen) > 20
-
-
 def test_numbers_keep_their_order_and_shape():
     rng = random.Random(0)
     for _ in range(200):
@@ -224,19 +171,3 @@ def test_numbers_keep_their_order_and_shape():
     assert numbers.add_up(["40", "3", "120"]) and numbers.add_up(["7", "14"])
     assert not numbers.add_up(["40", "3", "119"])
     assert numbers.add_up(["300", "1500"], [5]) and not numbers.add_up(["300", "7"], [2, 5])
-
-
-def test_a_plural_or_a_misspelling_keeps_a_name():
-    texts = ["The Petrosyans are out, so ring Mr Petrosyan.", "Ring Mr Petrosyan."]
-    assert not finding.find(texts).keys()
-    assert finding.find(["Ring Mr Petrosyan.", "Ring Mr Petrosyan."]).keys() == {
-        "surnames": ["Petrosyan"]
-    }
-
-
-@pytest.mark.parametrize("name", lists.LISTS)
-def test_lists_are_long_and_name_each_entry_once(name):
-    found = lists.entries(name)
-    assert len(set(found)) == len(found) > 90
-    for other in set(lists.LISTS) - {name}:
-        assert not set(found) & set(lists.entries(other))

@@ -31,13 +31,6 @@ def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp
     assert (found.mode, found.iters, found.time_limit) == ("shared", 7, None)
 
 
-def test_the_shared_adapter_learns_all_tasks_with_their_instructions(tmp_path):
-    found = settings(tmp_path, "shared")
-    assert found.prompt_template is None
-    starts = {line["prompt"].split("\n")[0] for line in lines(found.data)}
-    assert starts == {module.INSTRUCTION for module in tasks.TASKS.values()}
-
-
 def test_lossless_streams_learn_what_the_base_answered(tmp_path):
     found = settings(tmp_path, "streams")
     found.check()
@@ -52,14 +45,6 @@ def test_data_that_is_there_is_kept(tmp_path):
     before = settings(tmp_path, "sql").data.read_text()
     found = train_adapters.settings_of("sql", tmp_path, tmp_path, None, 7, 48, 1, None)
     assert found.data.read_text() == before
-
-
-def test_adapters_are_watched_on_what_people_typed(tmp_path):
-    one = lines(settings(tmp_path, "sql").valid_data)
-    assert len(one) == 32
-    assert not any(line["prompt"].startswith(tasks.TASKS["sql"].INSTRUCTION) for line in one)
-    several = lines(settings(tmp_path, "shared").valid_data)
-    assert len(several) == 12 * len(tasks.TASKS)
 
 
 def test_a_part_that_starts_from_another_learns_at_lower_rates(tmp_path):
@@ -102,9 +87,3 @@ def test_parts_that_are_too_large_are_refused_and_nothing_is_written(
     with pytest.raises(UserError, match=f"has {most + 1:,} bytes, expected at most {most:,}"):
         bundle.bundle(finished, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_finished_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle.demonstration, "base_path", lambda: TOY / "base")
-    with pytest.raises(UserError, match="expected at least one finished part"):
-        bundle.bundle(tmp_path, tmp_path / "out")

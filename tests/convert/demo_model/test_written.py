@@ -15,9 +15,7 @@ TASKS = {
 LEAST = {
     "sentences": 6000,
     "dialogues": 1200,
-    "friendly": 1000,
-    "professional": 1000,
-    "concise": 1000,
+    **dict.fromkeys(("friendly", "professional", "concise"), 1000),
     "notes": 600,
     "tables": 1500,
     "records": 1000,

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specstream_mlx.convert.pytorch.adapter_files import read_streams, read_tensors, write_adapter
+from specstream_mlx.convert.pytorch.adapter_files import read_streams, write_adapter
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from torch_tiny import tiny_batch, tiny_model
 
@@ -68,10 +68,8 @@ def change(path, name, tensor):
     ("name", "tensor", "sentence"),
     [
         ("streams.embeddings", torch.zeros(2, 32), r"has shape \(2, 32\), expected \(3, 32\)"),
-        ("streams.embeddings", torch.zeros(3, 32).int(), "has dtype torch.int32, expected"),
         ("streams.embeddings", None, "no tensor streams.embeddings, expected one of shape"),
         ("streams.extra", torch.zeros(1), "an unexpected tensor streams.extra"),
-        ("pruner.up.weight", torch.zeros(32, 5), r"has shape \(32, 5\), expected \(32, 4\)"),
     ],
 )
 def test_wrong_stream_tensor_is_named(adapter, name, tensor, sentence):
@@ -89,56 +87,3 @@ def test_wrong_lora_tensor_is_named(adapter, tied):
     change(path, name, None)
     with pytest.raises(UserError, match=r"is missing, by adapter_config\.json"):
         load_adapter(tied, adapter)
-
-
-def test_damaged_and_foreign_files(adapter, tied, tmp_path):
-    text = (adapter / "speculative_streaming.json").read_text()
-    values = json.loads(text)
-    for broken, sentence in [
-        ("{", "is not valid JSON"),
-        ("[]", "expected a JSON object"),
-        (json.dumps(values | {"mode": "fast"}), "mode is 'fast'"),
-        (json.dumps(values | {"base_fingerprint": "0" * 16}), "was made for another base"),
-        (json.dumps(values | {"num_hidden_layers": 5}), "num_hidden_layers is 5, expected"),
-    ]:
-        (adapter / "speculative_streaming.json").write_text(broken)
-        with pytest.raises(UserError, match=sentence):
-            load_adapter(tied, adapter)
-    (adapter / "speculative_streaming.json").write_text(text)
-
-    tensors = adapter / "speculative_streaming.safetensors"
-    whole = tensors.read_bytes()
-    tensors.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="not a complete safetensors file"):
-        read_streams(describe(adapter))
-    tensors.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        read_streams(describe(adapter))
-    with pytest.raises(UserError, match=r"config\.json is missing"):
-        load_adapter(tmp_path, adapter_copy(adapter, tmp_path, whole))
-
-
-def adapter_copy(adapter, tmp_path, tensors):
-    copy = shutil.copytree(adapter, tmp_path / "copy")
-    (copy / "speculative_streaming.safetensors").write_bytes(tensors)
-    return copy
-
-
-class Hostile:
-    def __reduce__(self):
-        return (print, ("this must not run",))
-
-
-def test_pickles_run_no_code(tmp_path, capsys):
-    torch.save({"a": torch.ones(2)}, tmp_path / "good.bin")
-    assert torch.equal(read_tensors(tmp_path / "good.bin")["a"], torch.ones(2))
-    torch.save({"a": Hostile()}, tmp_path / "bad.pt")
-    with pytest.raises(UserError, match=r"bad\.pt is refused"):
-        read_tensors(tmp_path / "bad.pt")
-    (tmp_path / "bad.pt").rename(tmp_path / "bad.safetensors")
-    with pytest.raises(UserError, match="not a complete safetensors file"):
-        read_tensors(tmp_path / "bad.safetensors")
-    torch.save({"a": 3}, tmp_path / "other.bin")
-    with pytest.raises(UserError, match="something other than named tensors"):
-        read_tensors(tmp_path / "other.bin")
-    assert "must not run" not in capsys.readouterr().out

@@ -7,10 +7,8 @@ import pytest
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 from coreml_packages import (
-    CASES,
     SIZES,
     VOCAB_SIZE,
-    Pair,
     Told,
     WithoutNoise,
     assert_same_steps,
@@ -73,12 +71,6 @@ def check_texts(pair, adapter="one", lengths=LENGTHS):
             assert max(len(step.tokens) for step in found) > 2
             if pair.case.streams is not None:  # else the trees are chains
                 assert max(len(step.tree) for step in found) > SIZES.nodes[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_texts_and_trees_are_the_engines(name, tmp_path):
-    check_texts(Pair(tmp_path / "x.mlpackage", CASES[name]), lengths=(1, 8, 9, 17, 30))
 
 
 def test_texts_and_trees_of_lossless_streams(lossless):

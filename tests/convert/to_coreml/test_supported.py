@@ -50,11 +50,7 @@ def test_exported_bases(config):
         ({"stream_keys": 4}, {}, "a: stream_keys is 4, expected 0"),
         ({"draft_vocabulary": 3}, {}, "a: draft_vocabulary is 3, expected at least the 4"),
         ({}, {"fine_tune_type": "dora"}, "a: fine_tune_type is 'dora', expected 'lora'"),
-        (
-            {},
-            {"lora_parameters": {"keys": ["model.embed_tokens"]}},
-            "a: LoRA on embed_tokens is not exported",
-        ),
+        ({}, {"lora_parameters": {"keys": ["model.embed_tokens"]}}, "a: LoRA on embed_tokens is"),
         (
             {"draft_vocabulary": 30},
             {"lora_parameters": {"keys": ["lm_head"]}},
@@ -71,11 +67,9 @@ def test_refused_adapters(streams, fields, sentence):
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"nodes": ()}, "nodes is .*, expected numbers from 1 to 64"),
         ({"nodes": (8, 65)}, "expected numbers from 1 to 64"),
         ({"nodes": (8, 8)}, "expected different numbers"),
         ({"chunk": 0}, "chunk is 0, expected at least 1"),
-        ({"candidates": 0}, "candidates is 0, expected at least 1"),
         ({"context": 40}, "context is 40, expected at least 64, the most rows of a call"),
     ],
 )

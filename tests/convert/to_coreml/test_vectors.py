@@ -130,9 +130,7 @@ CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}
     [
         ({"format": 2}, "has the format 2, expected 1"),
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
-        ({"runs": []}, "has no runs"),
         ({"runs": [{"calls": [{"function": 5}]}]}, "run 0 is damaged"),
-        ({"runs": [{"calls": []}]}, "run 0 is damaged"),
         ({"runs": [{"calls": [CALL], "adapter": "two"}]}, "the adapter is 'two'"),
     ],
 )
@@ -146,7 +144,6 @@ def test_damaged_recordings(lossless, recorded, tmp_path, change, sentence):
 def test_recordings_that_do_not_fit(lossless, recorded):
     for change, sentence in (
         ({"function": "two_step5"}, "refuses a recorded call of two_step5"),
-        ({"inputs": {"inputIds": "five"}}, "inputIds is 'five', expected lists of numbers"),
         ({"outputs": {"last": [0]}}, r"returns \['end'\], expected \['last'\]"),
         ({"outputs": {"end": [0, 1]}}, "end of one_prefill8 has the shape"),
     ):

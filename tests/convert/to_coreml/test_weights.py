@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from specstream_mlx.convert.to_coreml.weights import Groups, Store, unpacked
+from specstream_mlx.convert.to_coreml.weights import Store, unpacked
 
 GROUP = 32
 
@@ -66,32 +66,6 @@ def test_usual_groups_have_integer_offsets(bits):
     found = worst_in_steps(module, groups)
     assert found < 0.2
     assert groups.error == pytest.approx(found, rel=0.02, abs=1e-3)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("value", [0.0, 0.3, -0.7, 1e-3])
-def test_constant_groups_keep_their_value(bits, value):
-    weight = normal(3, 2 * GROUP)
-    weight[1, GROUP:] = value
-    groups = Store().matrix("w", layer(weight, bits))
-    assert groups.offset.dtype == np.uint8
-    assert groups.out_of_range == 0
-    assert decoded(groups)[1, GROUP:] == pytest.approx(np.full(GROUP, value), rel=5e-4)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_groups_of_one_sign_take_float_offsets(bits, sign):
-    weight = normal(5, 2 * GROUP)
-    weight[2, :GROUP] = sign * (0.5 + np.abs(weight[2, :GROUP]))
-    module, store = layer(weight, bits), Store()
-    groups = store.matrix("w", module)
-    assert isinstance(groups, Groups)
-    assert groups.offset.dtype == np.float16
-    assert worst_in_steps(module, groups) < 0.5
-    (line,) = store.report
-    assert line.form == f"int{bits}, float offsets"
-    assert line.out_of_range == groups.out_of_range == 1
 
 
 def test_what_no_offset_can_hold_is_dense():

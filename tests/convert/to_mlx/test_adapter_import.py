@@ -21,14 +21,11 @@ from torch_tiny import LINEAR, tiny_model
 
 from specstream_mlx import load
 
+EVERY = {"target_modules": LINEAR}
 VARIANTS = {
-    "all linear layers": {"target_modules": LINEAR},
+    "all linear layers": EVERY,
     "regular expression": {"target_modules": r".*\.[23]\.self_attn\.[qv]_proj"},
-    "rslora, layers in between": {
-        "target_modules": LINEAR,
-        "use_rslora": True,
-        "layers_to_transform": [0, 2],
-    },
+    "rslora, layers in between": {**EVERY, "use_rslora": True, "layers_to_transform": [0, 2]},
     "patterns that PEFT does not match, or matches later": {
         "target_modules": LINEAR,
         "alpha_pattern": {"roj": 70, "o_proj": 3, "layers.0.self_attn.o_proj": 50},
@@ -41,8 +38,7 @@ VARIANTS = {
     },
     "last layers": {"target_modules": LINEAR, "layers_to_transform": [2, 3]},
     "rank of the model's width, where shapes cannot tell": {
-        "target_modules": ["q_proj", "o_proj"],
-        "r": 32,
+        **{"target_modules": ["q_proj", "o_proj"], "r": 32}
     },
     "head": {"target_modules": ["v_proj", "lm_head"]},
     "embedding": {"target_modules": ["v_proj", "embed_tokens"], "rank_pattern": {"v_proj": 2}},
@@ -96,14 +92,6 @@ def test_logits_are_those_of_peft(variant, hf, mlx, bare, tmp_path):
         assert (config["fine_tune_type"], len(keys), keys[0]) == ("lora", 7, "mlp.down_proj")
 
 
-def test_smaller_ranks_are_padded_with_zeros(hf, tmp_path):
-    peft_directory(hf, tmp_path / "peft", **VARIANTS["patterns of single modules, rslora"])
-    convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
-    tensors = mx.load(str(tmp_path / "out" / "adapters.safetensors"))
-    assert not tensors["model.layers.3.mlp.up_proj.lora_a"][:, 1:].any()
-    assert not tensors["model.layers.3.mlp.up_proj.lora_b"][1:].any()
-
-
 def test_values_are_kept_bit_for_bit(hf, tmp_path):
     """With one rank and one scale nothing is computed: 16 bits stay, of torch's files too."""
     peft_directory(hf, tmp_path / "peft", torch.bfloat16, target_modules=LINEAR)
@@ -124,15 +112,6 @@ def test_values_are_kept_bit_for_bit(hf, tmp_path):
         convert_adapter(tmp_path / "peft", hf, tmp_path / suffix)
         assert same_tensors(tmp_path / suffix, tmp_path / "out")
         file.with_suffix(suffix).unlink()
-
-
-def test_bin_as_peft_writes_it(hf, tmp_path):
-    for safe in (False, True):
-        source = tmp_path / f"peft-{safe}"
-        peft_directory(hf, source, target_modules=LINEAR, safe_serialization=safe)
-        assert (source / "adapter_model.bin").exists() == (not safe)
-        convert_adapter(source, hf, tmp_path / str(safe))
-    assert same_tensors(tmp_path / "False", tmp_path / "True")
 
 
 def test_a_quantized_base(hf, tmp_path):

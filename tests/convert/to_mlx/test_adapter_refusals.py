@@ -1,10 +1,8 @@
 """What cannot be imported ends in one sentence, and nothing is left behind."""
 
 import json
-import pickle
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -50,12 +48,8 @@ def spoilt(plain, tmp_path):
         ("modules_to_save", ["embed_tokens", "lm_head"]),
         ("init_lora_weights", "pissa_niter_4"),
         ("layer_replication", [[0, 2], [1, 3]]),
-        ("lora_bias", True),
-        ("target_parameters", ["experts.gate_up_proj"]),
         ("trainable_token_indices", [1, 2]),
         ("a_field_of_the_future", 1),
-        ("peft_type", "LOHA"),
-        ("rank_pattern", ["q_proj"]),
         ("rank_pattern", {"(": 3}),
         ("alpha_pattern", {"q_proj": "much"}),
         ("r", "four"),
@@ -68,13 +62,6 @@ def test_refused_field(field, value, hf, spoilt, tmp_path):
     assert {"r": "r is 'four'", "alpha_pattern": "lora_alpha is 'much'"}.get(
         field, field
     ) in sentence
-
-
-def test_what_peft_writes_is_refused_by_its_field(hf, tmp_path):
-    """The tensors of a bias or a whole module lie beside; the field says what they are."""
-    for kind, value in (("bias", "all"), ("modules_to_save", ["lm_head"])):
-        peft_directory(hf, tmp_path / kind, target_modules=["q_proj"], **{kind: value})
-        assert f"{kind} is {value!r}" in refused(hf, tmp_path / kind, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -202,33 +189,6 @@ def test_verifying_with_a_tokenizer_beyond_the_vocabulary(hf, plain, tmp_path):
     sentence = refusal(run("convert", "--model", base, *flags))
     assert f"holds token 5000, the model's are 0 to {VOCAB_SIZE - 1}" in sentence
     assert not (tmp_path / "out").exists()
-
-
-class Payload:
-    """Leaves a file behind if anybody unpickles it."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize(
-    ("name", "by_torch"), [("adapter_model.bin", True), ("speculative_streaming.pt", False)]
-)
-def test_malicious_pickle_is_refused(name, by_torch, hf, tmp_path):
-    trace = tmp_path / "executed"
-    write_adapter(tiny_model("shared", base=load_base(hf)), tmp_path / "adapter")
-    file = tmp_path / "adapter" / name
-    file.with_suffix(".safetensors").unlink()
-    if by_torch:
-        torch.save({"weight": Payload(trace)}, file)
-    else:
-        file.write_bytes(pickle.dumps({"weight": Payload(trace)}))
-    assert f"{file} is refused" in refused(hf, tmp_path / "adapter", tmp_path / "out")
-    assert not trace.exists()
 
 
 def test_a_torch_file_without_torch(hf, plain, tmp_path, monkeypatch):

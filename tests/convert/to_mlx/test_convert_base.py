@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, make_shards
 from safetensors.numpy import load_file
-from specstream_mlx.convert.to_mlx import base, weight_files
+from specstream_mlx.convert.to_mlx import weight_files
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
@@ -51,9 +51,7 @@ def test_values_of_whole_and_sharded_sources(size, tied, tmp_path):
     ("stored", "wanted"),
     [
         (torch.bfloat16, None),
-        (torch.float16, "bfloat16"),
         (torch.float32, "float16"),
-        (torch.bfloat16, "float32"),
     ],
 )
 def test_dtypes(stored, wanted, tmp_path):
@@ -176,25 +174,6 @@ def test_a_repository_is_read_from_the_cache_without_network(tied, tmp_path, mon
         "error: the model some/other is neither a directory nor complete in the Hugging Face "
         "cache, and HF_HUB_OFFLINE forbids to download it"
     )
-
-
-def test_an_interrupted_conversion(tied, tmp_path, monkeypatch):
-    """It leaves no half-written model, keeps what was there, and running again succeeds."""
-    target = tmp_path / "out" / "mlx"
-    convert_base(tied, target, bits=4, group_size=32)
-    flags = ["--model", tied, "--mlx-path", target, "--overwrite"]
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(base, "save_config", interrupted)
-        assert convert(*flags).exit_code != 0
-    assert [path.name for path in target.parent.iterdir()] == ["mlx"]
-    assert "scales" in str(weights(target).keys())
-    assert convert(*flags).exit_code == 0
-    assert "scales" not in str(weights(target).keys())
-    assert [path.name for path in target.parent.iterdir()] == ["mlx"]
 
 
 def test_weights_of_pytorch_alone(tmp_path):

@@ -1,18 +1,15 @@
 """``specstream-mlx convert``: bases and adapters, quantized or not, and what it refuses."""
 
-import json
-import shutil
-
 import mlx_lm
 import pytest
 import torch
-from command_line import refusal, run
+from command_line import run
 from specstream_mlx.convert.pytorch import reference
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from torch_tiny import tiny_model
 
-from specstream_mlx import DraftSettings, load, stream_generate
+from specstream_mlx import load
 
 PROMPT = [5, 6, 7, 8]
 
@@ -29,21 +26,6 @@ def torch_adapter(tied, request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("adapters") / request.param
     write_adapter(model, directory)
     return directory
-
-
-@pytest.mark.parametrize("bits", [None, 4])
-def test_a_base_decodes_in_mlx_lm_and_here_alike(bits, tied, tmp_path):
-    flags = ["--bits", bits, "--group-size", 32] if bits else []
-    result = convert("--model", tied, "--mlx-path", tmp_path / "mlx", *flags)
-    assert result.exit_code == 0, result.output
-    config = json.loads((tmp_path / "mlx" / "config.json").read_text())
-    assert config.get("quantization", {}).get("bits") == bits
-    stock, tokenizer = mlx_lm.load(str(tmp_path / "mlx"))
-    plain = [r.token for r in mlx_lm.stream_generate(stock, tokenizer, PROMPT, 20)]
-    ours, tokenizer = load(tmp_path / "mlx")
-    settings = DraftSettings(speculation=False)
-    found = stream_generate(ours, tokenizer, PROMPT, 20, settings=settings)
-    assert plain == [r.token for r in found]
 
 
 def test_an_adapter_agrees_with_pytorch_and_loads_in_mlx_lm(
@@ -85,28 +67,3 @@ def test_verification_is_on_more_tokens_than_streams_select(
     result = convert("--model", tied, *flags)
     assert result.exit_code == 0, result.output
     assert selected == [hidden] * 2
-
-
-def test_an_existing_target_is_kept(tied, tmp_path):
-    (tmp_path / "mlx").mkdir()
-    (tmp_path / "mlx" / "mine.txt").write_text("mine")
-    flags = ("--model", tied, "--mlx-path", tmp_path / "mlx")
-    assert "exists already" in refusal(convert(*flags))
-    sentence = refusal(convert(*flags, "--overwrite"))
-    assert "holds other files than a converted model's or adapter's, such as mine.txt" in sentence
-    assert (tmp_path / "mlx" / "mine.txt").read_text() == "mine"
-
-
-def test_a_truncated_base_leaves_nothing_behind(tied, tmp_path):
-    broken = shutil.copytree(tied, tmp_path / "broken")
-    (file,) = broken.glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "broken" in refusal(convert("--model", broken, "--mlx-path", tmp_path / "mlx"))
-    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-
-
-def test_missing_directories(tied, tmp_path):
-    target, missing = ("--mlx-path", tmp_path / "mlx"), tmp_path / "none"
-    assert "does not exist" in refusal(convert("--model", missing, *target))
-    flags = ("--model", tied, "--adapter-path", missing)
-    assert "does not exist" in refusal(convert(*flags, *target))

@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-from command_line import refusal, run
 from gguf import GGML_QUANT_SIZES, GGUFEndian
 from gguf import GGMLQuantizationType as Kind
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
@@ -39,29 +38,15 @@ def whole(tmp_path_factory):
     return tiny_gguf().write(tmp_path_factory.mktemp("whole") / "m.gguf").read_bytes()
 
 
-@pytest.mark.parametrize("place", range(50))
+@pytest.mark.parametrize("place", range(20))
 def test_cut_short(place, whole, tmp_path):
     """Half of the places lie within the header, which is a hundredth of the file."""
     header = len(whole) // 100
-    size = header * place // 25 if place < 25 else len(whole) * (place - 24) // 26
+    size = header * place // 10 if place < 10 else len(whole) * (place - 9) // 11
     file = tmp_path / "m.gguf"
     file.write_bytes(whole[: size - 1 if size else 0])
     sentence = refused(file)
     assert "cut short" in sentence or "is no GGUF file" in sentence
-
-
-def test_through_the_command_line(whole, tmp_path):
-    file = tmp_path / "m.gguf"
-    file.write_bytes(whole[: len(whole) // 2])
-    flags = ("convert", "--model", file, "--mlx-path", tmp_path / "mlx")
-    assert "it is cut short or damaged: blk." in refusal(run(*flags))
-    file.write_bytes(b"PK\3\4" + whole[4:])
-    assert "is no GGUF file" in refusal(run(*flags))
-    made = tiny_gguf()
-    made.tensors["blk.1.ffn_up.weight"] = (256, 256), Kind.Q2_K, np.zeros((256, 84), np.uint8)
-    made.write(file)
-    assert "blk.1.ffn_up.weight is of type Q2_K, expected one of Q4_0" in refusal(run(*flags))
-    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_random_damage(whole, tmp_path):
@@ -80,9 +65,7 @@ def test_random_damage(whole, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"m.gguf", "mlx"}
 
 
-@pytest.mark.parametrize(
-    "kind", [Kind.IQ4_XS, Kind.Q3_K, Kind.MXFP4, Kind.TQ1_0, Kind.F64, Kind.I32]
-)
+@pytest.mark.parametrize("kind", [Kind.IQ4_XS, Kind.Q3_K, Kind.F64])
 def test_types_that_are_not_read(kind, tmp_path):
     made = tiny_gguf()
     width, size = GGML_QUANT_SIZES[kind]
@@ -94,10 +77,6 @@ def test_types_that_are_not_read(kind, tmp_path):
 
 def without(name):
     return lambda made: made.tensors.pop(name)
-
-
-def renamed(old, new):
-    return lambda made: made.tensors.update({new: made.tensors.pop(old)})
 
 
 def dense(name, *shape, fill=1.0, kind=Kind.F32):
@@ -124,18 +103,10 @@ def scaled(name, scale, kind):
 UP = "blk.0.ffn_up.weight"
 TENSORS = {
     "an infinite scale of 8 bits": (scaled(UP, np.inf, Kind.Q8_0), "up_proj.weight is not finite"),
-    "a scale of NaN": (scaled(UP, np.nan, Kind.Q8_0), "up_proj.weight is not finite"),
-    "an infinite scale of 6 bits": (scaled(UP, np.inf, Kind.Q6_K), "up_proj.weight is not finite"),
     "NaN in 6 bits": (scaled(UP, np.nan, Kind.Q6_K), "up_proj.weight is not finite"),
     "missing": (without("blk.1.attn_v.weight"), "has no tensor blk.1.attn_v.weight"),
-    "no embeddings": (without("token_embd.weight"), "has no tensor token_embd.weight"),
-    "renamed": (
-        renamed("blk.1.attn_v.weight", "blk.1.attn_w.weight"),
-        "has no tensor blk.1.attn_v.weight",
-    ),
     "beside": (dense("blk.0.ffn_gate_inp.weight", 4, 32), "unexpected tensor blk.0.ffn_gate_inp"),
     "of another layer": (dense("blk.2.attn_norm.weight", 256), "unexpected tensor blk.2.attn_norm"),
-    "a bias": (dense("blk.0.attn_q.bias", 256), "unexpected tensor blk.0.attn_q.bias"),
     "transposed": (
         dense("blk.0.attn_k.weight", HIDDEN, 2 * HEAD_DIM),
         "blk.0.attn_k.weight has shape (256, 128), expected (128, 256)",
@@ -143,10 +114,6 @@ TENSORS = {
     "a row less": (
         dense("token_embd.weight", VOCAB_SIZE - 1, HIDDEN),
         "token_embd.weight has shape (319, 256), expected (320, 256)",
-    ),
-    "three dimensions": (
-        dense("blk.0.ffn_up.weight", 2, 128, 256),
-        "blk.0.ffn_up.weight has shape (2, 128, 256), expected (256, 256)",
     ),
     "a packed norm": (
         packed("output_norm.weight"),
@@ -164,7 +131,6 @@ TENSORS = {
         dense("rope_freqs.weight", 32, fill=3.0),
         "rope_freqs.weight holds other factors than Llama 3's of 3",
     ),
-    "rope of NaN": (dense("rope_freqs.weight", 32, fill=np.nan), "rope_freqs.weight holds other"),
     "rope of another width": (dense("rope_freqs.weight", 16), "rope_freqs.weight is F32 of shape"),
 }
 
@@ -180,13 +146,7 @@ def test_tensors(case, tmp_path):
 
 METADATA = {
     "architecture": ({"general__architecture": "phi3"}, "general.architecture is 'phi3', expected"),
-    "none": (
-        {"general__architecture": None},
-        "general.architecture is None, expected one of llama",
-    ),
     "layers": ({"ARCH__block_count": 2**31}, "block_count is 2147483648, expected no more than"),
-    "no layers": ({"ARCH__block_count": 0}, "block_count is 0, expected an integer of at least 1"),
-    "layers as text": ({"ARCH__block_count": "2"}, "block_count is '2', expected an integer"),
     "layers missing": ({"ARCH__block_count": None}, "block_count is missing, expected an integer"),
     "heads by layer": (
         {"ARCH__attention__head_count_kv": [2, 1]},
@@ -197,40 +157,28 @@ METADATA = {
         {"ARCH__rope__dimension_count": 32},
         "dimension_count is 32, expected the width",
     ),
-    "values": ({"ARCH__attention__value_length": 32}, "value_length is 32, expected the width"),
     "epsilon": (
         {"ARCH__attention__layer_norm_rms_epsilon": float("nan")},
         "rms_epsilon is nan, expected a number above 0",
     ),
-    "base": ({"ARCH__rope__freq_base": -1.0}, "freq_base is -1.0, expected a number above 0"),
     "yarn": ({"ARCH__rope__scaling__type": "yarn"}, "scaling.type is 'yarn', expected none or"),
     "experts": ({"ARCH__expert_count": 8}, "llama.expert_count is a setting that is not known"),
-    "window": ({"ARCH__attention__sliding_window": 64}, "sliding_window is a setting that is not"),
     "parts": (
         {"split__count": np.uint16(3)},
         "split.count is 3, expected a whole model in one file",
     ),
-    "lists of parts": ({"split__count": [1, 2]}, "split.count is a list of 2, expected a whole"),
     "a long architecture": ({"general__architecture": "y" * 9999}, "architecture is 'yyyyy"),
     "alignment": ({"general__alignment": 48}, "general.alignment is 48, expected a power of two"),
     "a pre-tokenizer": (
         {"tokenizer__ggml__pre": "some-new-one"},
         "tokenizer.ggml.pre is 'some-new-one', which is not known here, expected one of gpt-2",
     ),
-    "no pre-tokenizer": (
-        {"tokenizer__ggml__pre": None},
-        "tokenizer.ggml.pre is None, which is not",
-    ),
-    "the default one": ({"tokenizer__ggml__pre": "default"}, "tokenizer.ggml.pre is 'default'"),
     "a tokenizer model": ({"tokenizer__ggml__model": "rwkv"}, "model is 'rwkv', expected gpt2 or"),
     "tokens": ({"tokenizer__ggml__tokens": None}, "tokens is missing, expected a list of texts"),
-    "numbers as tokens": ({"tokenizer__ggml__tokens": [1, 2]}, "tokens is a list of 2, expected"),
     "twice": ({"tokenizer__ggml__tokens": ["a"] * 320}, "tokens has 'a' twice"),
     "types": ({"tokenizer__ggml__token_type": [1, 2]}, "token_type is a list of 2, expected 320"),
     "merges": ({"tokenizer__ggml__merges": ["a zebra"]}, "its tokens and merges do not fit"),
-    "no merge": ({"tokenizer__ggml__merges": ["a"]}, "its tokens and merges do not fit"),
     "scores": ({"tokenizer__ggml__model": "llama"}, "scores is missing, expected 320 numbers"),
-    "no end": ({"tokenizer__ggml__eos_token_id": None}, "eos_token_id is missing"),
     "end": ({"tokenizer__ggml__eos_token_id": 320}, "eos_token_id is 320, expected one of 320"),
     "a template": ({"tokenizer__chat_template": 7}, "chat_template is 7, expected a text"),
     "a flag": ({"tokenizer__ggml__add_bos_token": 1}, "add_bos_token is 1, expected true or false"),
@@ -283,7 +231,6 @@ HOSTILE = {
     "empty": (b"", "is no GGUF file"),
     "magic alone": (b"GGUF", "its header goes on behind byte 4"),
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
-    "version 4": (header(version=4), "its GGUF version is 4"),
     "metadata": (header(pair_count=HUGE), f"announces {HUGE} metadata, expected at most 65536"),
     "many metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
     "tensors": (header(tensor_count=HUGE), f"announces {HUGE} tensors, expected at most"),
@@ -295,10 +242,6 @@ HOSTILE = {
     "an array's length": (
         header(text("a") + struct.pack("<IIQ", 9, 4, HUGE)),
         f"announces {HUGE} values of a, more than it can hold",
-    ),
-    "texts of nothing": (
-        header(text("a") + struct.pack("<IIQ", 9, 8, 2**40)),
-        "values of a, more than it can hold",
     ),
     "arrays in arrays": (
         header(text("a") + struct.pack("<II", 9, 9) + struct.pack("<QIQ", 1, 9, 1) * 5000),
@@ -319,11 +262,9 @@ HOSTILE = {
         "the metadata have a twice",
     ),
     "no dimensions": (tensors(described("t")), "t has 0 dimensions, expected 1 to 4"),
-    "many dimensions": (tensors(described("t", *[1] * 9)), "t has 9 dimensions"),
     "an empty one": (tensors(described("t", 32, 0)), "t has shape (0, 32), expected one whose"),
     "part of a block": (tensors(described("t", 33, 4, kind=2)), "whole blocks of 32 for Q4_0"),
     "an unknown type": (tensors(described("t", 32, kind=200)), "t has the type 200, which GGUF"),
-    "huge shapes": (tensors(described("t", HUGE, HUGE)), "t reaches beyond its end"),
     "behind the end": (tensors(described("t", 32, offset=2**40)), "t reaches beyond its end"),
     "not aligned": (tensors(described("t", 32, offset=4)), "t is at offset 4, expected a multiple"),
     "overlapping": (
@@ -332,7 +273,6 @@ HOSTILE = {
     ),
     "twice": (tensors(described("t", 32), described("t", 32, offset=128)), "the tensor t twice"),
     "a long name": (tensors(described("t" * 300, 32)), "a name of the tensors has 300 bytes"),
-    "no architecture": (tensors(described("t", 32)), "tokenizer.ggml.tokens is missing"),
 }
 
 
@@ -342,12 +282,3 @@ def test_hostile_headers(case, tmp_path):
     file = tmp_path / "m.gguf"
     file.write_bytes(data)
     assert sentence in refused(file)
-
-
-def test_what_is_no_file(tmp_path):
-    for path, sentence in (
-        (tmp_path / "none.gguf", "is missing, expected a GGUF file"),
-        (tmp_path, "is not a file, expected a GGUF file"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            convert_gguf(path, tmp_path / "mlx")
