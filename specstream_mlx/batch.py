@@ -7,7 +7,7 @@ the likeliest token of every stream (arXiv 2402.11131, App. L).
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +16,9 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import check_arguments
+from .arguments import check_arguments, check_names
 from .config import UserError
-from .drafting.settings import DraftSettings
+from .drafting.settings import DraftSettings, draft_settings
 from .engine.sampling import KeyedSampler, sampling_of
 from .hardware import device
 from .loading import SpeculativeModel
@@ -26,6 +26,9 @@ from .loop import Request, Step, Text, Together, check_side_by_side, fill
 from .prompt_cache import PromptCache
 from .prompts import Prompt, check_prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
+
+CHAINS = DraftSettings(tree_width=1, tree_size=None)
+"""How texts of a batch are drafted by default: rows are dear there, so chains."""
 
 
 @dataclass(kw_only=True)
@@ -74,9 +77,8 @@ def batch_generate(
     max_kv_size: int | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | None = None,
     samplers: Sequence[Sampler | None] | None = None,
-    num_streams: int | None = None,
-    speculation: bool = True,
-    deferred: bool = True,
+    settings: DraftSettings | None = CHAINS,
+    **overrides: Any,
 ) -> BatchResponse:
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
 
@@ -105,15 +107,16 @@ def batch_generate(
         max_kv_size, stream: see ``stream_generate``.
         samplers: what draws the tokens of each text, see ``stream_generate``; ``None``, for all or
             one: its likeliest tokens. Each ``keyed_sampler`` should have a seed of its own.
-        num_streams: tokens to draft ahead; ``None``: all that the adapter was trained for.
-        speculation: false for one token a step.
-        deferred: where lossless streams run, see ``DraftSettings``.
+        settings: how each text is drafted in every step. ``None``, without ``overrides``: before
+            every step it is worked out what is worth most, as ``generate`` does.
+        **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Raises:
         UserError: an argument has a wrong type or is out of range; there is not one number, sampler
             or cache for each prompt; or the model cannot run in batches: it has sliding windows,
             learned positions, or an attention that takes no mask per sequence.
     """
+    check_names("batch_generate", list(overrides), [field.name for field in fields(DraftSettings)])
     check_arguments(
         model=model,
         tokenizer=tokenizer,
@@ -164,25 +167,23 @@ def batch_generate(
         check_kv_size(model, max_kv_size, len(prompt), limit)
         if cache.quantized is not None:
             raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
-    settings = DraftSettings(
-        num_streams=num_streams,
-        tree_width=1,
-        tree_size=None,
-        speculation=speculation,
-        deferred=deferred,
-    )
-    settings.check(model.config["vocab_size"], model.streams and model.streams.config)
-    ends = tokenizer.eos_token_ids
+    if overrides:
+        settings = (
+            draft_settings(**overrides) if settings is None else replace(settings, **overrides)
+        )
+    if settings is not None:
+        settings.check(model.config["vocab_size"], model.streams and model.streams.config)
+    kept = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(
             prompt,
             settings,
             max_tokens=limit,
-            end_tokens=ends,
+            end_tokens=tokenizer.eos_token_ids,
             prefill_step_size=prefill_step_size,
             sampler=sampler,
             logits_processors=logits_processors,
-            prompt_cache=cache,
+            prompt_cache=cache if kept else None,
         )
         for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
     ]

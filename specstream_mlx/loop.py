@@ -373,7 +373,9 @@ class _Rows:
             return
         self._behind += [self._newest, *step.tokens[:-1]]
         self._newest = step.tokens[-1]
-        if text.ended and request.prompt_cache is not None:
+        if request.prompt_cache is None and loop.caches is not cache.caches:
+            cache.caches = []  # nobody asks for them
+        elif text.ended:
             cache.caches = loop.caches_of(text)
         if loop.caches is cache.caches or text.ended:
             cache.extend(self._generation, self._behind)
@@ -523,7 +525,10 @@ class _Loop:
 
     def caches_of(self, text: Text) -> list[Any]:
         """The KV caches of a text that was part of the last call, one per layer."""
-        return self._decoder.rows_of(self._texts.index(text))
+        caches = self._decoder.rows_of(self._texts.index(text))
+        if caches is not self.caches:
+            mx.eval([cache.state for cache in caches])  # else they would keep those of all texts
+        return caches
 
     def steps(self) -> Iterator[Steps]:
         """Yield every step up to the end, switching between plain steps and tree steps."""

@@ -412,24 +412,25 @@ class Decoder:
             present: (sequences,) bool, whether they are the accepted node's own; ``None``: yes.
         """
         head, ids, width = self.streams.head, self.streams.vocabulary, plan.width
-        here = [None] * len(judged) if present is None else list(present)
         depths = [one.depth() for one in judged]
+        own = [None if present is None else present[number] for number in range(len(judged))]
 
         def drafted(
             logits: mx.array, named: mx.array | None, stream: int | None = None
         ) -> list[tuple[mx.array, mx.array]]:
             """What each text's rule drafts from the rows (sequences, rows, n) of its streams."""
-            each = named if named is not None and named.ndim == 2 else [named] * len(judged)
-            rows = zip(judged, logits, depths, each, strict=True)
-            return [
-                one.rule.draft(Ask(own, width, one.tree, depth, ids, stream))
-                for one, own, depth, ids in rows
-            ]
+            each = named is not None and named.ndim == 2
+            found = []
+            for number, one in enumerate(judged):
+                ids = named[number] if each else named
+                ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
+                found.append(one.rule.draft(ask))
+            return found
 
         if head is None:
             logits = self.model.stream_head(hidden)
             return [
-                StreamResult(*pair, logits=logits[number], present=here[number])
+                StreamResult(*pair, logits=logits[number], present=own[number])
                 for number, pair in enumerate(drafted(logits, ids))
             ]
         # In shared mode streams run that no tree is deep enough for; they are asked about nothing.
@@ -452,7 +453,7 @@ class Decoder:
             StreamResult(
                 *(array[number] for array in found),
                 logits=None if logits is None else logits[number],
-                present=here[number],
+                present=own[number],
             )
             for number in range(len(judged))
         ]
