@@ -175,6 +175,21 @@ class Request:
             self.drafting.check_drawn(streams)
         self.drafting.check(vocab_size, streams)
 
+    def check_side_by_side(self) -> None:
+        """Check that this text's rows may lie beside those of others.
+
+        Raises:
+            UserError: they are quantized, or to be quantized.
+        """
+        cache = self.prompt_cache
+        if self.quantization.bits is not None or (
+            cache is not None and cache.quantized is not None
+        ):
+            raise UserError(
+                "the KV cache of one of several texts is quantized, expected a KVCache for each "
+                "layer"
+            )
+
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
@@ -290,12 +305,12 @@ class Together:
                 model or its KV cache cannot be run.
         """
         model, profile = self._model, request.profile
-        rows = _Rows(model, request)
         if self._rows:
             check_side_by_side(model)
-            for other in (rows, *self._rows.values()):
-                other.check_side_by_side()
+            for one in (request, *(text.request for text in self._rows)):
+                one.check_side_by_side()
         profile.start()
+        rows = _Rows(model, request)
         decoder = rows.read()
         profile.border("prefill")
         text = Text(request, _drafting(model, request))
@@ -306,24 +321,36 @@ class Together:
         self._rows[text] = rows
         return text
 
+    def leave(self, text: Text) -> None:
+        """End a text before its end; the call under way is the last one that it is part of."""
+        text.ended = True
+        self._let_go(text)
+
     def steps(self) -> Iterator[Steps]:
-        """Decode until all texts have ended; others may join whenever this waits.
+        """Decode until all texts have ended; others may join or leave whenever this waits.
 
         Raises:
             UserError: see ``decode``.
         """
         try:
             for steps in self._loop.steps():
+                steps = [(text, step) for text, step in steps if text in self._rows]
                 for text, step in steps:
-                    self._rows[text].note(step, self._loop, text)
+                    self._rows[text].note(step)
                     if text.ended:
-                        text.finish()
-                        del self._rows[text]
+                        self._let_go(text)
+                    else:
+                        self._rows[text].record(self._loop.caches)
                 yield steps
                 self._check_current()  # before the next step writes
         finally:
-            for text in self._rows:
-                text.finish()
+            for text in list(self._rows):
+                self._let_go(text)
+
+    def _let_go(self, text: Text) -> None:
+        rows = self._rows.pop(text)
+        rows.keep(lambda: self._loop.caches_of(text))
+        text.finish()
 
     def _check_current(self) -> None:
         for rows in self._rows.values():
@@ -345,7 +372,7 @@ class _Rows:
         self._model, self._request, given = model, request, request.prompt_cache
         self._cache = PromptCache() if given is None else given
         self._generation = self._cache.begin(model, request.prompt, request.quantization)
-        self._newest = request.prompt[-1]
+        self._newest, self._progress = request.prompt[-1], request.progress
         self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
 
     def read(self) -> Decoder:
@@ -361,41 +388,43 @@ class _Rows:
         cache.extend(self._generation, unread)
         return decoder
 
-    def note(self, step: Step, loop: "_Loop", text: Text) -> None:
-        """Let the prompt cache know of the rows of a step, if it holds them.
-
-        Beside other texts the rows lie with theirs; then it gets them in the end.
-        """
-        cache, request = self._cache, self._request
-        if text.count == 1 and request.progress is not None:
-            request.progress(len(request.prompt), len(request.prompt))
-        if self._model.mode == "shared":  # no later prompt can use rows that have seen streams
-            return
-        self._behind += [self._newest, *step.tokens[:-1]]
+    def note(self, step: Step) -> None:
+        """Read a step of the text."""
+        if self._progress is not None:
+            total = len(self._request.prompt)
+            self._progress(total, total)  # the first token is there
+            self._progress = None
+        if self._model.mode == "lossless":  # no later prompt can use rows that have seen streams
+            self._behind += [self._newest, *step.tokens[:-1]]
         self._newest = step.tokens[-1]
-        if request.prompt_cache is None and loop.caches is not cache.caches:
-            cache.caches = []  # nobody asks for them
-        elif text.ended:
-            cache.caches = loop.caches_of(text)
-        if loop.caches is cache.caches or text.ended:
-            cache.extend(self._generation, self._behind)
+
+    def record(self, caches: list[Any]) -> None:
+        """Let the prompt cache know of the rows so far, if they are written into its own.
+
+        Beside other texts they lie with theirs; then it gets them in the end.
+
+        Args:
+            caches: that are written to.
+        """
+        if caches is self._cache.caches:
+            self._cache.extend(self._generation, self._behind)
             self._behind = []
+        elif self._request.prompt_cache is None:
+            self._cache.caches = []  # nobody will ask for them
+
+    def keep(self, caches_of: Callable[[], list[Any]]) -> None:
+        """Let the prompt cache hold the rows in the end.
+
+        Args:
+            caches_of: returns the text's KV caches, one per layer.
+        """
+        if self._behind and self._request.prompt_cache is not None:
+            self._cache.caches = caches_of()
+            self.record(self._cache.caches)
 
     def check_current(self) -> None:
         """Check that no other generation has taken the prompt cache over; see ``PromptCache``."""
         self._cache.check_current(self._generation)
-
-    def check_side_by_side(self) -> None:
-        """Check that the rows may lie beside those of other texts.
-
-        Raises:
-            UserError: they are quantized, or to be quantized.
-        """
-        if self._request.quantization.bits is not None or self._cache.quantized is not None:
-            raise UserError(
-                "a KV cache is to be quantized, which is not done for several texts at once, "
-                "expected a KVCache for each layer"
-            )
 
 
 def check_side_by_side(model: SpeculativeModel) -> None:
@@ -539,7 +568,8 @@ class _Loop:
     def _seated(self) -> bool:
         """Let go of the texts that have ended and take in those that join: is any there?"""
         going = [number for number, text in enumerate(self._texts) if not text.ended]
-        joining, self._joining = self._joining, []
+        joining = [(text, caches) for text, caches in self._joining if not text.ended]
+        self._joining = []
         if (joining or len(going) < len(self._texts)) and (joining or going):
             self._decoder.seat(going, [caches for _, caches in joining])
             self._last_read = None  # what the next call takes is another matter
@@ -663,6 +693,8 @@ class _Loop:
         timed = self._decoder.profile is NO_PROFILE and len(self._texts) == 1
         cache = self._decoder.caches[0] if self._decoder.caches else None
         for text, step in steps:
+            if text.ended:  # it was left while the call was under way
+                continue
             text.note(step, step.seconds if timed else None, cache)
         self._count += 1
         if self._count % 64 == 0:
