@@ -101,7 +101,7 @@ def layer_differences(
     chain = np.arange(len(tokens) - start, dtype=np.int32)
     tree = DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain)
     plan = Plan(tree, "beside", streams=model.streams.config.num_streams, width=1)
-    result = decoder.step(plan, VerifyRule())
+    [result] = decoder.step([plan], [VerifyRule()])
 
     nodes, first = len(chain), model.streams.config.first_msa_layer
     differences = []

@@ -1,4 +1,8 @@
-"""One generation: the prompt, plain steps and tree steps, one ``Step`` per target call."""
+"""Generations: prompts, plain steps and tree steps, one ``Step`` per text and target call.
+
+There is one loop, of texts that are decoded side by side and join and leave between steps; a
+generation by itself is a loop of one.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,6 +27,7 @@ from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
+from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache
 from .prompts import check_prompt
 
@@ -44,16 +49,16 @@ class TreeDecoder(Protocol):
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) without streams."""
 
-    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
-        """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``."""
+    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
+        """Verify trees and let the accepted nodes' streams guess; see ``Decoder.step``."""
 
-    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+    def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted rows of the last step; see ``Decoder.commit``."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Step:
-    """What one target call committed.
+    """What one target call committed of one text.
 
     Attributes:
         tokens: the accepted drafts, then the correction or bonus token.
@@ -170,6 +175,21 @@ class Request:
             self.drafting.check_drawn(streams)
         self.drafting.check(vocab_size, streams)
 
+    def check_side_by_side(self) -> None:
+        """Check that this text's rows may lie beside those of others.
+
+        Raises:
+            UserError: they are quantized, or to be quantized.
+        """
+        cache = self.prompt_cache
+        if self.quantization.bits is not None or (
+            cache is not None and cache.quantized is not None
+        ):
+            raise UserError(
+                "the KV cache of one of several texts is quantized, expected a KVCache for each "
+                "layer"
+            )
+
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
@@ -189,38 +209,245 @@ def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
 
 
 def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    prompt, profile = request.prompt, request.profile
-    profile.start()
-    prompt_cache = PromptCache() if request.prompt_cache is None else request.prompt_cache
-    generation = prompt_cache.begin(model, prompt, request.quantization)
-    decoder = Decoder(model.model, model.streams, prompt_cache.caches, profile)
-    prompt_cache.caches = decoder.caches
-    unread = prompt[prompt_cache.reused : -1]
-    progress, reused = request.progress or _nobody, prompt_cache.reused
-    progress(reused, len(prompt))
-    for read in prefill(decoder, unread, request.prefill_step_size, request.quantization):
-        progress(reused + read, len(prompt))
-    prompt_cache.extend(generation, unread)
-    profile.border("prefill")
-    # In shared mode generated rows have seen their streams, so no later prompt can use them.
-    reusable, newest = model.mode == "lossless", prompt[-1]
-    adapter, streams = model.adapter, model.streams
-    drafting = _drafting(model, request)
-    try:
-        for number, step in enumerate(steps(decoder, request, drafting)):
-            if not number:
-                progress(len(prompt), len(prompt))
-            if reusable:
-                prompt_cache.extend(generation, [newest, *step.tokens[:-1]])
-                newest = step.tokens[-1]
-            yield step
-            prompt_cache.check_current(generation)  # before the next step writes
-            if model.adapter is not adapter or model.streams is not streams:
-                raise UserError(
-                    "the adapter was swapped during a generation, expected after its end"
-                )
-    finally:
-        drafting.finish()
+    together = Together(model)
+    together.join(request)
+    for [(_, step)] in together.steps():
+        yield step
+
+
+class Text:
+    """One generation, as the loop knows it.
+
+    Args:
+        request: the prompt and how to go on from it.
+        drafting: plans the steps.
+
+    Attributes:
+        request: see above.
+        rule: verifies the steps.
+        root: the newest token.
+        plan: of the next step.
+        ended: whether the last step was read.
+        count: steps so far.
+    """
+
+    def __init__(self, request: Request, drafting: Drafting):
+        self.request, self._drafting = request, drafting
+        self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
+        self.root, self._left = request.prompt[-1], request.max_tokens
+        self.ended, self.count = False, 0
+        self.plan = drafting.first(self.root)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a plain step is followed by another one, as far as is known before it is read."""
+        return self.plan.pipelined and self._left != 1 and not self.ended
+
+    def note(self, step: Step, seconds: float | None, cache: Any) -> None:
+        """See whether the text ends, and if not, plan the next step.
+
+        Args:
+            step: of this text, the newest.
+            seconds: that it took; ``None``: unknown.
+            cache: any layer's that may be quantized, or ``None``.
+        """
+        self.root = step.tokens[-1]
+        if self._left is not None:
+            self._left -= len(step.tokens)
+        over = self._left is not None and self._left <= 0
+        ends = self.request.end_tokens
+        self.ended = over or any(token in ends for token in step.tokens)
+        self._drafting.accept(step.plan, step.tokens, seconds if self.count else None)
+        self.count += 1
+        if self.ended:
+            return
+        plan = self._drafting.plan(self.root, step.result.guesses())
+        if cache is not None:
+            tree = self.request.quantization.fitting(plan.tree, cache)
+            plan = plan if tree is plan.tree else replace(plan, tree=tree)
+        self.plan = plan
+
+    def finish(self) -> None:
+        """Keep what is to outlive the text; see ``Drafting``."""
+        self._drafting.finish()
+
+
+Steps = list[tuple[Text, Step]]
+"""What one target call committed, for each text that was part of it."""
+
+
+class Together:
+    """Texts that are decoded side by side: they join and leave between steps.
+
+    Each is what it is by itself, token for token, whatever goes on beside it.
+
+    Args:
+        model: base and adapter.
+    """
+
+    def __init__(self, model: SpeculativeModel):
+        self._model, self._adapter, self._streams = model, model.adapter, model.streams
+        self._loop: _Loop | None = None
+        self._rows: dict[Text, _Rows] = {}
+
+    def __len__(self) -> int:
+        """How many texts go on."""
+        return len(self._rows)
+
+    def join(self, request: Request) -> Text:
+        """Read a prompt; its text goes on beside the others from the next call on.
+
+        Args:
+            request: it has been checked.
+
+        Raises:
+            UserError: the prompt cache cannot be used; or there are other texts, beside which the
+                model or its KV cache cannot be run.
+        """
+        model, profile = self._model, request.profile
+        if self._rows:
+            check_side_by_side(model)
+            for one in (request, *(text.request for text in self._rows)):
+                one.check_side_by_side()
+        profile.start()
+        rows = _Rows(model, request)
+        decoder = rows.read()
+        profile.border("prefill")
+        text = Text(request, _drafting(model, request))
+        if self._loop is None:
+            self._loop = _Loop(decoder, text)
+        else:
+            self._loop.join(text, decoder.caches)
+        self._rows[text] = rows
+        return text
+
+    def leave(self, text: Text) -> None:
+        """End a text before its end; the call under way is the last one that it is part of."""
+        text.ended = True
+        self._let_go(text)
+
+    def steps(self) -> Iterator[Steps]:
+        """Decode until all texts have ended; others may join or leave whenever this waits.
+
+        Raises:
+            UserError: see ``decode``.
+        """
+        try:
+            for steps in self._loop.steps():
+                steps = [(text, step) for text, step in steps if text in self._rows]
+                for text, step in steps:
+                    self._rows[text].note(step)
+                    if text.ended:
+                        self._let_go(text)
+                    else:
+                        self._rows[text].record(self._loop.caches)
+                yield steps
+                self._check_current()  # before the next step writes
+        finally:
+            for text in list(self._rows):
+                self._let_go(text)
+
+    def _let_go(self, text: Text) -> None:
+        rows = self._rows.pop(text)
+        rows.keep(lambda: self._loop.caches_of(text))
+        text.finish()
+
+    def _check_current(self) -> None:
+        for rows in self._rows.values():
+            rows.check_current()
+        model = self._model
+        if model.adapter is not self._adapter or model.streams is not self._streams:
+            raise UserError("the adapter was swapped during a generation, expected after its end")
+
+
+class _Rows:
+    """The KV rows of one text, from its prompt cache and back to it.
+
+    Args:
+        model: base and adapter.
+        request: of the text.
+    """
+
+    def __init__(self, model: SpeculativeModel, request: Request):
+        self._model, self._request, given = model, request, request.prompt_cache
+        self._cache = PromptCache() if given is None else given
+        self._generation = self._cache.begin(model, request.prompt, request.quantization)
+        self._newest, self._progress = request.prompt[-1], request.progress
+        self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
+
+    def read(self) -> Decoder:
+        """Read the prompt but for its last token. Returns the decoder that has done so."""
+        cache, request = self._cache, self._request
+        prompt, progress, reused = request.prompt, request.progress or _nobody, cache.reused
+        decoder = Decoder(self._model.model, self._model.streams, cache.caches, request.profile)
+        cache.caches = decoder.caches
+        unread = prompt[reused:-1]
+        progress(reused, len(prompt))
+        for read in prefill(decoder, unread, request.prefill_step_size, request.quantization):
+            progress(reused + read, len(prompt))
+        cache.extend(self._generation, unread)
+        return decoder
+
+    def note(self, step: Step) -> None:
+        """Read a step of the text."""
+        if self._progress is not None:
+            total = len(self._request.prompt)
+            self._progress(total, total)  # the first token is there
+            self._progress = None
+        if self._model.mode == "lossless":  # no later prompt can use rows that have seen streams
+            self._behind += [self._newest, *step.tokens[:-1]]
+        self._newest = step.tokens[-1]
+
+    def record(self, caches: list[Any]) -> None:
+        """Let the prompt cache know of the rows so far, if they are written into its own.
+
+        Beside other texts they lie with theirs; then it gets them in the end.
+
+        Args:
+            caches: that are written to.
+        """
+        if caches is self._cache.caches:
+            self._cache.extend(self._generation, self._behind)
+            self._behind = []
+        elif self._request.prompt_cache is None:
+            self._cache.caches = []  # nobody will ask for them
+
+    def keep(self, caches_of: Callable[[], list[Any]]) -> None:
+        """Let the prompt cache hold the rows in the end.
+
+        Args:
+            caches_of: returns the text's KV caches, one per layer.
+        """
+        if self._behind and self._request.prompt_cache is not None:
+            self._cache.caches = caches_of()
+            self.record(self._cache.caches)
+
+    def check_current(self) -> None:
+        """Check that no other generation has taken the prompt cache over; see ``PromptCache``."""
+        self._cache.check_current(self._generation)
+
+
+def check_side_by_side(model: SpeculativeModel) -> None:
+    """Check that several texts may go through a model at once.
+
+    Raises:
+        UserError: it has sliding windows, learned positions, or an attention that takes no mask per
+            sequence.
+    """
+    name = model.config["model_type"]
+    architecture = architecture_of(name)
+    reason = None
+    if architecture.positions != "rope":
+        reason = "its positions are learned"
+    elif architecture.array_masks:
+        reason = "its attention is not known to take a mask per sequence"
+    elif any(window is not None for window in layer_windows(model.config, model.model)):
+        reason = "it has sliding windows"
+    if reason:
+        raise UserError(
+            f"model_type is {name!r}, which cannot decode in batches: {reason}; "
+            "expected one prompt at a time"
+        )
 
 
 def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
@@ -293,108 +520,166 @@ def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) 
         request: see ``decode``.
         drafting: plans the steps; plans that are pipelined need a ``Decoder``.
     """
-    return _Loop(decoder, request, drafting).steps()
+    for [(_, step)] in _Loop(decoder, Text(request, drafting)).steps():
+        yield step
 
 
 class _Loop:
-    """Runs of plain steps and runs of tree steps, taking turns; see ``steps``."""
+    """Runs of plain steps and runs of tree steps, taking turns, of texts side by side.
 
-    def __init__(self, decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting):
-        self._decoder, self._quantization = decoder, request.quantization
-        self._rule = request.rule(request.sampler, request.logits_processors, request.prompt)
-        self._drafting = drafting
-        self._root = request.prompt[-1]
-        self._left, self._end_tokens = request.max_tokens, request.end_tokens
-        self._ended, self._count = False, 0
-        self._plan = self._drafting.first(self._root)
+    Args:
+        decoder: it has read the first text's prompt but for the last token.
+        text: the first one.
+    """
+
+    def __init__(self, decoder: Decoder | TreeDecoder, text: Text):
+        self._decoder, self._texts = decoder, [text]
+        self._joining: list[tuple[Text, list[Any]]] = []
+        self._count = 0
         self._last_read: float | None = None
 
-    def steps(self) -> Iterator[Step]:
-        """Yield every step up to the end, switching between plain steps and tree steps."""
-        while not self._ended:
-            yield from self.plain_steps() if self._plan.pipelined else self.tree_steps()
+    def join(self, text: Text, caches: list[Any]) -> None:
+        """Let a text go on beside the others from the next call on.
 
-    def plain_steps(self) -> Iterator[Step]:
+        Args:
+            text: a new one.
+            caches: of its prompt but for the last token, one per layer.
+        """
+        self._joining.append((text, caches))
+
+    @property
+    def caches(self) -> list[Any]:
+        """The KV caches of all layers; those of a single text are its own."""
+        return self._decoder.caches
+
+    def caches_of(self, text: Text) -> list[Any]:
+        """The KV caches of a text that was part of the last call, one per layer."""
+        caches = self._decoder.rows_of(self._texts.index(text))
+        if caches is not self.caches:
+            mx.eval([cache.state for cache in caches])  # else they would keep those of all texts
+        return caches
+
+    def steps(self) -> Iterator[Steps]:
+        """Yield every step up to the end, switching between plain steps and tree steps."""
+        while self._seated():
+            plain = all(text.plan.pipelined for text in self._texts)
+            yield from self.plain_steps() if plain else self.tree_steps()
+
+    def _seated(self) -> bool:
+        """Let go of the texts that have ended and take in those that join: is any there?"""
+        going = [number for number, text in enumerate(self._texts) if not text.ended]
+        joining = [(text, caches) for text, caches in self._joining if not text.ended]
+        self._joining = []
+        if (joining or len(going) < len(self._texts)) and (joining or going):
+            self._decoder.seat(going, [caches for _, caches in joining])
+            self._last_read = None  # what the next call takes is another matter
+        self._texts = [self._texts[number] for number in going] + [text for text, _ in joining]
+        return bool(self._texts)
+
+    def plain_steps(self) -> Iterator[Steps]:
         """One token a step; the next call is enqueued before the last one is read.
 
         When drafting begins, one call is under way. It is used, and none is enqueued behind it.
         """
-        start, plan = time.perf_counter(), self._plan
-        result = self._enqueue_plain(mx.array([self._root]))
+        start, texts = time.perf_counter(), self._texts
+        plans = [text.plan for text in texts]
+        results = self._enqueue_plain(mx.array([[text.root] for text in texts]))
         while True:
-            self._rule.commit(result.predictions)
+            for text, result in zip(texts, results, strict=True):
+                text.rule.commit(result.predictions)
             self._quantize()
-            goes_on = self._plan.pipelined and self._left != 1
-            following = self._enqueue_plain(result.predictions) if goes_on else None
-            token = result.predictions.item()
-            check_drawn([token])
-            plan = replace(plan, tree=root_only(self._root))
-            step = Step([token], plan, 1, self._seconds(start), result, [0])
-            self._note(step)
-            yield step
+            following = None
+            if all(text.goes_on for text in texts) and not self._joining:
+                tokens = [result.predictions for result in results]
+                following = self._enqueue_plain(mx.stack(tokens))
+            seconds, found = None, []
+            for text, plan, result in zip(texts, plans, results, strict=True):
+                token = result.predictions.item()
+                seconds = self._seconds(start) if seconds is None else seconds
+                if text.ended:  # while the call was under way
+                    continue
+                check_drawn([token])
+                plan = replace(plan, tree=root_only(text.root))
+                found.append((text, Step([token], plan, 1, seconds, result, [0])))
+            self._note(found)
+            yield found
             if following is None:
                 return
-            if self._ended:
+            if all(text.ended for text in texts):
                 self._decoder.uncommit(1)  # the call ahead
                 return
-            result = following
+            results = following
 
-    def _enqueue_plain(self, token: mx.array) -> StepResult:
+    def _enqueue_plain(self, tokens: mx.array) -> list[StepResult]:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.next_token(token, self._rule)
-        mx.async_eval(result.predictions)
-        return result
+            rules = [text.rule for text in self._texts]
+            results = self._decoder.next_token(tokens, rules)
+        mx.async_eval(*[result.predictions for result in results])
+        return results
 
     def _quantize(self) -> None:
         """Quantize the KV cache once it is long enough; between calls, as mlx_lm does."""
         with mx.stream(device.generation_stream):
-            self._quantization.apply(self._decoder.caches)
+            for text in self._texts:
+                text.request.quantization.apply(self._decoder.caches)
 
-    def tree_steps(self) -> Iterator[Step]:
+    def tree_steps(self) -> Iterator[Steps]:
         """Trees of drafts; a step is handed out when the next one has been enqueued.
 
         The first step of a text is an exception and handed out at once: on a CPU, enqueueing waits
         for most of the work, and the first token should not have to wait for a second step.
         """
-        pending = None
+        pending, texts = None, self._texts
         while True:
             start = time.perf_counter()
-            plan = self._plan
-            result = self._enqueue_tree(plan)
+            plans = [text.plan for text in texts]
+            results = self._enqueue_trees(plans)
             if pending is not None:
                 yield pending
-            step = self._read(plan, result, start)
-            self._note(step)
-            if self._ended or self._plan.pipelined or self._count == 1:
-                yield step
-                if self._ended or self._plan.pipelined:
+            found = self._read(plans, results, start)
+            self._note(found)
+            over = any(text.ended for text in texts) or bool(self._joining)
+            over = over or all(text.plan.pipelined for text in texts)
+            if over or any(text.count == 1 for text in texts):
+                yield found
+                if over:
                     return
                 pending = None
             else:
-                pending = step
+                pending = found
 
-    def _enqueue_tree(self, plan: Plan) -> StepResult:
+    def _enqueue_trees(self, plans: Sequence[Plan]) -> list[StepResult]:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
-            result = self._decoder.step(plan, self._rule)
-        mx.async_eval(*result.arrays())
-        return result
+            results = self._decoder.step(plans, [text.rule for text in self._texts])
+        mx.async_eval(*_arrays(results))
+        return results
 
-    def _read(self, plan: Plan, result: StepResult, start: float) -> Step:
+    def _read(self, plans: Sequence[Plan], results: Sequence[StepResult], start: float) -> Steps:
         """Wait for the call and commit the accepted rows."""
-        mx.eval(*result.arrays())
-        tested, path, kept_path = result.accepted(plan.tree)
+        mx.eval(*_arrays(results))
+        accepted = [result.accepted(plan.tree) for plan, result in zip(plans, results, strict=True)]
         profile = self._decoder.profile
         profile.border("host")
+        written = []
         with mx.stream(device.generation_stream):
-            tokens = [*plan.tree.tokens[path[1:]].tolist(), result.prediction()]
-            check_drawn(tokens)
-            self._decoder.commit(path, kept_path)
-            self._rule.commit(tokens)
+            for plan, result, (_, path, _) in zip(plans, results, accepted, strict=True):
+                written.append([*plan.tree.tokens[path[1:]].tolist(), result.prediction()])
+                check_drawn(written[-1])
+            _, paths, kept_paths = zip(*accepted, strict=True)
+            self._decoder.commit(paths, kept_paths)
+            for text, tokens in zip(self._texts, written, strict=True):
+                text.rule.commit(tokens)
             self._quantize()
             profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
-        return Step(tokens, plan, tested, self._seconds(start), result, kept_path)
+        seconds = self._seconds(start)
+        return [
+            (text, Step(tokens, plan, tested, seconds, result, kept_path))
+            for text, tokens, plan, result, (tested, _, kept_path) in zip(
+                self._texts, written, plans, results, accepted, strict=True
+            )
+        ]
 
     def _seconds(self, start: float) -> float:
         """Seconds since the last step was read; of the first step, since ``start``."""
@@ -402,21 +687,20 @@ class _Loop:
         self._last_read = now
         return now - (start if last is None else last)
 
-    def _note(self, step: Step) -> None:
-        """See whether the text ends, and if not, plan the next step."""
-        self._root = step.tokens[-1]
-        if self._left is not None:
-            self._left -= len(step.tokens)
-        over = self._left is not None and self._left <= 0
-        self._ended = over or any(token in self._end_tokens for token in step.tokens)
-        timed = self._count and self._decoder.profile is NO_PROFILE  # which takes its own time
-        seconds = step.seconds if timed else None
-        self._drafting.accept(step.plan, step.tokens, seconds)
-        if not self._ended:
-            plan = self._drafting.plan(self._root, step.result.guesses())
-            caches = self._decoder.caches
-            tree = self._quantization.fitting(plan.tree, caches[0]) if caches else plan.tree
-            self._plan = plan if tree is plan.tree else replace(plan, tree=tree)
+    def _note(self, steps: Steps) -> None:
+        """Plan the texts' next steps."""
+        # A profile takes its own time, and a call of several texts tells nothing of one of them.
+        timed = self._decoder.profile is NO_PROFILE and len(self._texts) == 1
+        cache = self._decoder.caches[0] if self._decoder.caches else None
+        for text, step in steps:
+            if text.ended:  # it was left while the call was under way
+                continue
+            text.note(step, step.seconds if timed else None, cache)
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()
+
+
+def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
+    """All that the host will read."""
+    return [array for result in results for array in result.arrays()]

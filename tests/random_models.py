@@ -180,7 +180,8 @@ def take(decoder, tree, placement, **settings):
 def step_by(decoder, tree, settings, rule=None):
     """One step of a decoder over ``tree`` as ``settings`` have it."""
     plan_of = settings.plans(decoder.streams and decoder.streams.config)
-    return decoder.step(plan_of(tree), rule or VerifyRule())
+    [result] = decoder.step([plan_of(tree)], [rule or VerifyRule()])
+    return result
 
 
 def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):
@@ -304,10 +305,10 @@ class Oracle:
                 super().__init__(*args)
                 oracle.decoders.append(self)
 
-            def commit(self, path, kept_path):
-                super().commit(path, kept_path)
-                oracle.paths.append(list(path))
-                oracle.kept_paths.append(list(kept_path))
+            def commit(self, paths, kept_paths):
+                super().commit(paths, kept_paths)
+                oracle.paths += map(list, paths)
+                oracle.kept_paths += map(list, kept_paths)
 
         monkeypatch.setattr(loop, "Decoder", WatchedDecoder)
         if drafts:

@@ -23,7 +23,6 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import Sampling, UserError, batch_generate, keyed_sampler
-from specstream_mlx.batch import _Batch
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loop import decode
@@ -60,30 +59,32 @@ def oracle(monkeypatch):
     """Installs chains that are right to a random depth, and counts what was accepted."""
 
     def install(truths):
-        rng, step, accepted = np.random.default_rng(0), Decoder.step, []
+        rng, step, seat, accepted = np.random.default_rng(0), Decoder.step, Decoder.seat, []
         places = [0] * len(truths)
-        alive = list(range(len(truths)))
+        alive, waiting = [0], list(range(1, len(truths)))
 
-        def drafting(self, *tree):
-            result = step(self, *tree)
-            shape = result.streams.candidates.shape
-            drafts = np.array(result.streams.candidates).reshape(shape[:2])
-            for row, count in enumerate(result.last.tolist()):
-                number = alive[row]
-                places[number] += count + 1
-                accepted.append(count)
-                right = truths[number][places[number] :][: rng.integers(0, drafts.shape[1] + 1)]
-                drafts[row, : len(right)] = right
+        def drafting(self, *args):
+            return [
+                of_text(number, result)
+                for number, result in zip(alive, step(self, *args), strict=True)
+            ]
+
+        def of_text(number, result):
+            shape, count = result.streams.candidates.shape, result.last.item()
+            drafts = np.array(result.streams.candidates).reshape(shape[0])
+            places[number] += count + 1
+            accepted.append(count)
+            right = truths[number][places[number] :][: rng.integers(0, len(drafts) + 1)]
+            drafts[: len(right)] = right
             candidates = mx.array(drafts).reshape(shape)
             return replace(result, streams=replace(result.streams, candidates=candidates))
 
-        def keep(self, sequences):
-            alive[:] = [alive[number] for number in sequences]
-            return real_keep(self, sequences)
+        def seated(self, kept, joining=()):
+            alive[:] = [alive[number] for number in kept] + [waiting.pop(0) for _ in joining]
+            seat(self, kept, joining)
 
-        real_keep = _Batch._keep
         monkeypatch.setattr(Decoder, "step", drafting)
-        monkeypatch.setattr(_Batch, "_keep", keep)
+        monkeypatch.setattr(Decoder, "seat", seated)
         return accepted
 
     return install

@@ -21,7 +21,7 @@ from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE
-from specstream_mlx.engine.rows import TreeNodes, shape_of
+from specstream_mlx.engine.rows import TreeNodes, shapes_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.tree import DraftTree
@@ -217,14 +217,15 @@ class PackageDecoder:
         self._rows += given.tolist()
         self._settle()
 
-    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
+    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
         """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``.
 
         Args:
-            plan: its tree has at most as many nodes as the package's largest. All streams run
-                beside every node; ``width`` says whether their guesses are wanted.
-            rule: of this generation.
+            plans: of one text; its tree has at most as many nodes as the package's largest. All
+                streams run beside every node; ``width`` says whether their guesses are wanted.
+            rules: of this generation.
         """
+        [plan], [rule] = plans, rules
         self._tree, tree, nodes = plan.tree, plan.tree, len(plan.tree)
         count = min(size for size in self.contents.sizes.nodes if size >= nodes)
         inputs = self._inputs(tree, count)
@@ -245,10 +246,11 @@ class PackageDecoder:
             arrays = (mx.array(found[name]) for name in _GUESSES if name in found)
             result = replace(result, streams=StreamResult(*arrays))
         self._settle()  # the call has committed; without a commit behind it, it adds nothing
-        return result
+        return [result]
 
-    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+    def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Let the next step commit the accepted rows; see ``Decoder.commit``."""
+        [path] = paths
         others = [row for row in range(self._in_order.size) if row not in path]
         self._order = np.array([*path, *others], np.int32)
         self._rows += self._tree.tokens[list(path)].tolist()
@@ -292,9 +294,10 @@ class PackageDecoder:
         return {name: value.astype(np.int32) for name, value in inputs.items()}
 
     def _verified(self, rule: VerifyRule, tree: DraftTree, logits: mx.array) -> StepResult:
-        shape = shape_of(tree)
-        positions = len(self._rows) + shape.depths
-        nodes = TreeNodes(mx.array(tree.tokens), shape.parents, shape.ancestors, positions)
+        shapes = shapes_of([tree])
+        positions = len(self._rows) + shapes.depths
+        tokens = mx.array(tree.tokens)[None]
+        nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions).of(0, len(tree))
         return StepResult(*rule.verify(tree, nodes, logits))
 
     def _drafted(self, hidden: dict[str, np.ndarray], token: int) -> dict[str, np.ndarray]:

@@ -22,8 +22,7 @@ from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.head_rows import rows_of
 from ..models.streams import Streams
-from .key_selection import AskingRows
-from .kv import LayerCache
+from .kv import AskedCache, LayerCache
 from .profile import NO_PROFILE, Profile
 
 Observer = Callable[[int, mx.array, mx.array], None]
@@ -436,7 +435,7 @@ class _PositionedRope:
         self._rope, self._rotations = rope, rotations
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        one_sequence = isinstance(offset, int) or offset.ndim == 1
+        one_sequence = isinstance(offset, int) or len(offset) == 1
         whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
         if self._rotations and one_sequence and whole:
             return self._rotations.rotate(x, offset)
@@ -477,7 +476,7 @@ class _AskingRope:
     def __init__(self, attention: nn.Module):
         self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
         self._softcap = getattr(attention, "attn_logit_softcapping", None)
-        self.rows: AskingRows | None = None
+        self.rows: AskedCache | None = None
 
     def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         rotated = self._rope(x, *args, **kwargs)

@@ -32,15 +32,11 @@ def named(tokens: mx.array, log_probs: mx.array, ids: mx.array | None) -> tuple[
     """Candidates by token id, from their places among the tokens ``ids``, or among all.
 
     Args:
-        tokens: (.., rows, k) places.
+        tokens: (rows, k) places.
         log_probs: of the same shape; they stay as they are.
-        ids: (n,), or (sequences, n) where ``tokens`` have an axis for these.
+        ids: (n,)
     """
-    if ids is None:
-        return tokens, log_probs
-    if ids.ndim == 1:
-        return ids[tokens], log_probs
-    return mx.take_along_axis(ids[:, None], tokens, axis=-1), log_probs
+    return tokens if ids is None else ids[tokens], log_probs
 
 
 def drawn_candidates(

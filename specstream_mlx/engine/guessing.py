@@ -15,8 +15,8 @@ SHORTLIST = 64
 """Tokens of a stream that are scored behind each path, where not all are."""
 
 Guess = Callable[[int, mx.array], tuple[mx.array, mx.array]]
-"""Function of a stream's number, from 0 on, and of the tokens before (.., paths) that returns its
-candidates (.., paths, k) and their log-probabilities."""
+"""Function of a stream's number, from 0 on, and of the tokens before (sequences, paths) that
+returns its candidates (sequences, paths, k) and their log-probabilities."""
 
 
 @dataclass(eq=False)
@@ -118,14 +118,14 @@ def guess(
 
     Args:
         of_stream: lets a stream guess.
-        token: (..) the target's own token, which stream 0 guesses behind.
+        token: (sequences,) the target's own token, which stream 0 guesses behind.
         expansion: see ``Plan.expand``; one entry less than there are streams.
         width: how many paths are expanded where their probabilities decide.
 
     Returns:
-        (.., gamma, paths, k) tokens and their log-probabilities, and (.., gamma, paths) parents:
-        the number of the guess of the stream before that each path ends with, -1 where there is
-        no such path.
+        (sequences, gamma, paths, k) tokens and their log-probabilities, and (sequences, gamma,
+        paths) parents: the number of the guess of the stream before that each path ends with, -1
+        where there is no such path.
     """
     before, joint, parents = token[..., None], None, None
     found: list[tuple[mx.array, mx.array, mx.array]] = []

@@ -8,16 +8,15 @@ one main row: there the selected rows are gathered instead, and attention reads 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
-from .kv import StackedKVCache, UncommittedRows
-from .rows import Rows
+from .kv import AskedCache, CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
+from .rows import Rows, at
 
 
-class AskingRows(UncommittedRows):
+class AskingRows(UncommittedRows, AskedCache):
     """The new rows of a layer that tells what they ask with.
 
     Attributes:
@@ -27,16 +26,11 @@ class AskingRows(UncommittedRows):
     queries: mx.array
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told the layer's queries; this comes before ``update_and_fetch``.
-
-        Args:
-            queries: (sequences, heads, rows, head_dim), rotated and scaled.
-            softcap: cap of the layer's scores; ``None``: none.
-        """
+        """Keep the layer's queries; see ``AskedCache``."""
         self.queries, self._softcap = queries, softcap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeySelection:
     """What the streams of a pass select among.
 
@@ -44,16 +38,16 @@ class KeySelection:
         count: main rows that a stream attends to, ``stream_keys``.
         num_streams: streams beside each main row that has some.
         main: main rows behind the committed ones, of this pass or of an earlier one of the step.
-        beside: main rows of this pass that have streams; ``None``: all.
-        asked: (sequences, heads, 1, head_dim) queries of the only main row with streams, where it
-            is one of an earlier pass; ``None``: this pass has the main rows.
+        beside: for each sequence main rows of this pass that have streams; ``None``: all.
+        last: (sequences, 1) the only main row with streams, where it is one of an earlier pass;
+            ``None``: this pass has the main rows.
     """
 
     count: int
     num_streams: int
     main: int
-    beside: Sequence[int] | None = None
-    asked: mx.array | None = None
+    beside: Sequence[Sequence[int]] | None = None
+    last: mx.array | None = None
 
 
 class SelectingRows(AskingRows):
@@ -62,27 +56,30 @@ class SelectingRows(AskingRows):
     Args:
         cache, rows, skip, map_values: see ``UncommittedRows``.
         selection: what the streams select among.
+        asked: (sequences, heads, 1, head_dim) queries of the main rows of ``selection.last``.
     """
 
     def __init__(
         self,
-        cache: Any,
+        cache: CommittedRows,
         rows: Rows,
         skip: int,
         map_values: Callable[[mx.array], mx.array] | None,
         selection: KeySelection,
+        asked: mx.array | None,
     ):
         super().__init__(cache, rows, skip, map_values)
-        self._selection = selection
-        stacked = isinstance(cache, StackedKVCache)
+        self._selection, self._asked = selection, asked
+        several = isinstance(cache, SideBySideKVCache)
         main = cache.offset + selection.main
-        self._first = selection.main if selection.asked is None else 0
-        self._gathers = not (
-            selection.asked is None or stacked or isinstance(cache, QuantizedKVCache)
-        )
-        most = cache.columns if stacked else min(main, getattr(cache, "window", main))
+        self._first = selection.main if asked is None else 0
+        self._gathers = not (asked is None or several or isinstance(cache, QuantizedKVCache))
+        if isinstance(cache, SideBySideKVCache):
+            most = cache.columns(rows.sees.shape[-1])
+        else:
+            most = min(main, getattr(cache, "window", main))
         self._selects = selection.count < most  # else streams see what their main rows see
-        self._main = main[:, None, None, None] if stacked else main
+        self._main = main[:, None, None, None] if several else main
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -99,7 +96,7 @@ class SelectingRows(AskingRows):
             self._mask = mx.array(mask)  # a copy, since other layers select other keys
         return self._mask
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
         """See ``UncommittedRows``; deferred streams get the selected rows and their own."""
         keys, values = super().update_and_fetch(keys, values)
         if not self._selects:
@@ -109,16 +106,16 @@ class SelectingRows(AskingRows):
         self._narrow(keys)
         return keys, values
 
-    def _narrow(self, keys: Any) -> None:
+    def _narrow(self, keys: Fetched) -> None:
         """Hide the main rows that are not selected from the streams."""
         selection, mask, first = self._selection, self._mask, self._first
         is_main = mx.arange(mask.shape[-1]) < self._main
         seen = mask[..., first :: selection.num_streams, :] & is_main
-        queries = selection.asked
+        queries = self._asked
         if queries is None:
-            chosen = selection.beside
-            rows = mx.arange(selection.main) if chosen is None else mx.array(chosen)
-            queries = mx.take(self.queries, rows, axis=2)
+            queries = self.queries[:, :, : selection.main]
+            if selection.beside is not None:
+                queries = _asked(queries, mx.array(selection.beside))
         weights = self._weights(queries, keys, seen).reshape(seen.shape)
         least = mx.topk(weights, min(selection.count, weights.shape[-1])).min(-1, keepdims=True)
         stays = (weights >= least) | ~is_main
@@ -127,7 +124,7 @@ class SelectingRows(AskingRows):
     def _gathered(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The selected rows and, behind them, the streams' own."""
         count, seen = self._selection.count, self._seen[:1]
-        weights = self._weights(self._selection.asked, keys[:, :, : self._main], seen)
+        weights = self._weights(self._asked, keys[:, :, : self._main], seen)
         # Of rows that weigh the same at the border some are left out: the number is fixed here.
         best = mx.argpartition(-weights.reshape(-1), kth=count - 1)[:count]
         self._mask[:, :count] = mx.take(seen, best, axis=1)  # it may see fewer than that
@@ -135,7 +132,7 @@ class SelectingRows(AskingRows):
         rows = mx.concatenate([best, own])
         return mx.take(keys, rows, axis=2), mx.take(values, rows, axis=2)
 
-    def _weights(self, queries: mx.array, keys: Any, seen: mx.array) -> mx.array:
+    def _weights(self, queries: mx.array, keys: Fetched, seen: mx.array) -> mx.array:
         """What main rows weigh keys by, (sequences, 1, rows, columns) in float32; -1: not seen.
 
         Args:
@@ -153,6 +150,37 @@ class SelectingRows(AskingRows):
         else:
             scores = grouped @ keys.swapaxes(2, 3)
         return summed_weights(scores.reshape(sequences, heads, rows, -1), seen, self._softcap)
+
+
+def asking_rows(
+    caches: Sequence[CommittedRows],
+    rows: Rows,
+    skip: int,
+    map_values: Callable[[mx.array], mx.array] | None,
+    selection: KeySelection | None,
+    earlier: Sequence[UncommittedRows],
+) -> list[UncommittedRows]:
+    """What stands for the caches of layers in which streams select keys.
+
+    Args:
+        caches, rows, skip, map_values: see ``UncommittedRows``; a cache per layer.
+        selection: what the streams select among; ``None``: the pass has no streams.
+        earlier: the layers' rows of an earlier pass of the step, which asked with their queries.
+    """
+    if selection is None:
+        return [AskingRows(cache, rows, skip, map_values) for cache in caches]
+    asked: list[mx.array | None] = [None] * len(caches)
+    if selection.last is not None:
+        asked = [_asked(layer.queries, selection.last) for layer in earlier]
+    return [
+        SelectingRows(cache, rows, skip, map_values, selection, own)
+        for cache, own in zip(caches, asked, strict=True)
+    ]
+
+
+def _asked(queries: mx.array, rows: mx.array) -> mx.array:
+    """Queries (sequences, heads, m, head_dim) of some rows (sequences, m)."""
+    return at(queries.swapaxes(1, 2), rows).swapaxes(1, 2)
 
 
 def summed_weights(scores: mx.array, seen: mx.array, softcap: float | None) -> mx.array:

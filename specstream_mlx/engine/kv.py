@@ -43,80 +43,108 @@ class WindowedQuantizedKVCache(QuantizedKVCache):
         self.window = window
 
 
-class StackedKVCache(KVCache):
+class SideBySideKVCache:
     """One layer's rows of several sequences, each from the first column on.
 
     Other than mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
 
     Args:
         caches: of the sequences, one each.
-        room: the most rows that one step writes behind the committed ones.
 
     Attributes:
-        offset: (sequences,) committed rows.
-        columns: of the arrays that ``update_and_fetch`` returns; what lies behind a sequence's
-            rows there means nothing.
+        lengths: committed rows of each sequence.
+        keys, values: (sequences, kv_heads, columns, head_dim); what lies behind a sequence's rows
+            means nothing. ``None``: no sequence has had any.
     """
 
-    def __init__(self, caches: Sequence[KVCache], room: int):
-        super().__init__()
-        self._room = room
-        self.commit([cache.offset for cache in caches])
-        filled = next((cache for cache in caches if not cache.empty()), None)
+    step = KVCache.step
+
+    def __init__(self, caches: Sequence[KVCache]):
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._set_lengths([cache.offset for cache in caches])
+        filled = next((cache for cache in caches if cache.offset), None)
         if filled is None:
             return
-        self._reserve(len(caches), filled.keys, filled.values)
+        self._reserve(len(caches), filled.keys, filled.values, max(self.lengths))
         for number, cache in enumerate(caches):
-            if not cache.empty():
+            if cache.offset:
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
                 self.keys[rows], self.values[rows] = cache.keys_and_values()
 
     @property
-    def columns(self) -> int:
-        """Columns of the arrays that ``update_and_fetch`` returns."""
-        return self._longest + self._room
+    def offset(self) -> mx.array:
+        """(sequences,) committed rows."""
+        return self._offset
 
-    def commit(self, lengths: Sequence[int]) -> None:
-        """Set how many rows of each sequence are committed."""
-        self.offset, self._longest = mx.array(lengths, mx.int32), max(lengths)
+    def columns(self, behind: int) -> int:
+        """Columns of what ``write`` returns, if it writes ``behind`` rows."""
+        return max(self.lengths) + behind
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Commit so many more rows of each sequence."""
+        self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
+
+    def trim(self, count: int) -> None:
+        """Take back the last rows of each sequence."""
+        self.advance([-count] * len(self.lengths))
 
     def keep(self, sequences: Sequence[int]) -> None:
-        """Drop all other sequences; ``commit`` must follow."""
-        kept = mx.array(sequences)
-        self.keys, self.values = self.keys[kept], self.values[kept]
+        """Drop all other sequences."""
+        if self.keys is not None:
+            kept = mx.array(sequences)
+            self.keys, self.values = self.keys[kept], self.values[kept]
+        self._set_lengths([self.lengths[number] for number in sequences])
 
-    def extract(self, sequence: int, rows: int) -> KVCache:
-        """The first ``rows`` rows of one sequence, as a cache of its own."""
-        cache, part = KVCache(), (slice(sequence, sequence + 1), slice(None), slice(rows))
-        cache.state = self.keys[part], self.values[part], rows
+    def of(self, number: int) -> KVCache:
+        """The rows of one sequence, as a cache of its own."""
+        cache, rows = KVCache(), self.lengths[number]
+        if rows:
+            part = slice(number, number + 1), slice(None), slice(rows)
+            cache.state = self.keys[part], self.values[part], rows
         return cache
 
-    def _reserve(self, sequences: int, keys: mx.array, values: mx.array) -> None:
-        """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
-        count = -(-self.columns // self.step) * self.step
-        for name, like in (("keys", keys), ("values", values)):
-            held = getattr(self, name)
-            new = count - (0 if held is None else held.shape[2])
-            if new > 0:
-                zeros = mx.zeros((sequences, like.shape[1], new, like.shape[3]), like.dtype)
-                grown = zeros if held is None else mx.concatenate([held, zeros], axis=2)
-                setattr(self, name, grown)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def write(self, keys: mx.array, values: mx.array, skip: int) -> tuple[mx.array, mx.array]:
         """Write new rows behind each sequence's own.
 
         Args:
             keys, values: (sequences, kv_heads, rows, head_dim).
+            skip: rows behind the committed ones that are left as they are.
 
         Returns:
             (sequences, kv_heads, columns, head_dim) of both.
         """
-        self._reserve(keys.shape[0], keys, values)
-        columns = (self.offset[:, None] + mx.arange(keys.shape[2]))[:, None, :, None]
-        for name, new in (("keys", keys), ("values", values)):
-            where = mx.broadcast_to(columns, new.shape)
-            setattr(self, name, mx.put_along_axis(getattr(self, name), where, new, axis=2))
-        return self.keys[..., : self.columns, :], self.values[..., : self.columns, :]
+        rows = keys.shape[2]
+        columns = self.columns(skip + rows)
+        self._reserve(len(keys), keys, values, columns)
+        places = (self._offset[:, None] + (skip + mx.arange(rows)))[:, None, :, None]
+        self.keys = mx.put_along_axis(self.keys, mx.broadcast_to(places, keys.shape), keys, axis=2)
+        self.values = mx.put_along_axis(
+            self.values, mx.broadcast_to(places, values.shape), values, axis=2
+        )
+        return self.keys[..., :columns, :], self.values[..., :columns, :]
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self.lengths, self._offset = lengths, mx.array(lengths, mx.int32)
+
+    def _reserve(self, sequences: int, keys: mx.array, values: mx.array, columns: int) -> None:
+        """Grow to so many columns, in whole steps; heads and sizes are those of the arrays."""
+        count = -(-columns // self.step) * self.step
+        self.keys = _grown(self.keys, sequences, keys, count)
+        self.values = _grown(self.values, sequences, values, count)
+
+
+def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) -> mx.array:
+    """An array of at least so many columns."""
+    new = columns - (0 if held is None else held.shape[2])
+    if held is not None and new <= 0:
+        return held
+    zeros = mx.zeros((sequences, like.shape[1], new, like.shape[3]), like.dtype)
+    return zeros if held is None else mx.concatenate([held, zeros], axis=2)
+
+
+CommittedRows = KVCache | QuantizedKVCache | SideBySideKVCache
+"""What holds a layer's committed rows: of one sequence mlx-lm's caches, or of several."""
 
 
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
@@ -144,15 +172,19 @@ def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
     return min(left_out, default=None)
 
 
+Fetched = mx.array | tuple[mx.array, mx.array, mx.array]
+"""Keys or values as a cache has them: an array, or packed elements, scales and biases."""
+
+
 class LayerCache(Protocol):
     """What a layer asks of its KV cache, or of what stands for one in a pass.
 
-    Where streams select keys it also has ``ask``, see ``key_selection.AskingRows``.
+    Where streams select keys, it is also told the layer's queries: ``AskedCache``.
     """
 
     @property
     def offset(self) -> mx.array | int:
-        """Position of the first new row, or (.., rows) positions of all."""
+        """Position of the first new row, or (sequences, rows) positions of all."""
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -165,7 +197,7 @@ class LayerCache(Protocol):
             window_size: what a model asks for a layer that has no window of its own.
         """
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
         """Take in the new rows' keys and values, and return those of all rows that may be seen.
 
         Args:
@@ -173,7 +205,19 @@ class LayerCache(Protocol):
         """
 
 
-class UncommittedRows:
+class AskedCache(LayerCache, Protocol):
+    """What stands for the KV cache of a layer in which streams select keys."""
+
+    def ask(self, queries: mx.array, softcap: float | None) -> None:
+        """Be told the layer's queries; this comes before ``update_and_fetch``.
+
+        Args:
+            queries: (sequences, heads, rows, head_dim), rotated and scaled.
+            softcap: cap of the layer's scores; ``None``: none.
+        """
+
+
+class UncommittedRows(LayerCache):
     """Stands in for one layer's KV cache during a pass over new rows.
 
     The new keys and values go behind the committed rows of the underlying cache, whose ``offset``
@@ -181,7 +225,7 @@ class UncommittedRows:
     reads ``offset`` as the rows' positions and asks ``make_mask`` for its mask.
 
     Args:
-        cache: an mlx-lm ``KVCache`` or ``QuantizedKVCache``, or a ``StackedKVCache``.
+        cache: the committed rows.
         rows: positions and visibility of the new rows.
         skip: rows behind the committed ones that an earlier pass of this step wrote and that
             stay visible as ``rows.sees`` says.
@@ -190,16 +234,20 @@ class UncommittedRows:
 
     def __init__(
         self,
-        cache: Any,
+        cache: CommittedRows,
         rows: Rows,
         skip: int = 0,
         map_values: Callable[[mx.array], mx.array] | None = None,
     ):
         self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
         self._new: tuple[mx.array, mx.array] | None = None
-        self.offset = rows.positions
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
             self.bits, self.group_size = cache.bits, cache.group_size
+
+    @property
+    def offset(self) -> mx.array | int:
+        """The rows' positions; see ``Rows``."""
+        return self._rows.positions
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -208,55 +256,75 @@ class UncommittedRows:
 
         The layer's own window counts; ``window_size`` is what a model asks for one without.
         """
-        if isinstance(self._cache, StackedKVCache):
-            return self._rows.stacked_mask(self._cache.offset, self._cache.columns)
-        window = getattr(self._cache, "window", window_size)
-        return self._rows.attention_mask(count, self._cache.offset, window, return_array)
+        cache = self._cache
+        if isinstance(cache, SideBySideKVCache):
+            return self._rows.mask_side_by_side(cache.offset, cache.columns(self._skip + count))
+        window = getattr(cache, "window", window_size)
+        return self._rows.attention_mask(count, cache.offset, window, return_array)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
         """Write the new rows behind the committed ones.
 
         Args:
             keys, values: (sequences, kv_heads, rows, head_dim).
 
         Returns:
-            Keys and values of all rows up to the new ones as the underlying cache has them: arrays,
-            or mlx's (packed elements, scales, biases).
+            Keys and values of all rows up to the new ones as the underlying cache has them.
         """
         if self._map_values is not None:
             values = self._map_values(values)
-        self._new = keys, values
-        committed = self._cache.offset
-        self._cache.offset = committed + self._skip
+        self._new, cache = (keys, values), self._cache
+        if isinstance(cache, SideBySideKVCache):
+            return cache.write(keys, values, self._skip)
+        committed = cache.offset
+        cache.offset = committed + self._skip
         try:
-            return self._cache.update_and_fetch(keys, values)
+            return cache.update_and_fetch(keys, values)
         finally:
-            self._cache.offset = committed
+            cache.offset = committed
 
-    def commit(self, count: int, path: mx.array | None) -> None:
+    def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
         """Move the accepted rows to the front of the new ones and advance the offset.
 
         Args:
-            count: how many rows were accepted.
-            path: (count,) their indices among the new rows; ``None``: the first ones.
+            counts: how many rows of each sequence were accepted.
+            paths: (sequences, most) their indices among the new rows, any behind a sequence's own,
+                or (most,) of one sequence; ``None``: the first ones.
         """
-        if path is None:
-            self._cache.offset += count
-            return
-        # Read from the cache itself, they would make mlx copy the whole buffer to write there.
-        # Indexing behind an ellipsis takes three times as long as ``mx.take``.
-        keys, values = self._new
-        self._cache.update_and_fetch(mx.take(keys, path, axis=2), mx.take(values, path, axis=2))
+        cache = self._cache
+        if paths is not None:
+            # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+            # Indexing behind an ellipsis takes three times as long as ``mx.take``.
+            keys, values = (_rows_at(array, paths) for array in self._new)
+        if isinstance(cache, SideBySideKVCache):
+            if paths is not None:
+                cache.write(keys, values, 0)
+            cache.advance(counts)
+        elif paths is not None:
+            cache.update_and_fetch(keys, values)
+        else:
+            cache.offset += counts[0]
 
 
-def commit(layers: Sequence[UncommittedRows], path: Sequence[int]) -> None:
+def _rows_at(array: mx.array, paths: mx.array) -> mx.array:
+    """The new rows (sequences, kv_heads, most, head_dim) at ``paths``, see ``commit``."""
+    if paths.ndim == 1:
+        return mx.take(array, paths, axis=2)
+    return mx.take_along_axis(array, paths[:, None, :, None], axis=2)
+
+
+def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) -> None:
     """Commit the same accepted rows in several layers.
 
     Args:
         layers: the layers' new rows.
-        path: indices of the accepted rows among the new ones, root first.
+        paths: for each sequence, indices of the accepted rows among the new ones, root first.
     """
-    in_place = list(path) == list(range(len(path)))
-    rows = None if in_place else mx.array(path)
+    counts = [len(path) for path in paths]
+    rows = None
+    if any(list(path) != list(range(len(path))) for path in paths):
+        most = max(counts)
+        filled = [[*path, *[0] * (most - len(path))] for path in paths]
+        rows = mx.array(filled if len(paths) > 1 else filled[0])
     for layer in layers:
-        layer.commit(len(path), rows)
+        layer.commit(counts, rows)

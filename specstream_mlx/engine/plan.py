@@ -1,5 +1,6 @@
 """What one decoding step does: values that whoever drafts has chosen."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +23,7 @@ class Plan:
 
     Attributes:
         tree: it is verified; its root is the newest committed token, which is not in the KV cache
-            yet. Trees of several sequences, all of one shape, are one tree with tokens
-            (sequences, n); they cannot be pruned.
+            yet.
         place: where the streams run; in shared mode ``beside``, as the target sees them.
         streams: how many run, from the first on.
         width: candidates of each stream for the next tree; 0: the streams guess nothing.
@@ -61,3 +61,12 @@ class Plan:
         nodes = len(self.tree)
         fewer = self.keep is not None and self.keep < nodes
         return fewer or (self.threshold is not None and nodes > 1)
+
+
+def together(plans: Sequence[Plan]) -> Plan:
+    """The plan that a pass of several sequences follows in all but the trees: that asks for most.
+
+    No text depends on where lossless streams run, on what they guess or on what pruning drops, and
+    shared streams run in every plan.
+    """
+    return max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))

@@ -14,27 +14,33 @@ def path_scores(
     parents: mx.array,
     ancestors: mx.array,
     threshold: float | None = None,
+    drafted: mx.array | None = None,
 ) -> mx.array:
     """Sum over the edges of each root-to-node path of ``log softmax(logits of parent)[child]``.
 
     Args:
-        logits: (rows, vocab) early-exit logits, of all nodes or of those with children.
-        tokens: (n,) node tokens.
-        parents: (n,) the parents' rows of ``logits``; the root's entry is not used.
-        ancestors: (n, n) bool, ancestors-or-self.
+        logits: (sequences, rows, vocab) early-exit logits, of all nodes or of those with children.
+        tokens: (sequences, n) node tokens.
+        parents: (sequences, n) the parents' rows of ``logits``; the root's entry is not used.
+        ancestors: (sequences, n, n) bool, ancestors-or-self.
         threshold: a probability; an edge below it puts its whole subtree at -inf.
+        drafted: (sequences, n) bool, which nodes are not there to fill up a tree; those that are
+            are at -inf. ``None``: all.
 
     Returns:
-        (n,) float32, 0 at the root.
+        (sequences, n) float32, 0 at the root.
     """
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)
     parents = mx.maximum(parents, 0)
-    edges = mx.minimum(logits[parents, tokens] - normaliser[parents], 0.0)  # despite rounding
+    found = logits[mx.arange(len(logits))[:, None], parents, tokens]
+    edges = mx.minimum(found - mx.take_along_axis(normaliser, parents, axis=1), 0.0)  # rounding
     if threshold:
         edges = mx.where(edges < math.log(threshold), -mx.inf, edges)
-    edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)
-    return mx.where(ancestors, edges[None], 0.0).sum(axis=1)
+    edges = mx.where(mx.arange(tokens.shape[1]) == 0, 0.0, edges)
+    if drafted is not None:
+        edges = mx.where(drafted, edges, -mx.inf)
+    return mx.where(ancestors, edges[:, None], 0.0).sum(axis=-1)
 
 
 def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
@@ -44,19 +50,20 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
     ancestors and holds the root.
 
     Args:
-        scores: (n,) from ``path_scores``.
+        scores: (sequences, n) from ``path_scores``.
         max_nodes: m, at most n.
 
     Returns:
-        Kept indices (m,) int32 and, for each, whether it is in play (m,) bool: a node at -inf
-        may fill a place, and is then ignored.
+        Kept indices (sequences, m) int32 and, for each, whether it is in play (sequences, m) bool:
+        a node at -inf may fill a place, and is then ignored.
     """
-    index = mx.arange(scores.size)
-    better = scores[None] > scores[:, None]
-    tied_before = (scores[None] == scores[:, None]) & (index[None] < index[:, None])
-    rank = (better | tied_before).sum(axis=1)
-    kept = mx.argsort(mx.where(rank < max_nodes, index, index + scores.size))[:max_nodes]
-    return kept.astype(mx.int32), scores[kept] > -mx.inf
+    count = scores.shape[1]
+    index = mx.arange(count)
+    better = scores[:, None] > scores[..., None]
+    tied_before = (scores[:, None] == scores[..., None]) & (index[None] < index[:, None])
+    rank = (better | tied_before).sum(axis=-1)
+    kept = mx.argsort(mx.where(rank < max_nodes, index, index + count), axis=-1)[:, :max_nodes]
+    return kept.astype(mx.int32), mx.take_along_axis(scores, kept, axis=1) > -mx.inf
 
 
 def rows_of_all(rows: mx.array, kept: mx.array | None, count: int) -> mx.array:

@@ -2,12 +2,15 @@
 
 The n nodes of a tree are the main rows. In an MSA layer gamma stream rows follow for each of the
 nodes that have streams, node by node: Speculative Streaming, Eq. 2 (streams) and, in ``shared``
-mode, Eq. 3 (the main stream sees its own streams). Several sequences may go through a pass side by
-side; they have trees of one shape.
+mode, Eq. 3 (the main stream sees its own streams).
+
+The first axis of all arrays is that of the sequences that go through a pass side by side. Where
+their trees have not the same number of nodes, the shorter ones are filled up with roots that have
+no children: nobody sees these rows, and no rule is told of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import mlx.core as mx
@@ -16,30 +19,37 @@ from mlx_lm.models.base import create_causal_mask
 
 from .tree import DraftTree
 
-_MOST_KEPT = 64  # nodes of a tree whose tables, which grow with their square, are kept
+_MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
+
+Parents = tuple[tuple[int, ...], ...]
+"""For each tree the index of each node's parent, -1 for the root."""
 
 
-@dataclass(frozen=True)
 class Rows:
-    """The new rows of one pass through a run of layers.
+    """The new rows of one pass through a run of layers, and their masks, each made once.
 
     Behind the committed rows of the KV cache, which all new rows see (in layers with a sliding
     window as far as that reaches back), lie first the rows of an earlier pass of the same step, if
     there were any, then the new ones.
 
-    Attributes:
-        positions: (.., rows) int32 absolute positions, or an int: consecutive from there. The
-            leading axis is that of several sequences; one sequence has none.
-        sees: (.., rows, behind) bool: which rows behind the committed ones each new row attends to;
-            ``None``: every row sees those up to itself (a chain).
-        anchors: (behind,) positions that windows count from, a stream's being its main row's;
-            ``None``: ``positions``.
+    Args:
+        positions: (sequences, rows) int32 absolute positions; or an int, of one sequence:
+            consecutive from there.
+        sees: (sequences, rows, behind) bool: which rows behind the committed ones each new row
+            attends to; ``None``, of one sequence: every row sees those up to itself (a chain).
+        anchors: (sequences, behind) positions that windows count from, a stream's being its main
+            row's; ``None``: ``positions``.
     """
 
-    positions: mx.array | int
-    sees: mx.array | None
-    anchors: mx.array | None = None
-    _masks: dict[tuple, mx.array] = field(default_factory=dict, compare=False)
+    def __init__(
+        self,
+        positions: mx.array | int,
+        sees: mx.array | None = None,
+        anchors: mx.array | None = None,
+    ):
+        self.positions, self.sees, self.anchors = positions, sees, anchors
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
+        self._side_by_side: mx.array | None = None
 
     def attention_mask(
         self, count: int, prefix: int, window: int | None = None, as_array: bool = False
@@ -61,12 +71,12 @@ class Rows:
             window = None  # reaches back to the first row from everywhere
         if self.sees is None and window is None and (count == 1 or not as_array):
             return "causal" if count > 1 else None
-        key = count, prefix, window
+        key = prefix, window
         if key not in self._masks:
             if self.sees is None:
                 mask = create_causal_mask(count, prefix, window_size=window)
             else:
-                mask = mx.concatenate([mx.ones((count, prefix), mx.bool_), self.sees], axis=1)
+                mask = mx.concatenate([mx.ones((count, prefix), mx.bool_), self.sees[0]], axis=1)
                 if window is not None:
                     mask = mask & self._within(window, prefix, count)
             self._masks[key] = mask
@@ -74,12 +84,12 @@ class Rows:
 
     def _within(self, window: int, prefix: int, count: int) -> mx.array:
         """(count, prefix + behind) bool: less than ``window`` positions back."""
-        anchors = self.positions if self.anchors is None else self.anchors
+        anchors = (self.positions if self.anchors is None else self.anchors)[0]
         keys = mx.concatenate([mx.arange(prefix), anchors])
         return anchors[-count:, None] - keys < window
 
-    def stacked_mask(self, prefix: mx.array, columns: int) -> mx.array:
-        """The mask of several sequences whose committed rows differ in number.
+    def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
+        """The mask of sequences whose committed rows differ in number.
 
         Args:
             prefix: (sequences,) committed rows, which begin in the first column.
@@ -88,90 +98,119 @@ class Rows:
         Returns:
             (sequences, 1, rows, columns) bool, the same array for every layer of a pass.
         """
-        if () not in self._masks:
-            width = self.sees.shape[-1]
+        if self._side_by_side is None:
+            sees = self.sees
+            width = sees.shape[-1]
             behind = mx.arange(columns) - prefix[:, None]
-            sees = mx.broadcast_to(self.sees, (prefix.size, *self.sees.shape[-2:]))
             index = mx.clip(behind, 0, width - 1)[:, None]
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
             seen = mx.take_along_axis(sees, index, axis=-1) & (behind < width)[:, None]
-            self._masks[()] = ((behind < 0)[:, None] | seen)[:, None]
-        return self._masks[()]
+            self._side_by_side = ((behind < 0)[:, None] | seen)[:, None]
+        return self._side_by_side
 
 
 # The nodes of a tree --------------------------------------------------------------------------
 
 
-class TreeShape:
-    """Parents and depths of a tree's nodes, with what follows from them, on the device.
+class TreeShapes:
+    """Parents and depths of the nodes of trees side by side, with what follows, on the device.
+
+    Args:
+        parents: of the nodes of each tree.
 
     Attributes:
-        parents: (n,) int32, -1 for the root.
-        depths: (n,) int32.
-        is_chain: whether every node is the next one's parent.
+        parents: (sequences, n) int32, -1 for a root.
+        depths: (sequences, n) int32.
+        chains: whether every node is the next one's parent, in all trees.
     """
 
-    def __init__(self, tree: DraftTree):
-        self._tree = tree
-        self.parents, self.depths = mx.array(tree.parents), mx.array(tree.depths)
-        self.is_chain = tree.is_chain
+    def __init__(self, parents: Parents):
+        self._nodes = nodes = max(map(len, parents))
+        filled = [[*tree, *[-1] * (nodes - len(tree))] for tree in parents]
+        depths = np.zeros((len(parents), nodes), np.int32)
+        self._ancestors = np.tile(np.eye(nodes, dtype=bool), (len(parents), 1, 1))
+        for number, tree in enumerate(parents):
+            for node, parent in enumerate(tree):
+                if parent >= 0:
+                    depths[number, node] = depths[number, parent] + 1
+                    self._ancestors[number, node] |= self._ancestors[number, parent]
+        self._parents = np.array(filled, np.int32)
+        self.parents, self.depths = mx.array(self._parents), mx.array(depths)
+        self.chains = bool((depths == np.arange(nodes)).all())
         self._visibility: dict[tuple, mx.array] = {}
 
     def __len__(self) -> int:
-        return self.parents.size
+        """n."""
+        return self._nodes
 
     @cached_property
     def ancestors(self) -> mx.array:
-        """(n, n) bool, ancestors-or-self."""
-        return mx.array(self._tree.ancestors)
+        """(sequences, n, n) bool, ancestors-or-self."""
+        return mx.array(self._ancestors)
 
     @cached_property
     def inner(self) -> tuple[mx.array, mx.array]:
-        """Nodes with children (p,), and for each node (n,) its parent's place among these.
+        """Nodes with children (sequences, p), and for each node (sequences, n) its parent's place.
 
         Leaves score no transitions, so the early exit's head, a row of which is dear, goes without.
+        A sequence with fewer such nodes has further ones.
         """
-        inner, place = np.unique(self._tree.parents[1:], return_inverse=True)
-        return mx.array(inner), mx.array(np.append(0, place).astype(np.int32))
+        found = [
+            np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
+            for parents in self._parents
+        ]
+        most = max(len(nodes) for nodes, _ in found)
+        inner = [np.pad(nodes, (0, most - len(nodes))) for nodes, _ in found]
+        place = np.zeros(self._parents.shape, np.int32)
+        for number, (parents, (_, places)) in enumerate(zip(self._parents, found, strict=True)):
+            place[number, parents >= 0] = places[1:]
+        return mx.array(np.array(inner, np.int32)), mx.array(place)
 
     def visibility(
-        self, num_streams: int, main_sees_streams: bool, beside: Sequence[int] | None = None
+        self,
+        num_streams: int,
+        main_sees_streams: bool,
+        beside: Sequence[Sequence[int]] | None = None,
     ) -> mx.array:
         """``stream_visibility`` of these nodes, on the device."""
-        beside = None if beside is None else tuple(beside)
-        key = num_streams, main_sees_streams, beside
+        chosen = None if beside is None else tuple(map(tuple, beside))
+        key = num_streams, main_sees_streams, chosen
         if key not in self._visibility:
-            chosen = None if beside is None else np.array(beside)
-            self._visibility[key] = mx.array(
-                stream_visibility(self._tree.ancestors, num_streams, main_sees_streams, chosen)
-            )
+            tables = [
+                stream_visibility(
+                    ancestors,
+                    num_streams,
+                    main_sees_streams,
+                    None if beside is None else np.array(beside[number]),
+                )
+                for number, ancestors in enumerate(self._ancestors)
+            ]
+            self._visibility[key] = mx.array(np.stack(tables))
         return self._visibility[key]
 
 
-def shape_of(tree: DraftTree) -> TreeShape:
-    """The shape of a tree; the tables of small ones are made once."""
-    if len(tree) > _MOST_KEPT:
-        return TreeShape(tree)
-    return _known_shape(tree.parents.tobytes(), tree.depths.tobytes())
+def shapes_of(trees: Sequence[DraftTree]) -> TreeShapes:
+    """The shapes of trees side by side; the tables of small ones are made once."""
+    parents = tuple(tuple(tree.parents.tolist()) for tree in trees)
+    small = sum(map(len, parents)) <= _MOST_KEPT
+    return _known_shapes(parents) if small else TreeShapes(parents)
 
 
-@lru_cache(maxsize=512)
-def _known_shape(parents: bytes, depths: bytes) -> TreeShape:
-    shape = [np.frombuffer(values, np.int32) for values in (parents, depths)]
-    return TreeShape(DraftTree(np.zeros(len(shape[0]), np.int32), *shape))
+_known_shapes = lru_cache(maxsize=512)(TreeShapes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreeNodes:
-    """Tree nodes of one pass, on the device; of several sequences with trees of one shape.
+    """Tree nodes of one pass, on the device, of trees side by side; of one tree without that axis.
 
     Attributes:
-        tokens: (.., n) int32.
-        parents: (n,) int32, the root's is -1.
-        ancestors: (n, n) bool, ancestors-or-self.
-        positions: (.., n) int32, absolute.
-        in_play: (n,) bool, nodes above the threshold of pruning; ``None``: all.
-        kept: (n,) int32 their indices in the tree, after pruning; ``None``: all, in order.
+        tokens: (sequences, n) int32.
+        parents: (sequences, n) int32, a root's is -1.
+        ancestors: (sequences, n, n) bool, ancestors-or-self.
+        positions: (sequences, n) int32, absolute.
+        in_play: (sequences, n) bool, nodes above the threshold of pruning; ``None``: all.
+        kept: (sequences, n) int32 their indices in the tree, after pruning; ``None``: all, in
+            order.
     """
 
     tokens: mx.array
@@ -182,20 +221,45 @@ class TreeNodes:
     kept: mx.array | None = None
 
     def __len__(self) -> int:
-        return self.parents.size
+        """n."""
+        return self.parents.shape[-1]
 
     def keep(self, kept: mx.array, in_play: mx.array) -> "TreeNodes":
-        """The nodes at indices ``kept`` (m,), which are closed under parents."""
-        new_index = mx.zeros_like(self.parents)
-        new_index[kept] = mx.arange(kept.size, dtype=mx.int32)
+        """The nodes at indices ``kept`` (sequences, m), which are closed under parents."""
+        order = mx.broadcast_to(mx.arange(kept.shape[1], dtype=mx.int32), kept.shape)
+        new_index = mx.put_along_axis(mx.zeros_like(self.parents), kept, order, axis=1)
+        parents = mx.maximum(mx.take_along_axis(self.parents, kept, axis=1), 0)
         return TreeNodes(
-            tokens=self.tokens[kept],
-            parents=new_index[mx.maximum(self.parents[kept], 0)],
-            ancestors=mx.take(self.ancestors[kept], kept, axis=1),
-            positions=self.positions[kept],
+            tokens=mx.take_along_axis(self.tokens, kept, axis=1),
+            parents=mx.take_along_axis(new_index, parents, axis=1),
+            ancestors=rows_and_columns(self.ancestors, kept),
+            positions=mx.take_along_axis(self.positions, kept, axis=1),
             in_play=in_play,
             kept=kept,
         )
+
+    def of(self, number: int, count: int) -> "TreeNodes":
+        """The first ``count`` nodes of one tree."""
+        return TreeNodes(
+            tokens=self.tokens[number, :count],
+            parents=self.parents[number, :count],
+            ancestors=self.ancestors[number, :count, :count],
+            positions=self.positions[number, :count],
+            in_play=None if self.in_play is None else self.in_play[number, :count],
+            kept=None if self.kept is None else self.kept[number, :count],
+        )
+
+
+def at(array: mx.array, index: mx.array) -> mx.array:
+    """(sequences, m, ..) of an array (sequences, n, ..) at the indices (sequences, m)."""
+    if len(array) == 1:  # mlx gathers along one axis in a third of the time
+        return mx.take(array, index[0], axis=1)
+    return array[mx.arange(len(array))[:, None], index]
+
+
+def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
+    """(sequences, m, m) of (sequences, n, n) at the rows and columns ``index`` (sequences, m)."""
+    return at(at(array, index).swapaxes(1, 2), index).swapaxes(1, 2)
 
 
 # Rows with streams ----------------------------------------------------------------------------
@@ -230,31 +294,33 @@ def stream_visibility(
 
 def rows_with_streams(
     nodes: TreeNodes,
-    shape: TreeShape,
+    shapes: TreeShapes,
     num_streams: int,
     main_sees_streams: bool,
-    beside: Sequence[int] | None = None,
+    beside: Sequence[Sequence[int]] | None = None,
 ) -> Rows:
     """The kept nodes and the streams beside some of them, stream j of a node j positions further.
 
     Args:
         nodes: those kept by pruning.
-        shape: of the whole tree.
+        shapes: of the whole trees.
         num_streams: gamma.
         main_sees_streams: Eq. 3, shared mode.
-        beside: the nodes that have streams, where no node was pruned; ``None``: all kept ones.
+        beside: the nodes of each tree that have streams, as many in all trees, where no node was
+            pruned; ``None``: all kept ones.
     """
     gamma = num_streams
-    sees = shape.visibility(gamma, main_sees_streams, beside)
+    sees = shapes.visibility(gamma, main_sees_streams, beside)
     if nodes.kept is not None:
-        streams = len(shape) + nodes.kept[:, None] * gamma + mx.arange(gamma)
-        left = mx.concatenate([nodes.kept, streams.reshape(-1)])
-        sees = mx.take(sees[left], left, axis=1)
+        streams = len(shapes) + nodes.kept[..., None] * gamma + mx.arange(gamma)
+        sees = rows_and_columns(sees, mx.concatenate([nodes.kept, streams.flatten(1)], axis=1))
     positions = nodes.positions
-    seeds = positions if beside is None else positions[..., mx.array(beside)]
-    streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(-2)
-    anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=-1)], axis=-1)
-    return Rows(mx.concatenate([positions, streams], axis=-1), sees, anchors)
+    seeds = positions
+    if beside is not None:
+        seeds = mx.take_along_axis(positions, mx.array(beside), axis=1)
+    streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
+    anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
+    return Rows(mx.concatenate([positions, streams], axis=1), sees, anchors)
 
 
 def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int) -> Rows:
@@ -262,26 +328,17 @@ def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int) -> Rows:
 
     Args:
         nodes: those kept, whose rows are not committed yet.
-        last: () or (sequences,) the node of each tree.
+        last: (sequences, 1) the node of each tree.
         num_streams: gamma.
     """
-    gamma, path = num_streams, nodes.ancestors[last]
-    position = position_of(nodes, last)[..., None]
+    gamma, sequences = num_streams, len(last)
+    path, position = at(nodes.ancestors, last), mx.take_along_axis(nodes.positions, last, axis=1)
     earlier = mx.tri(gamma, dtype=mx.float32).astype(mx.bool_)
-    parts = [
-        mx.broadcast_to(part, (*last.shape, gamma, part.shape[-1]))
-        for part in (path[..., None, :], earlier)
-    ]
-    own = mx.broadcast_to(position, (*last.shape, gamma))
+    path = mx.broadcast_to(path, (sequences, gamma, len(nodes)))
+    earlier = mx.broadcast_to(earlier, (sequences, gamma, gamma))
+    own = mx.broadcast_to(position, (sequences, gamma))
     return Rows(
         position + mx.arange(1, gamma + 1),
-        mx.concatenate(parts, axis=-1),
-        mx.concatenate([nodes.positions, own], axis=-1),
+        mx.concatenate([path, earlier], axis=2),
+        mx.concatenate([nodes.positions, own], axis=1),
     )
-
-
-def position_of(nodes: TreeNodes, last: mx.array) -> mx.array:
-    """() or (sequences,) position of one node of each tree."""
-    if last.ndim == 0:
-        return nodes.positions[last]
-    return mx.take_along_axis(nodes.positions, last[:, None], axis=1)[:, 0]

@@ -84,7 +84,7 @@ def _passes(
     ):
         decoder = Decoder(model, streams, make_caches(model, config))
         decoder.prefill(mx.array(prefix))
-        result = decoder.step(plan, VerifyRule())
+        [result] = decoder.step([plan], [VerifyRule()])
         kept = mx.arange(len(tree)) if result.kept is None else result.kept
         found.append((name, kept, result.logits))
     return found

@@ -1,14 +1,16 @@
-"""One decoding step: verify the tree that was drafted, and guess the next one.
+"""One decoding step: verify the trees that were drafted, and guess the next ones.
 
 The seven moves of Speculative Streaming (arXiv 2402.11131, section 3): embed the nodes, MHA layers,
 prune, seed the streams, MSA layers, verify and let the streams guess, commit. The first six stand
 top to bottom in ``Decoder.step``, which only enqueues; the host then reads which nodes were
 accepted, and ``Decoder.commit`` is the seventh.
+
+One text is a batch of one: hidden states have an axis of sequences throughout. A verify rule and
+the guesses belong to one text each, so behind the head every sequence is by itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,14 +21,14 @@ from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
 from .guesses import NO_GUESSES, StreamGuesses
 from .guessing import Shortlists, WholeHead, guess
-from .key_selection import AskingRows, KeySelection, SelectingRows
-from .kv import UncommittedRows, commit
-from .plan import Plan
+from .key_selection import KeySelection, asking_rows
+from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
+from .plan import Plan, together
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
-from .rows import Rows, TreeNodes, TreeShape, deferred_rows, rows_with_streams, shape_of
+from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_streams, shapes_of
 from .tree import DraftTree
-from .verify.rule import VerifyRule
+from .verify.rule import Ask, Verdict, VerifyRule
 
 WHOLE_HEAD = 4096
 """Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
@@ -35,8 +37,6 @@ WHOLE_HEAD = 4096
 @dataclass(frozen=True, eq=False)
 class StreamResult:
     """What the streams of the last accepted node guess: device arrays, not yet evaluated.
-
-    Of several sequences all have a leading axis for them.
 
     Attributes:
         candidates: (streams, k) the tokens of the streams that ran, best first, or in the order in
@@ -59,10 +59,7 @@ class StreamResult:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Device arrays of one step, not yet evaluated.
-
-    Of several sequences with trees of one shape, all but ``kept`` and ``in_play`` have a leading
-    axis for them, and the methods, which read one sequence, do not apply.
+    """Device arrays of one step of one sequence, not yet evaluated.
 
     Attributes:
         last: scalar, the last accepted node among the kept ones.
@@ -113,14 +110,13 @@ class StepResult:
 
 
 class Decoder:
-    """One model, its streams and its KV caches: the state of one generation.
+    """One model, its streams and its KV caches: the state of the texts that are being generated.
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included); it is never changed.
         streams: the streams of the mounted adapter, or ``None``.
-        caches: one per layer, from ``kv.make_caches``, or ``kv.StackedKVCache`` of several
-            sequences. Between two steps quantized ones may take their places in the decoder's own
-            list, ``caches``.
+        caches: of the first sequence, one per layer, from ``kv.make_caches``. Between two steps
+            quantized ones may take their places in the decoder's own list, ``caches``.
         profile: told where the parts of a step end.
         observe: see ``BorrowedModel``.
         shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
@@ -134,12 +130,13 @@ class Decoder:
         self,
         model: nn.Module,
         streams: Streams | None,
-        caches: Sequence[Any],
+        caches: Sequence[KVCache | QuantizedKVCache],
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         shortlists: bool | None = None,
     ):
-        self.streams, self.caches, self.profile = streams, list(caches), profile
+        self.streams, self.profile = streams, profile
+        self.caches: list[CommittedRows] = list(caches)
         self._shortlists = shortlists
         for number, cache in enumerate(caches):
             if not isinstance(cache, KVCache | QuantizedKVCache):
@@ -151,53 +148,90 @@ class Decoder:
         self.model = BorrowedModel(model, streams, windowed, profile, observe)
         self._uncommitted: list[UncommittedRows] = []
 
+    # The sequences ------------------------------------------------------------------------------
+
+    def seat(self, kept: Sequence[int], joining: Sequence[list[CommittedRows]] = ()) -> None:
+        """Go on with some of the sequences that are there, then with others.
+
+        Args:
+            kept: numbers of the sequences that go on; at least one goes on or joins.
+            joining: the KV caches of each that joins, one per layer. Those of several sequences are
+                neither quantized nor have they windows.
+        """
+        self._uncommitted = []
+        if not joining and len(kept) > 1:
+            for cache in self.caches:
+                cache.keep(kept)
+            return
+        sequences = [*map(self.rows_of, kept), *joining]
+        self.caches = sequences[0]
+        if len(sequences) > 1:
+            self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
+
+    def rows_of(self, number: int) -> list[CommittedRows]:
+        """The KV caches of one sequence, one per layer; of a single one the decoder's own list."""
+        if not isinstance(self.caches[0], SideBySideKVCache):
+            return self.caches
+        return [cache.of(number) for cache in self.caches]
+
+    # Its steps ----------------------------------------------------------------------------------
+
     def prefill(self, tokens: mx.array) -> None:
-        """Commit prompt tokens (n,) without streams."""
-        self.model.fill(tokens[None], self._new_rows(Rows(self.caches[0].offset, None)))
-        commit(self._uncommitted, range(tokens.size))
+        """Commit prompt tokens (n,) of a single sequence without streams."""
+        self.model.fill(tokens[None], self._new_rows(Rows(self.caches[0].offset)))
+        commit(self._uncommitted, [range(tokens.size)])
         self._uncommitted = []  # else the prompt's keys and values stay in memory twice
 
-    def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
-        """Plain decoding: commit ``token`` (1,), which may be unevaluated, and predict the next.
+    def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
+        """Plain decoding: commit ``tokens``, which may be unevaluated, and predict the next ones.
 
         Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
+
+        Args:
+            tokens: (sequences, 1).
+            rules: of the texts.
         """
-        logits = self._main_logits(token[None], Rows(self.caches[0].offset, None))[0]
+        offset = self.caches[0].offset
+        rows = Rows(offset)
+        if not isinstance(offset, int):
+            rows = Rows(offset[:, None], mx.ones((len(tokens), 1, 1), mx.bool_))
+        logits = self.model.logits(tokens, self._new_rows(rows))
         self.profile.border("head", logits)
-        commit(self._uncommitted, range(1))
-        predictions, logits = rule.next_token(logits)
-        self.profile.border("verify", predictions)
-        return StepResult(mx.array(0), predictions, logits)
+        commit(self._uncommitted, [range(1)] * len(rules))
+        found = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
+        self.profile.border("verify", [predictions for predictions, _ in found])
+        return [StepResult(mx.array(0), *one) for one in found]
 
     def uncommit(self, count: int) -> None:
         """Take the last ``count`` rows back."""
         for cache in self.caches:
             cache.trim(count)
 
-    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
-        """Verify the plan's tree against the target and let the accepted node's streams guess.
+    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
+        """Verify the plans' trees against the target and let the accepted nodes' streams guess.
 
         Args:
-            plan: of a model without streams, ``place`` is ``none`` or ``plain``.
-            rule: of this generation.
+            plans: one for each sequence, see ``plan.together``; of a model without streams,
+                ``place`` is ``none`` or ``plain``.
+            rules: of the texts.
 
         Returns:
-            Unevaluated arrays; read them, then call ``commit``.
+            For each sequence unevaluated arrays; read them, then call ``commit``.
         """
-        profile, tree, count = self.profile, plan.tree, plan.streams
+        profile, plan, trees = self.profile, together(plans), [plan.tree for plan in plans]
+        count, sizes = plan.streams, [len(tree) for tree in trees]
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
-        shape, offset = shape_of(tree), self.caches[0].offset
-        single = tree.tokens.ndim == 1  # sequence; else the offsets are several too
-        positions = (offset if single else offset[:, None]) + shape.depths
-        nodes = TreeNodes(mx.array(tree.tokens), shape.parents, shape.ancestors, positions)
-        tokens = nodes.tokens[None] if single else nodes.tokens
+        shapes, offset = shapes_of(trees), self.caches[0].offset
+        positions = (offset if isinstance(offset, int) else offset[:, None]) + shapes.depths
+        tokens = _filled([tree.tokens for tree in trees], len(shapes))
+        nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions)
         rows = Rows(positions, nodes.ancestors)
-        if single and shape.is_chain:
-            rows = Rows(offset, None)
+        if shapes.chains and isinstance(offset, int):
+            rows = Rows(offset)
         if not plan.runs_streams:
-            logits = self._main_logits(tokens, rows)
-            return self._verified(rule, tree, nodes, logits)
+            logits = _of_each(self.model.logits(tokens, self._new_rows(rows)), sizes)
+            return [judged.result() for judged in self._judged(rules, trees, nodes, logits)]
 
         # 2. MHA layers, over the nodes alone.
         main = self.model.lower(tokens, self._new_rows(rows))
@@ -205,19 +239,20 @@ class Decoder:
 
         # 3. Prune by the early exit's scores.
         if plan.prunes:
-            nodes, main = self._pruned(nodes, shape, main, plan)
+            nodes, main = self._pruned(nodes, shapes, main, plan, sizes)
+            sizes = [min(size, len(nodes)) for size in sizes]
             rows = Rows(nodes.positions, nodes.ancestors)
 
         # 4. Seed the streams beside the nodes; deferred ones are seeded behind verification.
         beside = None
         hidden = entry = main
         if plan.place == "beside":
-            beside = self._nodes_with_streams(plan)
-            seeded = main if beside is None else main[:, mx.array(beside)]
+            beside = self._nodes_with_streams(plan, trees)
+            seeded = main if beside is None else at(main, mx.array(beside))
             seeds = self.streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
             shared = self.streams.config.mode == "shared"
-            rows = rows_with_streams(nodes, shape, count, shared, beside)
+            rows = rows_with_streams(nodes, shapes, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
         hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
@@ -225,32 +260,31 @@ class Decoder:
         if plan.place == "beside":
             main, streams = mx.split(hidden, [len(nodes)], axis=1)
 
-        # 6. Head and verification; then the streams of the last accepted node.
-        result = self._verified(rule, tree, nodes, self.model.head(main))
+        # 6. Head and verification; then the streams of the last accepted nodes.
+        judged = self._judged(rules, trees, nodes, self._head(main, sizes))
         if not plan.width:  # shared streams run all the same: the main stream sees them
-            return result
-        present = None
+            return [one.result() for one in judged]
+        last, present = mx.stack([one.verdict.last for one in judged])[:, None], None
         if plan.place == "beside":
-            hidden, present = _streams_of(streams, count, result.last, beside)
+            hidden, present = _streams_of(streams, count, last, beside)
         else:
-            rows = deferred_rows(nodes, result.last, count)
-            hidden = self.streams.seed(_at(entry, result.last), count).flatten(1, 2)
-            hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=result.last)
-        depths = shape.depths if nodes.kept is None else shape.depths[nodes.kept]
-        found = self._guess(result, hidden, rule, depths[result.last], plan)
-        profile.border("head", found.candidates, found.log_probs)
-        return replace(result, streams=replace(found, present=present))
+            rows = deferred_rows(nodes, last, count)
+            hidden = self.streams.seed(at(entry, last), count).flatten(1, 2)
+            hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
+        guesses = self._guess(judged, hidden, plan, present)
+        profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
+        return [one.result(streams) for one, streams in zip(judged, guesses, strict=True)]
 
-    def commit(self, path: Sequence[int], kept_path: Sequence[int]) -> None:
+    def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """The seventh move: the accepted rows go into the KV cache, the others are dropped.
 
         Args:
-            path: the accepted nodes' indices in the tree, root first.
-            kept_path: their indices among the kept nodes.
+            paths: for each sequence the accepted nodes' indices in the tree, root first.
+            kept_paths: their indices among the kept nodes.
         """
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
-        commit(self._uncommitted[:first], path)
-        commit(self._uncommitted[first:], kept_path)
+        commit(self._uncommitted[:first], paths)
+        commit(self._uncommitted[first:], kept_paths)
 
     # Parts of a step ----------------------------------------------------------------------------
 
@@ -263,28 +297,36 @@ class Decoder:
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)
 
-    def _main_logits(self, tokens: mx.array, rows: Rows) -> mx.array:
-        """(sequences, rows, vocab) logits of a pass without streams or pruning."""
-        return self.model.logits(tokens, self._new_rows(rows))
-
     def _pruned(
-        self, nodes: TreeNodes, shape: TreeShape, main: mx.array, plan: Plan
+        self,
+        nodes: TreeNodes,
+        shapes: TreeShapes,
+        main: mx.array,
+        plan: Plan,
+        sizes: Sequence[int],
     ) -> tuple[TreeNodes, mx.array]:
-        """The nodes that go on to the MSA layers, and their (1, m, h) main stream."""
-        inner, place = shape.inner
-        logits = self.model.early_exit(main[:, inner])[0]
-        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold)
+        """The nodes that go on to the MSA layers, and their (sequences, m, h) main stream."""
+        inner, place = shapes.inner
+        logits = self.model.early_exit(at(main, inner))
+        drafted = None
+        if min(sizes) < len(shapes):
+            drafted = mx.arange(len(shapes)) < mx.array(sizes)[:, None]
+        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold, drafted)
         nodes = nodes.keep(*keep_best(scores, min(plan.keep or len(nodes), len(nodes))))
-        main = main[:, nodes.kept]
+        main = at(main, nodes.kept)
         self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
         return nodes, main
 
-    def _nodes_with_streams(self, plan: Plan) -> list[int] | None:
-        """The nodes beside which streams run; ``None``: all, as always in shared mode."""
-        few, tree = plan.beside, plan.tree
-        if self.streams.config.mode == "shared" or few is None or few >= len(tree):
+    def _nodes_with_streams(self, plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
+        """The nodes of each tree beside which streams run, as many in all trees.
+
+        ``None``: all, as always in shared mode. Smaller trees are filled up.
+        """
+        few, most = plan.beside, max(map(len, trees))
+        if self.streams.config.mode == "shared" or few is None or few >= most:
             return None
-        return tree.likeliest_last(few).tolist()
+        chosen = [tree.likeliest_last(min(few, len(tree))).tolist() for tree in trees]
+        return [[*nodes, *range(len(nodes), few)] for nodes in chosen]
 
     def _through_msa_layers(
         self,
@@ -294,7 +336,7 @@ class Decoder:
         main_rows: int,
         skip: int = 0,
         *,
-        beside: Sequence[int] | None = None,
+        beside: list[list[int]] | None = None,
         last: mx.array | None = None,
     ) -> mx.array:
         """Main rows first, then stream rows, through all MSA layers.
@@ -307,119 +349,167 @@ class Decoder:
             skip: how many rows this step's first pass wrote behind the committed ones; these go
                 behind them.
             beside: the main rows that have streams, if there are any streams; ``None``: all.
-            last: () or (sequences,) the first pass's row that has streams, where they are deferred.
+            last: (sequences, 1) the first pass's row that has streams, where they are deferred.
         """
         config = self.streams.config
-        stream_rows = hidden.shape[1] - main_rows
-        for number in range(config.first_msa_layer, config.num_hidden_layers):
-            rotate = self.streams.value_rotation(main_rows, stream_rows, count)
-            place = self.caches[number], rows, skip, rotate
-            if not config.stream_keys:
-                cache = UncommittedRows(*place)
-            elif not stream_rows:
-                cache = AskingRows(*place)
-            else:
-                asked = None
-                if last is not None:
-                    queries = self._uncommitted[number].queries
-                    asked = _at(queries.swapaxes(1, 2), last).swapaxes(1, 2)
-                selection = KeySelection(
-                    count=config.stream_keys,
-                    num_streams=count,
-                    main=main_rows or skip,
-                    beside=beside,
-                    asked=asked,
-                )
-                cache = SelectingRows(*place, selection)
-            if main_rows:
-                self._uncommitted[number] = cache
-            hidden = self.model.layer(number, hidden, cache, main_rows)
+        first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
+        rotate = self.streams.value_rotation(main_rows, stream_rows, count)
+        caches, keys = self.caches[first:], config.stream_keys
+        if keys:
+            selection, earlier = None, self._uncommitted[first:]
+            if stream_rows:
+                selection = KeySelection(keys, count, main_rows or skip, beside, last)
+            stand_ins = asking_rows(caches, rows, skip, rotate, selection, earlier)
+        else:
+            stand_ins = [UncommittedRows(cache, rows, skip, rotate) for cache in caches]
+        for number, stand_in in enumerate(stand_ins, start=first):
+            hidden = self.model.layer(number, hidden, stand_in, main_rows)
+        if main_rows:
+            self._uncommitted[first:] = stand_ins
         self.profile.border("MSA rows", hidden)
         return hidden
 
+    def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
+        """(nodes, vocab) logits of each sequence, from the main stream (sequences, m, h).
+
+        What fills up a tree does not pass the head, a row of which is dear.
+        """
+        if min(sizes) == main.shape[1]:
+            return list(_of_each(self.model.head(main), sizes))
+        packed = mx.concatenate(_of_each(main, sizes))
+        ends = np.cumsum(sizes)[:-1].tolist()
+        return mx.split(self.model.head(packed[None])[0], ends)
+
+    def _judged(
+        self,
+        rules: Sequence[VerifyRule],
+        trees: Sequence[DraftTree],
+        nodes: TreeNodes,
+        logits: Sequence[mx.array],
+    ) -> list["_Judged"]:
+        """Verify each tree under the rule of its text."""
+        self.profile.border("head", logits)
+        found = []
+        for number, (rule, tree, own) in enumerate(zip(rules, trees, logits, strict=True)):
+            kept = nodes.of(number, len(own))
+            found.append(_Judged(rule, tree, kept, rule.verify(tree, kept, own)))
+        self.profile.border("verify", [one.verdict[:2] for one in found])
+        return found
+
     def _guess(
         self,
-        result: StepResult,
+        judged: Sequence["_Judged"],
         hidden: mx.array,
-        rule: VerifyRule,
-        depth: mx.array,
         plan: Plan,
-    ) -> StreamResult:
-        """What the streams of the last accepted node guess.
+        present: mx.array | None,
+    ) -> list[StreamResult]:
+        """What the streams of the last accepted nodes guess.
 
         Args:
-            result: of this step.
+            judged: the sequences.
             hidden: (sequences, count, h) the streams after the last layer.
-            rule: of this generation.
-            depth: (..) of the tree's last accepted node.
             plan: of the step.
+            present: (sequences,) bool, whether they are the accepted node's own; ``None``: yes.
         """
-        tree, width = plan.tree, plan.width
-        single = tree.tokens.ndim == 1
-        head, ids = self.streams.head, self.streams.vocabulary
+        head, ids, width = self.streams.head, self.streams.vocabulary, plan.width
+        depths = [one.depth() for one in judged]
+        own = [None if present is None else present[number] for number in range(len(judged))]
+
+        def drafted(
+            logits: mx.array, named: mx.array | None, stream: int | None = None
+        ) -> list[tuple[mx.array, mx.array]]:
+            """What each text's rule drafts from the rows (sequences, rows, n) of its streams."""
+            each = named is not None and named.ndim == 2
+            found = []
+            for number, one in enumerate(judged):
+                ids = named[number] if each else named
+                ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
+                found.append(one.rule.draft(ask))
+            return found
+
         if head is None:
             logits = self.model.stream_head(hidden)
-            logits = logits[0] if single else logits
-            tokens, log_probs = rule.draft(logits, width, tree, depth, ids=ids)
-            return StreamResult(tokens, log_probs, logits=logits)
+            return [
+                StreamResult(*pair, logits=logits[number], present=own[number])
+                for number, pair in enumerate(drafted(logits, ids))
+            ]
         # In shared mode streams run that no tree is deep enough for; they are asked about nothing.
         hidden = hidden[:, : len(plan.expand) + 1]
-        last, predictions = result.last, result.predictions
-        token = predictions[last][None] if single else _at(predictions, last)[:, 0]
+        token = mx.stack([one.verdict.predictions[one.verdict.last] for one in judged])
         short = self._shortlists
         if short is None:
-            short = (result.logits.shape[-1] if ids is None else ids.size) > WHOLE_HEAD
-        kind = Shortlists if short else WholeHead
-        scores = kind(self.model, head, hidden, token, ids)
+            whole = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
+            short = whole > WHOLE_HEAD
+        scores = (Shortlists if short else WholeHead)(self.model, head, hidden, token, ids)
 
         def of_stream(stream: int, before: mx.array) -> tuple[mx.array, mx.array]:
-            logits, named = scores.logits(stream, before)
-            if not single:
-                return rule.draft(logits, width, tree, depth, stream, named)
-            if named is not None and named.ndim == 2:
-                named = named[0]
-            tokens, log_probs = rule.draft(logits[0], width, tree, depth, stream, named)
-            return tokens[None], log_probs[None]
+            drafts = drafted(*scores.logits(stream, before), stream)
+            tokens, log_probs = zip(*drafts, strict=True)
+            return mx.stack(tokens), mx.stack(log_probs)
 
         found = guess(of_stream, token, plan.expand, width)
         logits = scores.of_first_paths()
-        if single:
-            found, logits = [array[0] for array in found], None if logits is None else logits[0]
-        return StreamResult(*found, logits=logits)
-
-    def _verified(
-        self, rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, logits: mx.array
-    ) -> StepResult:
-        logits = logits[0] if nodes.tokens.ndim == 1 else logits
-        self.profile.border("head", logits)
-        last, predictions, logits = rule.verify(tree, nodes, logits)
-        self.profile.border("verify", last, predictions)
-        return StepResult(last, predictions, logits, nodes.kept, nodes.in_play)
+        return [
+            StreamResult(
+                *(array[number] for array in found),
+                logits=None if logits is None else logits[number],
+                present=own[number],
+            )
+            for number in range(len(judged))
+        ]
 
 
-def _at(array: mx.array, node: mx.array) -> mx.array:
-    """(sequences, 1, ..) of an array (sequences, nodes, ..) at one node of each sequence."""
-    if node.ndim == 0:
-        return array[:, node[None]]
-    return array[mx.arange(node.size), node][:, None]
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """A text's tree after verification."""
+
+    rule: VerifyRule
+    tree: DraftTree
+    nodes: TreeNodes
+    verdict: Verdict
+
+    def depth(self) -> mx.array:
+        """() depth of the last accepted node."""
+        positions = self.nodes.positions
+        return positions[self.verdict.last] - positions[0]
+
+    def result(self, streams: StreamResult | None = None) -> StepResult:
+        """What the step found, with the guesses of the streams if there are any."""
+        return StepResult(*self.verdict, self.nodes.kept, self.nodes.in_play, streams)
+
+
+def _filled(tokens: Sequence[np.ndarray], count: int) -> mx.array:
+    """(sequences, count) int32 tokens of trees, the shorter ones filled up with any."""
+    return mx.array(np.stack([np.pad(own, (0, count - len(own))) for own in tokens]))
+
+
+def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
+    """The first rows of each sequence of an array (sequences, m, ..), so many as it has nodes."""
+    whole = array.shape[1]
+    return [
+        array[number] if size == whole else array[number, :size]
+        for number, size in enumerate(sizes)
+    ]
 
 
 def _streams_of(
-    streams: mx.array, count: int, last: mx.array, beside: Sequence[int] | None
+    streams: mx.array, count: int, last: mx.array, beside: Sequence[Sequence[int]] | None
 ) -> tuple[mx.array, mx.array | None]:
-    """The (sequences, count, h) streams beside the accepted node.
+    """The (sequences, count, h) streams beside the accepted nodes.
 
     Args:
         streams: (sequences, nodes * count, h) after the last layer.
         count: streams beside each node that has some.
-        last: the accepted node among the kept ones.
+        last: (sequences, 1) the accepted node among the kept ones.
         beside: the nodes that have some; ``None``: all.
 
     Returns:
-        The streams, and whether they are the node's own: ``None`` where all nodes have some.
+        The streams, and whether they are the node's own (sequences,): ``None`` where all nodes have
+        some.
     """
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
-        return _at(streams, last)[:, 0], None
+        return at(streams, last)[:, 0], None
     found = mx.array(beside) == last
-    return _at(streams, mx.argmax(found))[:, 0], found.any()
+    place = mx.argmax(found, axis=1, keepdims=True)
+    return at(streams, place)[:, 0], found.any(axis=1)

@@ -13,7 +13,7 @@ class DraftTree:
     """A tree of drafted tokens.
 
     Attributes:
-        tokens: (n,) int32, the root first; (sequences, n) of several trees of one shape.
+        tokens: (n,) int32, the root first.
         parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
             before its children.
         depths: (n,) int32, 0 for the root.

@@ -44,12 +44,12 @@ class LearnedPositions(nn.Module):
         self.weight = mx.zeros((count + POSITION_OFFSET, dims))
 
     def __call__(self, offset: mx.array | int, rows: int) -> mx.array:
-        """(rows, dims) vectors.
+        """(rows, dims) vectors, or (sequences, rows, dims).
 
         Args:
-            offset: the first row's position, the others following it; or (rows,) one position for
-                each row, as the rows of a tree have it. Positions past the table read its last
-                row: only drafts that cannot be reached any more lie there.
+            offset: the first row's position, the others following it; or (sequences, rows) one
+                position for each row, as the rows of a tree have it. Positions past the table read
+                its last row: only drafts that cannot be reached any more lie there.
             rows: how many.
         """
         positions = offset if _one_per_row(offset) else offset + mx.arange(rows)
@@ -58,7 +58,7 @@ class LearnedPositions(nn.Module):
 
 
 def _one_per_row(offset: mx.array | int) -> bool:
-    return isinstance(offset, mx.array) and offset.ndim == 1
+    return isinstance(offset, mx.array) and offset.ndim > 0
 
 
 class Attention(nn.Module):

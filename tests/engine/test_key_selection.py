@@ -24,7 +24,6 @@ from random_models import (
     relative_error,
     sequel,
     speculative_model,
-    step_by,
     take,
     tokens_of,
     true_tree,
@@ -34,10 +33,11 @@ from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.key_selection import SelectingRows
-from specstream_mlx.engine.kv import StackedKVCache, make_caches
+from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.tree import DraftTree
+from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.models.streams import Streams
 
 WAYS = ["beside", "deferred"]
@@ -198,15 +198,15 @@ def test_several_sequences_select_as_each_does_alone(way, mode):
     places = np.arange(3, dtype=np.int32)
     tokens = np.array([[prompt[-1], 5, 6] for prompt in prompts], np.int32)
     alone = [decoder_after(model, prompt) for prompt in prompts]
-    caches = [StackedKVCache(layer, 12) for layer in zip(*(d.caches for d in alone), strict=True)]
-    settings = DraftSettings(tree_width=1, **PLACED[way])
-    decoder = Decoder(model.model, model.streams, caches)
-    found = step_by(decoder, DraftTree(tokens, places - 1, places), settings)
-    for number, decoder in enumerate(alone):
-        tree = DraftTree(tokens[number], places - 1, places)
-        expected = step_by(decoder, tree, settings)
-        assert_close(found.streams.logits[number], expected.streams.logits)
-        assert_close(found.logits[number], expected.logits)
+    decoder = decoder_after(model, prompts[0])
+    decoder.seat([0], [other.caches for other in alone[1:]])
+    plan_of = DraftSettings(tree_width=1, **PLACED[way]).plans(model.streams.config)
+    plans = [plan_of(DraftTree(own, places - 1, places)) for own in tokens]
+    together = decoder.step(plans, [VerifyRule()] * 3)
+    for found, plan, other in zip(together, plans, alone, strict=True):
+        [expected] = other.step([plan], [VerifyRule()])
+        assert_close(found.streams.logits, expected.streams.logits)
+        assert_close(found.logits, expected.logits)
 
 
 def the_least(rows, *args):

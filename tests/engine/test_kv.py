@@ -22,12 +22,12 @@ def test_a_commit_moves_rows_without_copying_the_buffer():
             mx.clear_cache()
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-        rows = UncommittedRows(cache, Rows(cache.offset, None))
+        rows = UncommittedRows(cache, Rows(cache.offset))
         keys, values = mx.random.normal((2, 1, 2, 9, 16))
         fetched = rows.update_and_fetch(keys, values)
         mx.eval([part[..., -1, :] for part in fetched])
         del fetched
-        commit([rows], path)
+        commit([rows], [path])
         written.append((keys[..., mx.array(path), :], values[..., mx.array(path), :]))
     mx.eval(cache.keys, cache.values)
     assert mx.get_peak_memory() - before < filled.nbytes / 4
@@ -56,12 +56,12 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
     for count, path in ((9, [0, 2, 5]), (4, [0, 1]), (7, [0, 3, 4, 6])):
         new = keys[..., start : start + count, :], values[..., start : start + count, :]
         start += count
-        rows = UncommittedRows(ours, Rows(ours.offset, None))
+        rows = UncommittedRows(ours, Rows(ours.offset))
         fetched = rows.update_and_fetch(*new)
-        streams = UncommittedRows(ours, Rows(ours.offset, None), skip=count)
+        streams = UncommittedRows(ours, Rows(ours.offset), skip=count)
         streams.update_and_fetch(*new)  # deferred, behind them
         gathered = None if path == list(range(len(path))) else mx.array(path)
-        rows.commit(len(path), gathered)
+        rows.commit([len(path)], gathered)
         for row in path:
             expected.update_and_fetch(*(array[..., row : row + 1, :] for array in new))
         assert ours.offset == expected.offset
@@ -76,6 +76,6 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
 
 def test_only_quantized_rows_say_so():
     """mlx-lm's attention asks for ``bits``."""
-    assert not hasattr(UncommittedRows(KVCache(), Rows(0, None)), "bits")
-    rows = UncommittedRows(QuantizedKVCache(32, 4), Rows(0, None))
+    assert not hasattr(UncommittedRows(KVCache(), Rows(0)), "bits")
+    rows = UncommittedRows(QuantizedKVCache(32, 4), Rows(0))
     assert (rows.bits, rows.group_size) == (4, 32)

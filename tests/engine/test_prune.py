@@ -7,13 +7,13 @@ from plain_rules import reference_scores
 from random_models import random_tree
 
 from specstream_mlx.engine.prune import keep_best, path_scores
-from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.engine.rows import TreeShapes
 
 VOCAB = 6
 
 
 def device_arrays(tree):
-    return mx.array(tree.tokens), mx.array(tree.parents), mx.array(tree.ancestors)
+    return [mx.array(array)[None] for array in (tree.tokens, tree.parents, tree.ancestors)]
 
 
 def random_case(seed, spread=2.0):
@@ -28,7 +28,7 @@ def test_path_scores(threshold):
     for seed in range(20):
         tree, logits = random_case(seed)
         expected = reference_scores(logits, tree, threshold)
-        found = np.array(path_scores(mx.array(logits), *device_arrays(tree), threshold))
+        [found] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree), threshold))
         assert found.dtype == np.float32
         assert found[0] == 0
         finite = np.isfinite(expected)
@@ -46,10 +46,10 @@ def test_logits_of_inner_nodes_are_enough():
         if len(tree) == 1:
             continue
         tokens, _, ancestors = device_arrays(tree)
-        inner, parents = TreeShape(tree).inner
-        assert set(inner.tolist()) == set(tree.parents[1:].tolist())
+        inner, parents = TreeShapes([tree.parents.tolist()]).inner
+        assert set(inner[0].tolist()) == set(tree.parents[1:].tolist())
         found = path_scores(mx.array(logits)[inner], tokens, parents, ancestors, 0.05)
-        expected = path_scores(mx.array(logits), *device_arrays(tree), 0.05)
+        expected = path_scores(mx.array(logits)[None], *device_arrays(tree), 0.05)
         assert mx.array_equal(found, expected)
 
 
@@ -62,9 +62,33 @@ def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
         scores[0] = 0
         for kept_nodes in range(1, size + 1):
             best = sorted(range(size), key=lambda node: (-scores[node], node))[:kept_nodes]
-            kept, in_play = keep_best(mx.array(scores), kept_nodes)
-            assert np.array(kept).tolist() == sorted(best)
-            assert np.array(in_play).tolist() == [scores[n] > -np.inf for n in sorted(best)]
+            kept, in_play = keep_best(mx.array(scores)[None], kept_nodes)
+            assert kept.tolist() == [sorted(best)]
+            assert in_play.tolist() == [[scores[n] > -np.inf for n in sorted(best)]]
+
+
+def test_trees_side_by_side_are_as_each_alone():
+    """What fills up the smaller ones is kept last and never in play."""
+    cases = [random_case(seed) for seed in range(8)]
+    tree, logits = cases[3]
+    cases[3] = tree.to_depth(1), logits[: len(tree.to_depth(1))]
+    most, kept_nodes = max(len(tree) for tree, _ in cases), 7
+    shapes = TreeShapes([tree.parents.tolist() for tree, _ in cases])
+    sizes = [len(tree) for tree, _ in cases]
+    assert min(sizes) < kept_nodes < most
+    tokens = mx.array([[*tree.tokens.tolist(), *[0] * (most - len(tree))] for tree, _ in cases])
+    logits = np.stack([np.pad(own, ((0, most - len(own)), (0, 0))) for _, own in cases])
+    drafted = mx.arange(most) < mx.array(sizes)[:, None]
+    arrays = tokens, shapes.parents, shapes.ancestors
+    scores = path_scores(mx.array(logits), *arrays, 0.05, drafted)
+    kept, in_play = keep_best(scores, kept_nodes)
+    for number, (tree, own) in enumerate(cases):
+        expected = path_scores(mx.array(own)[None], *device_arrays(tree), 0.05)
+        assert mx.array_equal(scores[number, : len(tree)], expected[0])
+        count = min(kept_nodes, len(tree))
+        alone, playing = keep_best(expected, count)
+        assert kept[number, :count].tolist() == alone[0].tolist()
+        assert in_play[number].tolist() == [*playing[0].tolist(), *[False] * (kept_nodes - count)]
 
 
 @pytest.mark.parametrize("spread", [0.0, 2.0, 60.0])
@@ -73,9 +97,9 @@ def test_the_kept_nodes_are_closed_under_ancestors(spread, threshold):
     """Also where probabilities are equal, or so near 1 that their logarithm rounds to 0."""
     for seed in range(20):
         tree, logits = random_case(seed, spread)
-        scores = path_scores(mx.array(logits), *device_arrays(tree), threshold)
+        scores = path_scores(mx.array(logits)[None], *device_arrays(tree), threshold)
         for kept_nodes in range(1, len(tree) + 1):
-            kept = np.array(keep_best(scores, kept_nodes)[0]).tolist()
+            [kept] = keep_best(scores, kept_nodes)[0].tolist()
             assert len(kept) == kept_nodes
             assert kept[0] == 0
             assert all(tree.parents[node] in kept for node in kept[1:])
@@ -85,5 +109,5 @@ def test_a_normaliser_that_rounds_down_does_not_lift_a_child_above_its_parent(mo
     exact = mx.logsumexp
     monkeypatch.setattr(mx, "logsumexp", lambda *args, **kwargs: exact(*args, **kwargs) - 1e-3)
     tree, logits = random_case(0, spread=60.0)
-    scores = path_scores(mx.array(logits), *device_arrays(tree))
-    assert (np.array(scores)[1:] <= np.array(scores)[tree.parents[1:]]).all()
+    [scores] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree)))
+    assert (scores[1:] <= scores[tree.parents[1:]]).all()

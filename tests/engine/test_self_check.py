@@ -8,7 +8,7 @@ from architecture_models import VOCAB_SIZE, fill
 
 from specstream_mlx import UserError
 from specstream_mlx.engine import step
-from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.loading import read_model
 
 
@@ -46,11 +46,11 @@ def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path
     model, _ = read_model(directory)
     assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
 
-    def sees_everything_before(tree):
-        shape = TreeShape(tree)
-        shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
-        return shape
+    def sees_everything_before(trees):
+        shapes = TreeShapes([tree.parents.tolist() for tree in trees])
+        shapes.ancestors = mx.tri(len(shapes)).astype(mx.bool_)[None]
+        return shapes
 
-    monkeypatch.setattr(step, "shape_of", sees_everything_before)
+    monkeypatch.setattr(step, "shapes_of", sees_everything_before)
     with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
         read_model(directory)

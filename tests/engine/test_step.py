@@ -29,7 +29,7 @@ from trees import full_tree
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
-from specstream_mlx.engine.rows import TreeShape
+from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loop import decode
 
@@ -182,12 +182,12 @@ def test_the_walk_after_pruning(pruning):
     assert moved >= 2
 
 
-def sees_everything_before(shape):
-    shape.ancestors = mx.tri(len(shape)).astype(mx.bool_)
+def sees_everything_before(shapes):
+    shapes.ancestors = mx.tri(len(shapes)).astype(mx.bool_)[None]
 
 
-def position_by_index(shape):
-    shape.depths = mx.arange(len(shape), dtype=mx.int32)
+def position_by_index(shapes):
+    shapes.depths = mx.arange(len(shapes), dtype=mx.int32)[None]
 
 
 @pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
@@ -196,12 +196,12 @@ def test_a_planted_error_is_noticed(error, monkeypatch):
     model, tree = speculative_model(), some_tree()
     assert tree_error(model, tree) <= 1e-4
 
-    def wrong_shape(tree):
-        shape = TreeShape(tree)
-        error(shape)
-        return shape
+    def wrong_shapes(trees):
+        shapes = TreeShapes([tree.parents.tolist() for tree in trees])
+        error(shapes)
+        return shapes
 
-    monkeypatch.setattr(step, "shape_of", wrong_shape)
+    monkeypatch.setattr(step, "shapes_of", wrong_shapes)
     assert tree_error(model, tree) > 1e-2
 
 

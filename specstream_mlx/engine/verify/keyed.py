@@ -11,7 +11,7 @@ from ..coupling import STRENGTHS, Coupling
 from ..noise import Noise
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
 from ..tree import DraftTree
-from .rule import VerifyRule
+from .rule import Ask, VerifyRule
 
 
 class KeyedRule(VerifyRule):
@@ -57,24 +57,16 @@ class KeyedRule(VerifyRule):
     def _token(self, logits: mx.array) -> mx.array:
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
-    def draft(
-        self,
-        stream_logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        stream: int | None = None,
-        ids: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
+    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
         if self._sampling is None:  # a function, which draws nobody knows how
-            return super().draft(stream_logits, width, tree, depth, stream, ids)
-        places, count = self._stream_places(stream_logits, tree, depth, stream)
+            return super().draft(ask)
+        places, count = self._stream_places(ask)
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
-        if ids is not None:
-            gumbel = gumbel[:, ids]
-        logits = stream_logits.astype(mx.float32) * (1.0 / self._sampling.temp)
-        scores = self._coupling.scores(logits, gumbel, learns=not stream, ids=ids)
-        return named(*best_tokens(scores, width), ids)
+        if ask.ids is not None:
+            gumbel = gumbel[:, ask.ids]
+        logits = ask.logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        scores = self._coupling.scores(logits, gumbel, learns=not ask.stream, ids=ask.ids)
+        return named(*best_tokens(scores, ask.width), ask.ids)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """(m, 1) uniform numbers of the tokens after the kept nodes."""
@@ -82,18 +74,16 @@ class KeyedRule(VerifyRule):
         places = mx.array(tree.depths)
         return coins[places if kept is None else places[kept]]
 
-    def _stream_places(
-        self, stream_logits: mx.array, tree: DraftTree, depth: mx.array, stream: int | None
-    ) -> tuple[mx.array, int]:
+    def _stream_places(self, ask: Ask) -> tuple[mx.array, int]:
         """Where the rows' tokens are among the positions from the next token's on.
 
         Returns:
             (rows,) places, and how many positions these may be among.
         """
-        rows = stream_logits.shape[-2]
+        rows, stream = len(ask.logits), ask.stream
         streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
         last = rows - 1 if stream is None else stream
-        return depth + 1 + streams, int(tree.depths[-1]) + 2 + last
+        return ask.depth + 1 + streams, int(ask.tree.depths[-1]) + 2 + last
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         super().commit(tokens)

@@ -9,6 +9,7 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from ..candidates import drawn_candidates
 from ..tree import DraftTree
 from .keyed import KeyedRule
+from .rule import Ask
 
 
 class RejectionRule(KeyedRule):
@@ -44,24 +45,16 @@ class RejectionRule(KeyedRule):
         key = self._noise.key(self._position, "test")
         return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
-    def draft(
-        self,
-        stream_logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        stream: int | None = None,
-        ids: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
-        if ids is not None:
-            every = mx.full((*stream_logits.shape[:-1], self._vocab_size), -mx.inf)
-            every[..., ids] = stream_logits
-            stream_logits = every
-        places, count = self._stream_places(stream_logits, tree, depth, stream)
+    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+        logits = ask.logits
+        if ask.ids is not None:
+            logits = mx.full((len(logits), self._vocab_size), -mx.inf)
+            logits[:, ask.ids] = ask.logits
+        places, count = self._stream_places(ask)
         coins = self._noise.coins(self._position, count)[places]
-        log_probs = self._sampling.log_probs(stream_logits, coins)
+        log_probs = self._sampling.log_probs(logits, coins)
         self._drafter = mx.exp(log_probs)
-        return drawn_candidates(log_probs, width, self._noise.key(self._position, "draft"))
+        return drawn_candidates(log_probs, ask.width, self._noise.key(self._position, "draft"))
 
 
 def drafts_after(tree: DraftTree) -> np.ndarray:

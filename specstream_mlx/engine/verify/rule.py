@@ -6,7 +6,8 @@ that plain decoding draws there, so the text is plain decoding's whatever the tr
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
@@ -15,6 +16,42 @@ from ..candidates import best_tokens, named
 from ..processors import NodeProcessors
 from ..rows import TreeNodes
 from ..tree import DraftTree
+
+
+class Verdict(NamedTuple):
+    """What a rule finds of a tree: device arrays.
+
+    Attributes:
+        last: () int32, the last accepted node among the kept ones.
+        predictions: (m,) int32, the target's token after each kept node; that of the last one is
+            the correction or bonus token.
+        logits: (m, vocab) after the logits processors.
+    """
+
+    last: mx.array
+    predictions: mx.array
+    logits: mx.array
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What the streams are asked for behind a verified tree.
+
+    Attributes:
+        logits: (rows, n) of the streams beside the last accepted node.
+        width: k, candidates of each row.
+        tree: the one that was verified.
+        depth: () of its last accepted node.
+        ids: (n,) the tokens that the logits are of; ``None``: the whole vocabulary.
+        stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
+    """
+
+    logits: mx.array
+    width: int
+    tree: DraftTree
+    depth: mx.array
+    ids: mx.array | None = None
+    stream: int | None = None
 
 
 class VerifyRule:
@@ -50,27 +87,20 @@ class VerifyRule:
         """Whether more is asked of the target than the arg-max of its own logits at each node."""
         return type(self) is not VerifyRule or bool(self._processors)
 
-    def verify(
-        self, tree: DraftTree, nodes: TreeNodes, logits: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """Judge a tree, or trees of one shape side by side where nothing is sampled or processed.
+    def verify(self, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> Verdict:
+        """Judge a tree.
 
         Args:
             tree: all of it.
             nodes: those kept.
-            logits: (.., m, vocab) of the kept ones.
-
-        Returns:
-            The last accepted node among the kept ones (..) int32; the target's token after each
-            (.., m) int32, of which that of the last node is the correction or bonus token; and the
-            processed logits.
+            logits: (m, vocab) of the kept ones.
         """
         logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
-        return self._last(tree, nodes, logits, predictions), predictions, logits
+        return Verdict(self._last(tree, nodes, logits, predictions), predictions, logits)
 
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """(.., m, vocab) logits of the kept nodes, after the logits processors."""
+        """(m, vocab) logits of the kept nodes, after the logits processors."""
         return self._processors(tree, kept, logits)
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
@@ -79,7 +109,7 @@ class VerifyRule:
         return self._token(logits), logits
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """(.., m) int32: the target's token after each kept node, from processed logits."""
+        """(m,) int32: the target's token after each kept node, from processed logits."""
         return self._token(logits)
 
     def _token(self, logits: mx.array) -> mx.array:
@@ -91,30 +121,13 @@ class VerifyRule:
     ) -> mx.array:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
-    def draft(
-        self,
-        stream_logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        stream: int | None = None,
-        ids: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
+    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
         """Let the streams guess for the next tree.
 
-        Args:
-            stream_logits: (.., rows, n) beside the last accepted node.
-            width: k.
-            tree: the one that was verified.
-            depth: (..) of its last accepted node.
-            stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
-            ids: (n,) the tokens that the logits are of, or (sequences, n) those of each sequence;
-                ``None``: of the whole vocabulary.
-
         Returns:
-            (.., rows, k) candidates of each row and their log-probabilities.
+            (rows, k) candidates of each row and their log-probabilities.
         """
-        return named(*best_tokens(stream_logits, width), ids)
+        return named(*best_tokens(ask.logits, ask.width), ask.ids)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Take note of the tokens that a step committed; they may be an unevaluated array."""
@@ -133,31 +146,31 @@ def follow(
     Siblings carry different tokens, so at most one path matches.
 
     Args:
-        tokens: (n,) node tokens, or (.., n) of several trees of one shape.
+        tokens: (n,) node tokens.
         parents: (n,) parents' indices; the root's entry is not used.
         ancestors: (n, n) bool, ancestors-or-self.
-        predictions: (.., n) the target's token after each node.
+        predictions: (n,) the target's token after each node.
         in_play: (n,) bool, nodes that may be accepted; all where ``None``.
 
     Returns:
-        (..) int32: the last accepted node, 0 where no draft was right. Its prediction is the
+        () int32: the last accepted node, 0 where no draft was right. Its prediction is the
         correction or bonus token.
     """
-    accepted = tokens == predictions[..., mx.maximum(parents, 0)]
+    accepted = tokens == predictions[mx.maximum(parents, 0)]
     length = accepted_lengths(accepted, ancestors, in_play)
     return mx.argmax(length, axis=-1).astype(mx.int32)
 
 
 def accepted_lengths(accepted: mx.array, ancestors: mx.array, in_play: mx.array | None) -> mx.array:
-    """(.., n) how many nodes each path has, 0 where one of them is refused; the root never is.
+    """(n,) how many nodes each path has, 0 where one of them is refused; the root never is.
 
     Args:
-        accepted: (.., n) bool, by node.
+        accepted: (n,) bool, by node.
         ancestors, in_play: as in ``follow``.
     """
     refused = ~accepted
     if in_play is not None:
         refused = refused | ~in_play
     refused = refused & (mx.arange(accepted.shape[-1]) != 0)
-    path_refused = (ancestors & refused[..., None, :]).any(axis=-1)
+    path_refused = (ancestors & refused[None]).any(axis=-1)
     return mx.where(path_refused, 0, ancestors.sum(axis=-1))

@@ -6,7 +6,7 @@ from ..candidates import best_tokens, named
 from ..rows import TreeNodes
 from ..tree import DraftTree
 from .keyed import KeyedRule
-from .rule import accepted_lengths
+from .rule import Ask, accepted_lengths
 
 TYPICAL_PROBABILITY = 0.09
 """Medusa's epsilon: a draft that the target holds for likelier is always typical."""
@@ -29,16 +29,8 @@ class TypicalRule(KeyedRule):
         log_probs = self._sampling.log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
-    def draft(
-        self,
-        stream_logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        stream: int | None = None,
-        ids: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
-        return named(*best_tokens(stream_logits, width), ids)
+    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+        return named(*best_tokens(ask.logits, ask.width), ask.ids)
 
 
 def typical(
