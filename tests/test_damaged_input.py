@@ -32,7 +32,6 @@ from torch_tiny import tiny_completions
 from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 
@@ -93,7 +92,6 @@ def good(tmp_path_factory):
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     adapter = stream_adapter_directory(root / "adapter", base, mode="shared", lora_rank=4)
     write_peft(root / "peft", root / "adapter")
-    (root / "tree.json").write_text(json.dumps({"acceptance": [[0.6, 0.2]], "tree_size": 3}))
     tiny_completions(root / "data.jsonl")
     result = run("cache-prompt", "--model", base, "--prompt-cache-file", root / "c.safetensors")
     assert result.exit_code == 2  # an empty prompt
@@ -223,13 +221,6 @@ def test_json_of_the_pytorch_side(name, damage, copy, good, tmp_path):
     adapter = copy("peft")
     JSON_DAMAGE[damage](adapter / name)
     refused(lambda: convert_adapter(adapter, good / "base", tmp_path / "out"), adapter / name)
-
-
-@pytest.mark.parametrize("damage", JSON_DAMAGE)
-def test_json_of_a_tree(damage, copy):
-    path = copy("tree.json")
-    JSON_DAMAGE[damage](path)
-    refused(lambda: StaticTree.load(path), path)
 
 
 def edit(path: Path, **fields: object) -> None:
@@ -791,27 +782,6 @@ def test_tokenizer_config_of_a_prompt_cache(value, copy):
     refused(lambda: prompt_cache_files.read_metadata(path), path)
 
 
-# Trees --------------------------------------------------------------------------------------
-
-TREES = [
-    *({"acceptance": value} for value in (None, 3, "x", {}, [], [[]], [3], [["x"]], [[True]])),
-    *({"acceptance": value} for value in ([[2]], [[-1]], [[0.6, 0.6]], [[0.5], [0.2, 0.2]])),
-    *({"acceptance": value} for value in ([[HUGE]], [[None]], [[[0.5]]])),
-    *({"acceptance": [[0.5]], "tree_size": v} for v in ("x", 0, -1, 1.5, True, None, 10**9, HUGE)),
-    {"acceptance": [[0.5]], "more": 1},
-    {"tree_size": 3},
-    {"acceptance": [[0.1]] * 5000},
-    {"acceptance": [[0.0] * 5000]},
-]
-
-
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree)[:60])
-def test_tree(tree, copy):
-    path = copy("tree.json")
-    path.write_text(json.dumps(tree))
-    refused(lambda: StaticTree.load(path), path)
-
-
 # Training -----------------------------------------------------------------------------------
 
 PAIR = b'{"prompt": "a", "completion": "b"}\n'
@@ -921,8 +891,8 @@ FLAGS = [
         for v in ("[" * 100_000, '{"1": NaN}', '{"1": 1e999}', "[]", "3", "null")
     ),
     *(("--logit-bias", v) for v in ('{"1": "x"}', '{"1": [1]}', '{"-1": 1}', f'{{"{DIGITS}": 1}}')),
-    *((flag, LONG) for flag in ("--model", "--adapter-path", "--prompt-cache-file", "--tree")),
-    *((flag, "") for flag in ("--model", "--adapter-path", "--prompt-cache-file", "--tree")),
+    *((flag, LONG) for flag in ("--model", "--adapter-path", "--prompt-cache-file")),
+    *((flag, "") for flag in ("--model", "--adapter-path", "--prompt-cache-file")),
     *(("--model", value) for value in ("..", "/", "a/b/c", "~x/y", "a//b", "é/ü")),
     *(("--adapter", value) for value in (LONG, "", "../base", "/", "none")),
     *(("--mode", value) for value in ("", "x")),
@@ -957,7 +927,7 @@ def test_flags_of_generate(flag, value, good, offline):
     assert result.exit_code == 2, result.output + repr(result.exception)
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     name = flag.strip("-").replace("-", "_")
-    shown = {"--tree": "tree file", "--prompt-cache-file": "cache", "--none-such": flag}
+    shown = {"--prompt-cache-file": "cache", "--none-such": flag}
     assert len(lines) == 1
     named = (flag, name, shown.get(flag, name), value[:100] or ".", "the model", "weights")
     check_sentence(lines[0], *named)
@@ -969,7 +939,7 @@ COMMANDS = [
     *(("inspect", path, "--model", LONG) for path in ("adapter", "peft")),
     *(
         ("convert", "--model", value, "--mlx-path", "out")
-        for value in (LONG, "", "none", "tree.json")
+        for value in (LONG, "", "none", "base/config.json")
     ),
     *(
         ("convert", "--model", "base", "--mlx-path", "out", "--adapter-path", v)

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from specstream_mlx.drafting import streams
-from specstream_mlx.drafting.best_first import best_first
-from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.best_first import all_nodes, best_first, tree_of
+from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.engine.guesses import StreamGuesses
 
 
@@ -48,14 +47,14 @@ def arrays(tree):
 
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
-    return make_drafter(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
+    return FixedTrees(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
 
 
 def full_tree(root, candidates, width, log_probs=None):
     """The full tree of (gamma, k) candidates."""
     log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
     guesses = StreamGuesses(candidates, log_probs)
-    return streams.full_tree(root, lambda path: guesses.behind(path)[:width])
+    return tree_of(root, list(all_nodes(lambda path: guesses.behind(path)[:width])))
 
 
 def best_first_tree(root, candidates, log_probs, size, threshold=None):

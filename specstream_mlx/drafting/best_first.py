@@ -1,4 +1,4 @@
-"""Best-first drafting: the most probable nodes of all that could be drafted."""
+"""The nodes of all that could be drafted, best first."""
 
 import heapq
 import math
@@ -20,7 +20,7 @@ class Node(NamedTuple):
 
     Attributes:
         depth: from 1 on.
-        parent: the parent's place in the order of probability, -1 for the root.
+        parent: the parent's place in the order of nodes, -1 for the root.
         token: token id.
         score: log-probability of the path in nats.
     """
@@ -57,8 +57,22 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
         yield Node(len(path), parent, path[-1], score)
 
 
+def all_nodes(children: Children) -> Iterator[Node]:
+    """Yield all that may be drafted, breadth first: the full tree of the paper (section 3.2)."""
+    level: list[tuple[int, Path, float]] = [(-1, (), 0.0)]
+    count = 0
+    while level:
+        below: list[tuple[int, Path, float]] = []
+        for place, path, score in level:
+            for token, log_prob in children(path):
+                yield Node(len(path) + 1, place, token, score + log_prob)
+                below.append((count, (*path, token), score + log_prob))
+                count += 1
+        level = below
+
+
 def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
-    """The tree of a beginning of what ``likeliest`` yields, below ``root``."""
+    """The tree of a beginning of what ``likeliest`` or ``all_nodes`` yields, below ``root``."""
     order = sorted(range(len(nodes)), key=lambda place: (nodes[place].depth, place))
     index = {place: number for number, place in enumerate(order, start=1)} | {-1: 0}
     tokens = [root, *(nodes[place].token for place in order)]

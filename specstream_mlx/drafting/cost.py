@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..hardware import user_cache
+from .constants import MOST_NODES
 
 Place = Literal["plain", "none", "beside 1", "beside"]
 """Where a step's streams guess: nowhere, in a pipelined plain step without drafts (``plain``) or
@@ -27,8 +28,6 @@ guesses."""
 
 Job = tuple[Place, int]
 """A place, and the nodes of a step that is to be timed, the root included."""
-
-MOST_NODES = 16
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
 _ROUNDS = 6

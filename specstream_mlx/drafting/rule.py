@@ -16,29 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from ..config import StreamConfig
-from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
+from . import constants
 from .best_first import Children, Node, likeliest, tree_of
 from .corrections import StreamAverages
-from .cost import MOST_NODES, Place, StepCosts
-from .pooling import pooled
+from .cost import Place, StepCosts
 from .proposals import PROPOSALS, Proposal, together
-
-WIDTH = 4
-"""Candidates of each stream."""
-
-_LEAST = math.log(0.02)  # log-probability of a path that is not looked at any more
-_RATE_MEMORY = 128.0  # tokens
-_SHARED_RATE = 1.5
-_VALUE_MEMORY = 4
-_LONGEST_REST = 64
-_PLAIN_RUN = 2  # plain steps in a row, of which the last one is pipelined on both sides
 
 
 @dataclass
@@ -49,13 +38,13 @@ class Pace:
         costs: of steps, shared by all adapters that cost the same.
         tokens, time: of late; ``time`` in plain steps.
         value: tokens that the streams' guesses have been worth to a step.
-        valued: how many steps ``value`` is the average of, at most ``_VALUE_MEMORY``.
+        valued: how many steps ``value`` is the average of, at most ``constants.VALUE_MEMORY``.
         span: steps for which the streams rest where they are not worth their time.
     """
 
     costs: StepCosts
     tokens: float
-    time: float = _RATE_MEMORY
+    time: float = constants.RATE_MEMORY
     value: float = 0.0
     valued: int = 0
     span: int = 1
@@ -67,20 +56,20 @@ class Pace:
 
     def note(self, tokens: int, time: float) -> None:
         """Take in a step of so many tokens and of the time of so many plain steps."""
-        kept = max(0.0, 1 - tokens / _RATE_MEMORY)
+        kept = max(0.0, 1 - tokens / constants.RATE_MEMORY)
         self.tokens = self.tokens * kept + tokens
         self.time = self.time * kept + time
 
     def value_of(self, gain: float) -> None:
         """Take in by how much guesses raised the value of the best step."""
-        self.valued = min(self.valued + 1, _VALUE_MEMORY)
+        self.valued = min(self.valued + 1, constants.VALUE_MEMORY)
         self.value += (gain - self.value) / self.valued
 
 
 def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
     """The pace of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
-    return Pace(costs, tokens=_RATE_MEMORY * (_SHARED_RATE if shared else 1.0))
+    return Pace(costs, tokens=constants.RATE_MEMORY * (constants.SHARED_RATE if shared else 1.0))
 
 
 def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
@@ -116,7 +105,7 @@ class _Choice:
 
 
 class AutoDrafting:
-    """Plans the steps of one text by the rule; a ``drafting.drafter.Drafting``.
+    """Plans the steps of one text by the rule; a ``Drafting``.
 
     Attributes:
         pace: of this model and adapter; it is kept up to date.
@@ -142,7 +131,7 @@ class AutoDrafting:
         self._streams: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
-        self._plans = _plans(streams, min(WIDTH, drafted))
+        self._plans = _plans(streams, min(constants.WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         if proposals is None:
             proposals = [make(prompt) for make in PROPOSALS]
@@ -178,7 +167,7 @@ class AutoDrafting:
         """Plan the step that is worth most; see ``Drafting``."""
         nodes = self._nodes(guesses)
         if guesses.depth and self._streams is not None:
-            alone = self._best(list(self._likeliest(self._found)))
+            alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
         choice = self._best(nodes)
         self._measures = False
@@ -201,17 +190,10 @@ class AutoDrafting:
         """The most probable nodes of streams and proposals, in order of probability."""
         self.averages.take(guesses)
 
-        def children(path: Path) -> Guesses:
-            guessed, found = self.averages.behind(path), self._found(path)
-            return pooled(guessed, found) if guessed else found
+        return self._likeliest(together(self._proposals, self.averages.behind))
 
-        return list(self._likeliest(children))
-
-    def _likeliest(self, children: Children) -> Any:
-        return islice(likeliest(children, _LEAST), MOST_NODES - 1)
-
-    def _found(self, path: Path) -> Guesses:
-        return together(self._proposals, path)
+    def _likeliest(self, children: Children) -> list[Node]:
+        return list(islice(likeliest(children, constants.LEAST), constants.MOST_NODES - 1))
 
     # What is chosen -----------------------------------------------------------------------------
 
@@ -251,7 +233,7 @@ class AutoDrafting:
             pace.span = max(1, pace.span // 2)
             return
         self._rest = pace.span
-        pace.span = min(2 * pace.span, _LONGEST_REST)
+        pace.span = min(2 * pace.span, constants.LONGEST_REST)
 
     def place_of(self, plan: Plan) -> Place:
         """Where the streams run in a step that was planned here."""
@@ -266,7 +248,7 @@ class AutoDrafting:
         costs = self.pace.costs
         if (place, nodes) != costs.wanted() or seconds is None:
             return False
-        if place == "plain" and self._plain_run < _PLAIN_RUN:
+        if place == "plain" and self._plain_run < constants.PLAIN_RUN:
             return False
         costs.note(seconds)
         self._cost = {place: costs.curve.relative(place) for place in self._places}

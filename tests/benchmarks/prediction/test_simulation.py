@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.prediction import simulation
-from benchmarks.prediction.acceptance_table import tree_file
+from benchmarks.prediction.acceptance_table import AcceptanceTable, table_file
 from benchmarks.prediction.apple_machines import CHIPS, chip
 from benchmarks.prediction.metal_cost import (
     Bits,
@@ -27,6 +27,7 @@ from benchmarks.prediction.published_points import points
 from benchmarks.prediction.simulation import (
     LABEL,
     MODELS,
+    best_shape,
     expected_length,
     predict,
     step_ms,
@@ -34,10 +35,9 @@ from benchmarks.prediction.simulation import (
 )
 from benchmarks.report import RESULTS
 from specstream_mlx.config import Mode
-from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 
-SURE = StaticTree(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
-NEVER = StaticTree(((0.0, 0.0), (0.0, 0.0)))
+SURE = AcceptanceTable(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
+NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
 SMALL, MIDDLE, LARGE = MODELS
 ALL_BITS = get_args(Bits)
 
@@ -65,7 +65,7 @@ def measured(tmp_path_factory, monkeypatch):
     """Acceptance that was measured on the demonstration model, of both modes."""
     results = tmp_path_factory.mktemp("results")
     for mode in get_args(Mode):
-        SURE.save(tree_file(results, mode))
+        SURE.save(table_file(results, mode))
     monkeypatch.setattr(simulation, "RESULTS", results)
     return results
 
@@ -146,10 +146,10 @@ def test_context_bandwidth_and_layers_count():
 
 
 def test_the_expected_length_is_one_and_the_paths_acceptances():
-    tree = StaticTree(((0.5, 0.25), (0.4, 0.2)))
-    shape = best_shape(tree, 3, 2, 2)
+    tree = AcceptanceTable(((0.5, 0.25), (0.4, 0.2)))
+    shape = best_shape(tree, 3)
     assert expected_length(tree, shape) == pytest.approx(1 + 0.5 + 0.25 + 0.5 * 0.4)
-    assert expected_length(tree, best_shape(NEVER, 3, 2, 2)) == 1
+    assert expected_length(tree, best_shape(NEVER, 3)) == 1
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -162,7 +162,7 @@ def test_without_acceptance_plain_decoding_is_chosen(mode, bits):
 
 
 def test_nothing_is_slower_than_plain_and_more_acceptance_never_hurts():
-    some = StaticTree(((0.5, 0.1), (0.4, 0.1), (0.3, 0.1), (0.2, 0.1)))
+    some = AcceptanceTable(((0.5, 0.1), (0.4, 0.1), (0.3, 0.1), (0.2, 0.1)))
     for machine in CHIPS:
         for bits in ALL_BITS:
             low, high = (predict(machine, MIDDLE, bits, "lossless", t) for t in (some, SURE))
@@ -196,7 +196,7 @@ def test_deferred_streams_read_their_layers_again():
 def test_all_trained_streams_are_paid_for():
     """Also by a tree that is less deep than the adapter."""
     found = predict(
-        chip("M4 Pro"), LARGE, 4, "lossless", StaticTree((*SURE.acceptance, (0.0, 0.0)))
+        chip("M4 Pro"), LARGE, 4, "lossless", AcceptanceTable((*SURE.acceptance, (0.0, 0.0)))
     )
     assert found.placement in ("beside", "deferred")
     cost = step_ms(chip("M4 Pro"), LARGE, 4, found.rows, 5, found.placement, 4, 512)
@@ -227,10 +227,10 @@ def test_a_model_that_is_too_large_is_not_predicted():
 
 
 def test_modes_that_were_measured_are_predicted(app, measured, tmp_path):
-    tree_file(measured, "shared").unlink()
+    table_file(measured, "shared").unlink()
     result = app("--json", "--output", tmp_path)
     assert {p["mode"] for p in json.loads(result.stdout)["predictions"]} == {"lossless"}
-    tree_file(measured, "lossless").unlink()
+    table_file(measured, "lossless").unlink()
     result = app("--output", tmp_path / "none")
     assert result.exit_code == 2 and not (tmp_path / "none").exists()
     assert "has no acceptance-*.json" in result.stderr and "--tree takes yours" in result.stderr
@@ -273,10 +273,15 @@ def test_without_matplotlib_the_tables_are_written(app, measured, tmp_path, monk
     assert (tmp_path / "simulation.md").exists()
 
 
-def test_a_bad_tree_file_ends_in_one_sentence(app, tmp_path):
+def test_a_bad_table_file_ends_in_one_sentence(app, tmp_path):
     result = app("--tree", tmp_path / "none.json", "--output", tmp_path)
     assert result.exit_code == 2
     assert result.stderr == f"error: {tmp_path / 'none.json'} is missing\n"
+    for table in ({}, {"acceptance": 3}, {"acceptance": [[0.5], []]}, {"acceptance": [[0.7, 0.6]]}):
+        (tmp_path / "bad.json").write_text(json.dumps(table))
+        result = app("--tree", tmp_path / "bad.json", "--output", tmp_path)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {tmp_path / 'bad.json'}: acceptance ")
     assert app("--msa-layers", 16, "--output", tmp_path).exit_code == 2
     assert app("--context", -1, "--output", tmp_path).exit_code == 2
 
