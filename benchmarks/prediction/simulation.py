@@ -84,10 +84,14 @@ ASSUMPTIONS = (
 
 
 def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
-    """The tree of ``size`` nodes besides the root, or of all that can be right, with the greatest
-    expected accepted length; its tokens are ranks."""
+    """The tree of the greatest expected accepted length; its tokens are ranks.
+
+    Args:
+        table: acceptance by depth and rank.
+        size: nodes besides the root, or fewer where no further one can be right.
+    """
     rows = [[(rank, math.log(p)) for rank, p in enumerate(row) if p] for row in table.acceptance]
-    return best_first(0, lambda path: rows[len(path)] if len(path) < len(rows) else (), size)
+    return best_first(0, lambda path: rows[len(path)] if len(path) < len(rows) else [], size)
 
 
 def expected_length(tree: AcceptanceTable, shape: DraftTree) -> float:

@@ -2,16 +2,16 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.guesses import Path
+from ..engine.guesses import Guesses, Path
 from ..engine.tree import DraftTree
 
-Children = Callable[[Path], Iterable[tuple[int, float]]]
+Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 
@@ -43,7 +43,8 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
         least: log-probability of a path below which its node is left out.
     """
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
-    met, place, parent, path, score = 0, -1, -1, (), 0.0
+    met, place, parent, score = 0, -1, -1, 0.0
+    path: Path = ()
     while True:
         for token, log_prob in children(path):
             below = score + log_prob
@@ -75,12 +76,13 @@ def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
     """The tree of a beginning of what ``likeliest`` or ``all_nodes`` yields, below ``root``."""
     order = sorted(range(len(nodes)), key=lambda place: (nodes[place].depth, place))
     index = {place: number for number, place in enumerate(order, start=1)} | {-1: 0}
-    tokens = [root, *(nodes[place].token for place in order)]
-    parents = [-1, *(index[nodes[place].parent] for place in order)]
-    depths = [0, *(nodes[place].depth for place in order)]
-    log_probs = np.array([0.0, *(nodes[place].score for place in order)])
-    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    return DraftTree(*arrays, log_probs=log_probs)
+    found = [nodes[place] for place in order]
+    return DraftTree(
+        np.array([root, *(node.token for node in found)], np.int32),
+        np.array([-1, *(index[node.parent] for node in found)], np.int32),
+        np.array([0, *(node.depth for node in found)], np.int32),
+        np.array([0.0, *(node.score for node in found)]),
+    )
 
 
 def best_first(

@@ -172,13 +172,9 @@ class StepCosts:
             # In one order always, slowness in step with the rounds were taken for a point's own.
             self._left = self._order.sample(self._jobs, len(self._jobs))
             return
-        found = _curve(self._timings, time.time())
-        if self.curve.spread is None or found.spread <= self.curve.spread:
-            self.curve = found
-        else:
-            self.curve = CostCurve(
-                self.curve.points, self.curve.spread, self.curve.rounds, found.measured
-            )
+        found, before = _curve(self._timings, time.time()), self.curve.spread
+        worse = before is not None and found.spread is not None and found.spread > before
+        self.curve = replace(self.curve, measured=found.measured) if worse else found
         self._timings, self._saved = [], -1
 
     def save(self) -> None:

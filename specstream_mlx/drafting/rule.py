@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-import numpy as np
-
 from ..config import StreamConfig
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
@@ -89,10 +87,10 @@ def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[Dr
     if streams is None:
         return {"plain": plain, "none": none}
     count = streams.num_streams
-    run = {"place": "beside", "streams": count, "expand": (LIKELIEST,) * (count - 1)}
+    run = partial(Plan, place="beside", streams=count, expand=(LIKELIEST,) * (count - 1))
     if streams.mode == "shared":
-        return {"none": partial(Plan, **run), "beside": partial(Plan, **run, width=width)}
-    return {"plain": plain, "none": none, "beside 1": partial(Plan, **run, width=width, beside=1)}
+        return {"none": run, "beside": partial(run, width=width)}
+    return {"plain": plain, "none": none, "beside 1": partial(run, width=width, beside=1)}
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,9 @@ class AutoDrafting:
         job = self.pace.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
             self._measures = True
-            tree = tree_of(root, nodes[: job[1] - 1])
-            return self._plans[job[0]](_filled(tree, job[1], self._vocab_size))
+            drafts = job[1] - 1
+            timed = _filled(nodes[:drafts], drafts, self._vocab_size)
+            return self._plans[job[0]](tree_of(root, timed))
         if self._rest is None and self._streams is not None:
             self._keep_span(choice.place)
         return self._plans[choice.place](tree_of(root, nodes[: choice.nodes]))
@@ -200,8 +199,8 @@ class AutoDrafting:
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """The best place and number of nodes, over all beginnings of ``nodes``."""
         rate, places = self.pace.rate, self._open()
-        best = _Choice("plain", 0, 1 - rate) if "plain" in places else None
         drawn = [place for place in places if place != "plain"]
+        best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
         for count in range(len(nodes) + 1):
             if count:
@@ -216,7 +215,7 @@ class AutoDrafting:
                 value = tokens - rate * self._cost[place][count + 1]
                 if place == self._streams:
                     value += self.pace.value * (1.0 if place == "beside" else max(last))
-                if best is None or value > best.value:
+                if value > best.value:
                     best = _Choice(place, count, value)
         return best
 
@@ -239,7 +238,7 @@ class AutoDrafting:
         """Where the streams run in a step that was planned here."""
         if plan.pipelined:
             return "plain"
-        return self._streams if plan.width else "none"
+        return self._places[-1] if plan.width else "none"
 
     # What it costs ------------------------------------------------------------------------------
 
@@ -255,17 +254,9 @@ class AutoDrafting:
         return True
 
 
-def _filled(tree: DraftTree, nodes: int, vocab_size: int) -> DraftTree:
-    """The tree with so many nodes: any tokens below its last one, which has none below it yet."""
-    missing = nodes - len(tree)
-    if missing <= 0:
-        return tree
-    tokens = np.arange(missing, dtype=np.int32) % vocab_size
-    parents = np.full(missing, len(tree) - 1, np.int32)
-    depths = np.full(missing, tree.depths[-1] + 1, np.int32)
-    return DraftTree(
-        np.concatenate([tree.tokens, tokens]),
-        np.concatenate([tree.parents, parents]),
-        np.concatenate([tree.depths, depths]),
-        np.concatenate([tree.log_probs, np.full(missing, -100.0)]),
-    )
+def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
+    """So many nodes: any tokens below the last of the deepest, which has none below it yet."""
+    last = max(range(len(nodes)), key=lambda place: (nodes[place].depth, place), default=-1)
+    depth = nodes[last].depth + 1 if nodes else 1
+    missing = range(count - len(nodes))
+    return [*nodes, *(Node(depth, last, token % vocab_size, -100.0) for token in missing)]

@@ -9,7 +9,7 @@ in the user's cache.
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -91,13 +91,14 @@ def hold_weights(
     if choice not in CHOICES:
         raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
     stored, stored_dtype = _bytes(model), _dtype(model)
-    layer = _largest_product(model)
+    layer = _largest_product(model, nn.QuantizedLinear)
+    form: Weights
     if layer is None:
         if choice == "packed":
             raise UserError("weights is 'packed', expected 'expanded': the model is not quantized")
         form, reason = "expanded", "the model is not quantized"
     elif choice != "auto":
-        form, reason = choice, "as asked"
+        form, reason = "packed" if choice == "packed" else "expanded", "as asked"
     elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
     else:
@@ -118,7 +119,8 @@ def hold_weights(
 
 def run_probe(layer: nn.QuantizedLinear) -> Probe:
     """Time ``layer`` on ``PROBED_ROWS`` rows, packed and expanded in turn."""
-    scales, biases = map(_fast, (layer.scales, layer.get("biases")))
+    scales, biases = _fast(layer.scales), layer.get("biases")
+    biases = None if biases is None else _fast(biases)
     kind = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
     dense = _fast(mx.dequantize(layer.weight, scales, biases, **kind))
     mx.eval(dense, layer.weight, scales, biases)
@@ -140,7 +142,7 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
         ]
         packed_ms.append(1e3 * min(packed for packed, _ in times))
         expanded_ms.append(1e3 * min(expanded for _, expanded in times))
-    return Probe(dense.shape, tuple(packed_ms), tuple(expanded_ms))
+    return Probe((dense.shape[0], dense.shape[1]), tuple(packed_ms), tuple(expanded_ms))
 
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
@@ -178,7 +180,10 @@ def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
     return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
 
 
-def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Module | None:
+Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)
+
+
+def _largest_product(model: nn.Module, kind: type[Layer]) -> Layer | None:
     """The largest linear layer of ``kind`` among the decoder layers, the first of its size."""
     modules = [module for layer in model.layers for _, module in layer.named_modules()]
     layers = [module for module in modules if isinstance(module, kind)]
@@ -186,13 +191,13 @@ def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Mo
 
 
 def _bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for _, tensor in tree_flatten(model.parameters()))
+    return sum(tensor.nbytes for tensor in dict(tree_flatten(model.parameters())).values())
 
 
 def _dtype(model: nn.Module) -> str:
     """The name of the dtype that most of a model's floating-point numbers have."""
     sizes: Counter[mx.Dtype] = Counter()
-    for _, tensor in tree_flatten(model.parameters()):
+    for tensor in dict(tree_flatten(model.parameters())).values():
         if mx.issubdtype(tensor.dtype, mx.floating):
             sizes[tensor.dtype] += tensor.size
     return str(sizes.most_common(1)[0][0]).removeprefix("mlx.core.")
@@ -210,9 +215,9 @@ def _expanded_bytes(model: nn.Module) -> int:
     return total
 
 
-def _fast(tensor: mx.array | None) -> mx.array | None:
+def _fast(tensor: mx.array) -> mx.array:
     """``tensor`` in a dtype that is fast here; packed weights and exponents stay as they are."""
-    if tensor is None or not mx.issubdtype(tensor.dtype, mx.floating):
+    if not mx.issubdtype(tensor.dtype, mx.floating):
         return tensor
     return tensor.astype(device.fast_dtype(tensor.dtype))
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
+from trees import assert_well_formed
 
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.cost import MOST_NODES, CostCurve, StepCosts
@@ -14,7 +15,6 @@ from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.rule import AutoDrafting, Pace, new_pace, places_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.engine.tree import root_only
 from specstream_mlx.loop import decode
 
 SIZES = (1, 2, 4, 8, 16)
@@ -182,6 +182,8 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
         wanted = costs.wanted()
         drafting.accept(plan, [3], 0.001 * len(plan.tree))
         sizes.append((wanted, len(plan.tree)))
+        assert_well_formed(plan.tree)
+        assert plan.tree.tokens.max() < 97
         plan = drafting.plan(3, NO_GUESSES)
     assert costs.complete
     timed = [size for wanted, size in sizes if wanted and size == wanted[1]]
@@ -303,10 +305,3 @@ def test_a_generation_that_is_broken_off_keeps_its_timings():
     assert timed >= 5
     again = StepCosts(costs._path, costs._facts, places_of(model.streams.config))
     assert len(again._timings) == timed
-
-
-def test_a_tree_is_filled_up_below_its_last_node():
-    tree = rule._filled(root_only(3), 6, vocab_size=4)
-    assert tree.parents.tolist() == [-1, 0, 0, 0, 0, 0]
-    assert tree.depths.tolist() == [0, 1, 1, 1, 1, 1]
-    assert rule._filled(tree, 6, 4) is tree
