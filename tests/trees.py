@@ -60,3 +60,17 @@ def full_tree(root, candidates, width, log_probs=None):
 def best_first_tree(root, candidates, log_probs, size, threshold=None):
     """The best-first tree of (gamma, k) candidates."""
     return best_first(root, StreamGuesses(candidates, log_probs).behind, size, threshold)
+
+
+class Known:
+    """Proposes what the text will be: a drafter that somebody has added."""
+
+    def __init__(self, text):
+        self._rest = list(text)
+
+    def accept(self, tokens):
+        del self._rest[: len(tokens)]
+
+    def children(self, path):
+        at = len(path)
+        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []

@@ -243,28 +243,26 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     slow its round was: the median, over the jobs, of their time in it over their usual time.
     """
     jobs = len({job for job, _ in timings})
-    slowness = [1.0] * (len(timings) // jobs + 1)
+    rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
+    steady = _by_job(timings)
     for _ in range(2):
-        usual = {job: statistics.median(found) for job, found in _by_job(timings, slowness, jobs)}
-        for number in range(0, len(timings) // jobs):
-            part = timings[number * jobs : (number + 1) * jobs]
-            slowness[number] = statistics.median(s / usual[job] for job, s in part)
-    steady = dict(_by_job(timings, slowness, jobs))
+        usual = {job: statistics.median(found) for job, found in steady.items()}
+        slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
+        pairs = zip(rounds, slowness, strict=True)
+        steady = _by_job([(job, s / slow) for one, slow in pairs for job, s in one])
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
     spread = statistics.median(map(_spread, steady.values()))
     ascending = {place: _ascending(found) for place, found in points.items()}
-    return CostCurve(ascending, spread, len(timings) // jobs, now)
+    return CostCurve(ascending, spread, len(rounds), now)
 
 
-def _by_job(
-    timings: Sequence[tuple[Job, float]], slowness: Sequence[float], jobs: int
-) -> list[tuple[Job, list[float]]]:
+def _by_job(timings: Sequence[tuple[Job, float]]) -> dict[Job, list[float]]:
     found: dict[Job, list[float]] = defaultdict(list)
-    for number, (job, seconds) in enumerate(timings):
-        found[job].append(seconds / slowness[number // jobs])
-    return list(found.items())
+    for job, seconds in timings:
+        found[job].append(seconds)
+    return found
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -163,7 +163,8 @@ class AutoDrafting:
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
-        nodes = self._nodes(guesses)
+        self.averages.take(guesses)
+        nodes = self._likeliest(together(self._proposals, self.averages.behind))
         if guesses.depth and self._streams is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
@@ -183,18 +184,10 @@ class AutoDrafting:
         """Keep the timings of this text."""
         self.pace.costs.save()
 
-    # What may be drafted ------------------------------------------------------------------------
-
-    def _nodes(self, guesses: StreamGuesses) -> list[Node]:
-        """The most probable nodes of streams and proposals, in order of probability."""
-        self.averages.take(guesses)
-
-        return self._likeliest(together(self._proposals, self.averages.behind))
-
-    def _likeliest(self, children: Children) -> list[Node]:
+    @staticmethod
+    def _likeliest(children: Children) -> list[Node]:
+        """The most probable nodes, in order of probability."""
         return list(islice(likeliest(children, constants.LEAST), constants.MOST_NODES - 1))
-
-    # What is chosen -----------------------------------------------------------------------------
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """The best place and number of nodes, over all beginnings of ``nodes``."""
@@ -202,9 +195,8 @@ class AutoDrafting:
         drawn = [place for place in places if place != "plain"]
         best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
-        for count in range(len(nodes) + 1):
-            if count:
-                node = nodes[count - 1]
+        for count, node in enumerate([None, *nodes]):
+            if node is not None:
                 probability = math.exp(node.score)
                 tokens += probability
                 last[node.parent + 1] -= probability
@@ -227,12 +219,11 @@ class AutoDrafting:
 
     def _keep_span(self, place: Place) -> None:
         """Let streams rest that were not chosen, each time longer, and less long if they were."""
-        pace = self.pace
+        span = self.pace.span
         if place == self._streams:
-            pace.span = max(1, pace.span // 2)
-            return
-        self._rest = pace.span
-        pace.span = min(2 * pace.span, constants.LONGEST_REST)
+            self.pace.span = max(1, span // 2)
+        else:
+            self._rest, self.pace.span = span, min(2 * span, constants.LONGEST_REST)
 
     def place_of(self, plan: Plan) -> Place:
         """Where the streams run in a step that was planned here."""
@@ -240,14 +231,10 @@ class AutoDrafting:
             return "plain"
         return self._places[-1] if plan.width else "none"
 
-    # What it costs ------------------------------------------------------------------------------
-
     def _note(self, place: Place, nodes: int, seconds: float | None) -> bool:
         """Time a step for the curve; returns whether it was one."""
-        costs = self.pace.costs
-        if (place, nodes) != costs.wanted() or seconds is None:
-            return False
-        if place == "plain" and self._plain_run < constants.PLAIN_RUN:
+        costs, piped = self.pace.costs, self._plain_run >= constants.PLAIN_RUN
+        if seconds is None or (place, nodes) != costs.wanted() or (place == "plain" and not piped):
             return False
         costs.note(seconds)
         self._cost = {place: costs.curve.relative(place) for place in self._places}

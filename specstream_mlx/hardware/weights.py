@@ -125,32 +125,28 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
     dense = _fast(mx.dequantize(layer.weight, scales, biases, **kind))
     mx.eval(dense, layer.weight, scales, biases)
 
-    def packed_product(rows: mx.array) -> mx.array:
-        return mx.quantized_matmul(rows, layer.weight, scales, biases, **kind)
-
-    def dense_product(rows: mx.array) -> mx.array:
-        return rows @ dense.T
-
-    packed_ms, expanded_ms = [], []
+    products = (
+        lambda rows: mx.quantized_matmul(rows, layer.weight, scales, biases, **kind),
+        lambda rows: rows @ dense.T,
+    )
+    times = []
     for count in PROBED_ROWS:
         drawn = mx.random.normal((count, dense.shape[1]), key=mx.random.key(0))
         rows = drawn.astype(dense.dtype)
         mx.eval(rows)
-        times = [
-            (product_seconds(packed_product, rows), product_seconds(dense_product, rows))
-            for _ in range(_ROUNDS)
-        ]
-        packed_ms.append(1e3 * min(packed for packed, _ in times))
-        expanded_ms.append(1e3 * min(expanded for _, expanded in times))
-    return Probe((dense.shape[0], dense.shape[1]), tuple(packed_ms), tuple(expanded_ms))
+        taken = [[product_seconds(product, rows) for product in products] for _ in range(_ROUNDS)]
+        times.append([1e3 * min(one) for one in zip(*taken, strict=True)])
+    packed_ms, expanded_ms = zip(*times, strict=True)
+    return Probe((dense.shape[0], dense.shape[1]), packed_ms, expanded_ms)
 
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
     """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
     facts = device.describe()
+    shape = layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits  # once expanded
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
-    key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
+    key = ", ".join([*parts, "x".join(map(str, shape))])
     return user_cache.measured(
         cache_file(), key, lambda: asdict(run_probe(layer)), _probe_of, measure_again
     )
@@ -173,11 +169,6 @@ def _sentence(probe: Probe) -> str:
         )
     ]
     return f"a product of {probe.shape[0]} x {probe.shape[1]} takes for " + ", for ".join(parts)
-
-
-def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
-    """Shape (out, in) of a layer's weights once they are expanded."""
-    return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
 
 
 Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)
@@ -206,13 +197,12 @@ def _dtype(model: nn.Module) -> str:
 def _expanded_bytes(model: nn.Module) -> int:
     size = device.fast_dtype(mx.float16).size
     total = 0
-    for _, module in model.named_modules():
-        own = [tensor for tensor in module.values() if isinstance(tensor, mx.array)]
+    for module in model.modules():
         if "scales" in module:
-            total += module.weight.size * 32 // module.bits * size
+            total += module.weight.size * 32 // module.bits
         else:
-            total += sum(tensor.size for tensor in own) * size
-    return total
+            total += sum(own.size for own in module.values() if isinstance(own, mx.array))
+    return total * size
 
 
 def _fast(tensor: mx.array) -> mx.array:

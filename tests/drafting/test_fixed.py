@@ -21,7 +21,7 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
-from trees import arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
+from trees import Known, arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
 
 from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.constants import DOUBT
@@ -154,20 +154,6 @@ def test_a_tree_to_a_depth_and_of_one_candidate():
 
 
 # The output ---------------------------------------------------------------------------
-
-
-class Known:
-    """Proposes what the text will be: a drafter that somebody has added."""
-
-    def __init__(self, text):
-        self._rest = list(text)
-
-    def accept(self, tokens):
-        del self._rest[: len(tokens)]
-
-    def children(self, path):
-        at = len(path)
-        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []
 
 
 def test_another_proposal_drafts_in_fixed_trees(monkeypatch):
