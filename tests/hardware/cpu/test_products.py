@@ -137,10 +137,3 @@ def test_the_text_is_the_same(tmp_path, monkeypatch, mode, bits):
         if mode == "lossless":
             assert texts[-1] == plain_tokens(model.model, PROMPT, 24)
     assert texts[0] == texts[1]
-
-
-def test_packed_weights_are_left_alone(tmp_path):
-    base = tiny_llama_directory(tmp_path / "base", bits=8)
-    model, _ = load(base, weights="packed")
-    assert not model.held.row_blocks
-    assert not any(isinstance(module, BlockedLinear) for module in model.model.modules())
