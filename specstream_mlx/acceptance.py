@@ -6,14 +6,13 @@ import numpy as np
 
 from .config import UserError
 from .drafting.settings import DraftSettings
-from .drafting.static_tree import StaticTree
 from .engine.guesses import StreamGuesses
 from .loading import SpeculativeModel
 from .loop import Request, decode
 
 
 class AcceptanceCounts:
-    """Counts of right candidates; the tables of ``StaticTree`` come from them.
+    """Counts of right candidates.
 
     A depth counts only where every token before it was among its own depth's candidates: deeper
     nodes are reached in no other way.
@@ -48,10 +47,6 @@ class AcceptanceCounts:
         rates = self.hits / np.maximum(self.reached, 1)[:, None]
         return tuple(map(tuple, rates.tolist()))
 
-    def static_tree(self, size: int) -> StaticTree:
-        """The calibrated tree of ``size`` nodes below the root."""
-        return StaticTree(self.rates(), size)
-
 
 def measure_acceptance(
     model: SpeculativeModel,
@@ -63,7 +58,7 @@ def measure_acceptance(
     """Generate from every prompt and count the streams' right candidates.
 
     They are counted behind the tokens where steps begin, which is where drafts are made, so
-    measure with settings like those that the table is for. ``tree_width`` gives the ranks.
+    measure with settings like those that the counts are for. ``tree_width`` gives the ranks.
 
     Args:
         model: base and adapter; the streams must draft.

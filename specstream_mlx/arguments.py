@@ -158,7 +158,6 @@ _EXPECTED: dict[str, tuple[Fits, str]] = {
     "draft_threshold": _PROBABILITY,
     "max_nodes": _COUNT,
     "prune_threshold": _PROBABILITY,
-    "static_tree": (_optional(_has("tree_size", "width")), "a StaticTree or None"),
     "lookup": _FLAG,
     "lookup_size": _LEAST_ONE,
     "lookup_ngram": _LEAST_ONE,

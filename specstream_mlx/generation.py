@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import check_arguments, check_names
 from .config import UserError
-from .drafting.drafter import Drafting
+from .drafting import Drafting
 from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,6 @@ class SpeculativeModel:
         adapter: the mounted adapter, or ``None``.
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
-        paces: how fast generations have been lately, see ``drafting.pace.pace_of``.
     """
 
     model: nn.Module
@@ -70,7 +69,6 @@ class SpeculativeModel:
     adapter: Adapter | None = None
     streams: Streams | None = None
     held: HeldWeights | None = None
-    paces: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any

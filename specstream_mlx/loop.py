@@ -14,7 +14,8 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .arguments import check_arguments, shown
 from .config import UserError
-from .drafting.drafter import Drafting, fixed_drafting
+from .drafting import Drafting
+from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.settings import DraftSettings
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization

@@ -4,7 +4,7 @@ import random
 
 from random_models import request
 
-from specstream_mlx.drafting.drafter import fixed_drafting
+from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
 

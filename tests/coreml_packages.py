@@ -21,7 +21,7 @@ from tiny_models import tiny_streams
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.best_first import best_first
-from specstream_mlx.drafting.drafter import FixedDrafting, NoDrafter
+from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
@@ -297,7 +297,9 @@ def by_engine(decoder, request, drafter=None):
     plan_of = partial(Plan, place="none")
     if decoder.streams is not None:
         plan_of = SETTINGS.plans(decoder.streams.config)
-    drafting = FixedDrafting(drafter or NoDrafter(), plan_of)
+    drafting = FixedDrafting(
+        drafter or FixedTrees(DraftSettings(speculation=False), False), plan_of
+    )
     for _ in prefill(decoder, request.prompt[:-1], SIZES.chunk):
         pass
     return list(steps(decoder, request, drafting))

@@ -19,7 +19,7 @@ from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
 from specstream_mlx import loop
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting import drafter
+from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
@@ -312,7 +312,7 @@ class Oracle:
 
         monkeypatch.setattr(loop, "Decoder", WatchedDecoder)
         if drafts:
-            monkeypatch.setattr(drafter, "make_drafter", lambda *_: oracle)
+            monkeypatch.setattr(fixed, "FixedTrees", lambda *_: oracle)
         return self
 
     def accept(self, tokens):
@@ -320,9 +320,6 @@ class Oracle:
 
     def grow(self, root, *_):
         return self.draft(root)
-
-    def describe(self):
-        return "the truth among distractors"
 
     def draft(self, root):
         """A tree whose true path is right to a random depth and goes on wrong."""

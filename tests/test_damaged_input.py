@@ -1,6 +1,6 @@
 """Whatever is wrong with what a user gives: it ends in one sentence that names the file or flag.
 
-Each case spoils one thing in a copy of a good model, adapter, cache, tree, data file or command
+Each case spoils one thing in a copy of a good model, adapter, cache, data file or command
 line. None may end in a traceback, take more than seconds, or run code that came with a file.
 """
 
@@ -31,7 +31,6 @@ from tiny_peft import edit
 from torch_tiny import tiny_completions
 
 from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 
@@ -108,7 +107,6 @@ def good(tmp_path_factory):
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     adapter = stream_adapter_directory(root / "adapter", base, mode="shared", lora_rank=4)
     write_peft(root / "peft", root / "adapter")
-    (root / "tree.json").write_text(json.dumps({"acceptance": [[0.6, 0.2]], "tree_size": 3}))
     tiny_completions(root / "data.jsonl")
     cache = ("--prompt-cache-file", root / "cache.safetensors", "-p", "the meeting is at noon")
     assert run("cache-prompt", "--model", base, *cache).exit_code == 0
@@ -160,7 +158,6 @@ def read(good, loaded, tmp_path):
         "packed": load,
         "adapter": lambda path: loaded[0].swap_adapter(path),
         "peft": lambda path: convert_adapter(path, good / "base", tmp_path / "out"),
-        "tree.json": StaticTree.load,
         "data.jsonl": read_pairs,
     }
     yield lambda path: readers[path.name](path)
@@ -225,7 +222,6 @@ JSON_FILES = [
     *each("base", "tokenizer_config.json", "tokenizer.json"),
     *each("peft", "adapter_config.json", "speculative_streaming.json"),
     *each("adapter", "adapter_config.json"),
-    *each("tree.json", "."),
 ]
 JSON_CASES = [("base", "config.json", damage) for damage in JSON_DAMAGE]
 JSON_CASES += [(*f, d) for f in JSON_FILES for d in ("cut", "a list", "deep lists", "a directory")]
@@ -500,24 +496,6 @@ def test_fields_of_peft(name, value, copy, good, read):
         refused(lambda: mount_lora(load_base(good / "base"), adapter), adapter)
 
 
-TREES = [
-    *each("acceptance", None, 3, "x", {}, [], [[]], [3], [["x"]], [[True]], [[2]], [[-1]]),
-    *each("acceptance", [[0.6, 0.6]], [[0.5], [0.2, 0.2]], [[HUGE]], [[None]], [[[0.5]]]),
-    *each("acceptance", [[0.1]] * 5000, [[0.0] * 5000]),
-    *each("tree_size", "x", 0, 1.5, True, None, 10**9, HUGE),
-    *each("more", 1),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), TREES, ids=ids(TREES))
-def test_tree(name, value, copy, read):
-    path = copy("tree.json")
-    path.write_text(json.dumps({"acceptance": [[0.5]]} | {name: value}))
-    refused(lambda: read(path), path)
-    path.write_text('{"tree_size": 3}')
-    refused(lambda: read(path), path)
-
-
 # Code, tokenizer and template ---------------------------------------------------------------
 
 
@@ -762,7 +740,7 @@ def test_settings_of_the_trainer(name, value, good, tmp_path):
 
 COUNTS = ("--max-tokens", "--tree-size", "--lookup-size", "--top-k", "--seed", "--kv-bits")
 NUMBERS = ("--temp", "--top-p", "--xtc-threshold", "--repetition-penalty", "--draft-threshold")
-FILES = ("--model", "--adapter-path", "--prompt-cache-file", "--tree")
+FILES = ("--model", "--adapter-path", "--prompt-cache-file")
 FLAGS = [
     *((flag, value) for flag in COUNTS for value in ("1" + "0" * 30, DIGITS, "-1", "1.5", "")),
     *((flag, value) for flag in NUMBERS for value in ("nan", "inf", "-1", DIGITS, "")),
@@ -799,7 +777,7 @@ def test_flags_of_generate(flag, value, good, offline):
     if flag in ("--top-k", "--top-p", "--xtc-threshold", "--seed"):
         flags += ["--temp", "1"]
     name = flag.strip("-").replace("-", "_")
-    shown = {"--tree": "tree file", "--prompt-cache-file": "cache"}.get(flag, name)
+    shown = {"--prompt-cache-file": "cache"}.get(flag, name)
     named = (flag, name, shown, value[:100] or ".", "the model", "weights")
     refused_command(*named, flags=["generate", *flags])
 
@@ -809,7 +787,7 @@ MIXED = (*CONVERT, "base", "--quant-predicate", "msa_4_8", "--num-msa-layers")
 COMMANDS = [
     *(("inspect", path) for path in (LONG, "", "none", "/dev/null", "/")),
     *(("inspect", path, "--model", LONG) for path in ("adapter", "peft")),
-    *((*CONVERT, value) for value in (LONG, "", "none", "tree.json")),
+    *((*CONVERT, value) for value in (LONG, "", "none", "base/config.json")),
     *((*CONVERT, "base", "--adapter-path", value) for value in (LONG, "none")),
     (*CONVERT, "base", "--quant-predicate", "x"),
     *((*MIXED, value) for value in ("0", "9", DIGITS)),

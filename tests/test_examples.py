@@ -33,7 +33,6 @@ from toy_model import TOY
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx import bundled, demonstration, load
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.prompts import chat_prompt
 
 ROOT = Path(__file__).parents[1]
@@ -312,7 +311,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "sql": lambda path: peft_directory(hf_beside(path), path),
     "summarize": lambda path: peft_directory(hf_beside(path), path),
     "benchmarks/results": lambda path: shutil.copytree(ROOT / "benchmarks/results", path),
-    "my.json": lambda path: StaticTree(((0.6, 0.1), (0.5, 0.1))).save(path),
+    "my.json": text('{"acceptance": [[0.6, 0.1], [0.5, 0.1]]}'),
     "answers.jsonl": text(ANSWERS),
     "runs/own.training/data/train.jsonl": text(ANSWERS),
     "runs/own.training/data/valid.jsonl": text(ANSWERS),
@@ -476,9 +475,3 @@ def test_snippets_run_as_they_stand(block, capsys):
     )
     if block.after:
         assert comparable(capsys.readouterr().out) == comparable(block.after)
-
-
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "json"])
-def test_files_that_are_shown_can_be_read(block, tmp_path):
-    (tmp_path / "tree.json").write_text(block.text)
-    assert StaticTree.load(tmp_path / "tree.json").tree_size == 5

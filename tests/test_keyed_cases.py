@@ -21,8 +21,7 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
-from specstream_mlx.drafting.drafter import FixedDrafting
-from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.engine import guessing
 from specstream_mlx.engine import step as engine_step
 from specstream_mlx.loop import decode
@@ -47,7 +46,6 @@ CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "con
 DRAFTS = [
     *(DraftSettings(**fields) for fields in TREES.values()),
     *KINDS,
-    DraftSettings(static_tree=StaticTree(((0.5, 0.2, 0.1), (0.4, 0.2, 0.0)), 4), tree_size=4),
 ]
 
 

@@ -209,7 +209,6 @@ def test_load(name, value, message):
         (keyed_sampler, {"seed": 1.5}, "seed is 1.5, expected an integer"),
         (DraftSettings, {"tree_width": "4"}, "tree_width is '4', expected an integer"),
         (DraftSettings, {"lookup": "yes"}, "lookup is 'yes', expected True or False"),
-        (DraftSettings, {"static_tree": 5}, "static_tree is 5, expected a StaticTree or None"),
     ],
 )
 def test_settings(make, fields, message):

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from specstream_mlx.drafting import streams
-from specstream_mlx.drafting.best_first import best_first
-from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.best_first import all_nodes, best_first, tree_of
+from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.engine.guesses import StreamGuesses
 
 
@@ -48,16 +47,30 @@ def arrays(tree):
 
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
-    return make_drafter(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
+    return FixedTrees(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
 
 
 def full_tree(root, candidates, width, log_probs=None):
     """The full tree of (gamma, k) candidates."""
     log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
     guesses = StreamGuesses(candidates, log_probs)
-    return streams.full_tree(root, lambda path: guesses.behind(path)[:width])
+    return tree_of(root, list(all_nodes(lambda path: guesses.behind(path)[:width])))
 
 
 def best_first_tree(root, candidates, log_probs, size, threshold=None):
     """The best-first tree of (gamma, k) candidates."""
     return best_first(root, StreamGuesses(candidates, log_probs).behind, size, threshold)
+
+
+class Known:
+    """Proposes what the text will be: a drafter that somebody has added."""
+
+    def __init__(self, text):
+        self._rest = list(text)
+
+    def accept(self, tokens):
+        del self._rest[: len(tokens)]
+
+    def children(self, path):
+        at = len(path)
+        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []

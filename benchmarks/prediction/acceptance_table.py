@@ -1,14 +1,16 @@
-"""How often the demonstration model's drafts are right, as tree files for the prediction.
+"""How often the demonstration model's drafts are right, as tables for the prediction.
 
     python -m benchmarks.prediction.acceptance_table          # typed texts of all eight tasks
     python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
 
 Writes ``acceptance-lossless.json`` (the base's streams on every task) and
-``acceptance-shared.json`` (every task with its own adapter), which ``--tree`` reads as well, and
+``acceptance-shared.json`` (every task with its own adapter), which ``simulation`` reads, and
 ``acceptance.md``, to ``benchmarks/results``. They are rates on the project's own demonstration
 model and text: how often a model of yours accepts must be measured on it.
 """
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.checked_files import read_json
+from specstream_mlx.config import UserError, is_number, shown
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 
@@ -26,7 +30,49 @@ from ..texts import Chosen, Tasks, Texts, adapter_of, chosen_tasks
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
 
-def tree_file(directory: Path, mode: str) -> Path:
+@dataclass(frozen=True)
+class AcceptanceTable:
+    """How often candidates are right, in a JSON file ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``.
+
+    Attributes:
+        acceptance: for each depth from 1 on, for each rank, the probability that this candidate is
+            right, given that the tokens before it were.
+
+    Raises:
+        UserError: it does not hold probabilities.
+    """
+
+    acceptance: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        rows = self.acceptance
+        if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+            raise UserError("acceptance is no table, expected as many ranks at each depth")
+        for row in rows:
+            if not all(is_number(p) and 0 <= p <= 1 for p in row) or sum(row) > 1 + 1e-6:
+                raise UserError(f"acceptance has {shown(list(row))}, expected probabilities")
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        write_text(path, json.dumps({"acceptance": self.acceptance}) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "AcceptanceTable":
+        """Read the file.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        rows = read_json(path).get("acceptance")
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+            raise UserError(f"{path}: acceptance is not a list of lists, expected one a depth")
+        try:
+            return cls(tuple(map(tuple, rows)))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+
+
+def table_file(directory: Path, mode: str) -> Path:
     """Where the table of ``lossless`` or ``shared`` streams lies."""
     return directory / f"acceptance-{mode}.json"
 
@@ -84,7 +130,7 @@ def main(
     for mode in ("lossless", "shared"):
         names = [task for task in chosen if mode == "lossless" or task in bundled.adapter_names()]
         tables[mode] = measure(model, tokenizer, names, texts, mode)
-        tables[mode].static_tree(TREE_SIZE).save(tree_file(output, mode))
+        AcceptanceTable(tables[mode].rates()).save(table_file(output, mode))
     command = f"python -m benchmarks.prediction.acceptance_table --texts {origin} --items {items}"
     command += f" --tasks {only}" if only else ""
     text = "\n".join(markdown(tables, command, texts)) + "\n"

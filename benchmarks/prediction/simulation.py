@@ -1,6 +1,6 @@
 """A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
 
-    python -m benchmarks.prediction.simulation --tree FILE  # with yours, as for generate --tree
+    python -m benchmarks.prediction.simulation --tree FILE  # with yours
     python -m benchmarks.prediction.simulation              # with what acceptance_table measured
     python -m benchmarks.prediction.simulation --context 4000 --json
 
@@ -15,6 +15,7 @@ under a name that tells a prediction of your own (``--tree``, ``--context``, ``-
 """
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -23,14 +24,14 @@ import numpy as np
 import typer
 
 from specstream_mlx.config import Mode, UserError
-from specstream_mlx.drafting.static_tree import StaticTree, best_shape
+from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
 
 from ..report import RESULTS, Output, table, write_text
 from . import metal_cost
-from .acceptance_table import tree_file
+from .acceptance_table import AcceptanceTable, table_file
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
 from .predicted_speed import Prediction
@@ -82,7 +83,18 @@ ASSUMPTIONS = (
 )
 
 
-def expected_length(tree: StaticTree, shape: DraftTree) -> float:
+def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
+    """The tree of the greatest expected accepted length; its tokens are ranks.
+
+    Args:
+        table: acceptance by depth and rank.
+        size: nodes besides the root, or fewer where no further one can be right.
+    """
+    rows = [[(rank, math.log(p)) for rank, p in enumerate(row) if p] for row in table.acceptance]
+    return best_first(0, lambda path: rows[len(path)] if len(path) < len(rows) else [], size)
+
+
+def expected_length(tree: AcceptanceTable, shape: DraftTree) -> float:
     """Tokens a step is expected to commit: 1 and the paths' acceptances."""
     paths = np.ones(len(shape))
     for node in range(1, len(shape)):
@@ -151,7 +163,7 @@ def predict(
     model: Shape,
     bits: Bits,
     mode: Mode,
-    tree: StaticTree,
+    tree: AcceptanceTable,
     msa_layers: int = MSA_LAYERS,
     context: int = CONTEXT,
     head: Head = HEAD,
@@ -167,7 +179,7 @@ def predict(
         return Prediction(*named, "does not fit", "none", 1, plain, plain, 1.0)
     best = Prediction(*named, "plain", "none", 1, plain, plain, 1.0)
     for size in range(1, MOST_NODES + 1):
-        shape = best_shape(tree, size, tree.depth, tree.width)
+        shape = best_shape(tree, size)
         rows, depth = len(shape), int(shape.depths.max())
         if rows <= size:  # no further node can be right
             break
@@ -175,7 +187,7 @@ def predict(
         draft = "chain" if rows == depth + 1 else "tree"
         for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
             cost = step_ms(
-                chip, model, bits, rows, tree.depth, placement, msa_layers, context, head
+                chip, model, bits, rows, len(tree.acceptance), placement, msa_layers, context, head
             )
             found = Prediction(*named, placement, draft, rows, plain, cost, length)
             best = max(best, found, key=lambda p: p.speedup)
@@ -183,7 +195,7 @@ def predict(
 
 
 def predict_all(
-    tables: dict[Mode, StaticTree], msa_layers: int, context: int, head: Head
+    tables: dict[Mode, AcceptanceTable], msa_layers: int, context: int, head: Head
 ) -> list[Prediction]:
     """Every chip, model and number of bits."""
     return [
@@ -225,7 +237,7 @@ def _chip_row(chip: Chip) -> dict[str, Any]:
 
 
 def markdown(
-    found: list[Prediction], tables: dict[Mode, StaticTree], checked: list[Point], setting: str
+    found: list[Prediction], tables: dict[Mode, AcceptanceTable], checked: list[Point], setting: str
 ) -> str:
     """The report."""
     lines = [
@@ -289,16 +301,16 @@ def dump(values: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
+def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, AcceptanceTable]:
     """The table of ``--tree``, or those that were measured on the demonstration model.
 
     Raises:
         UserError: a file cannot be read, or none was measured.
     """
     if file is not None:
-        return {mode: StaticTree.load(file)}
-    files = {name: tree_file(RESULTS, name) for name in get_args(Mode)}
-    found = {name: StaticTree.load(path) for name, path in files.items() if path.exists()}
+        return {mode: AcceptanceTable.load(file)}
+    files = {name: table_file(RESULTS, name) for name in get_args(Mode)}
+    found = {name: AcceptanceTable.load(path) for name, path in files.items() if path.exists()}
     if not found:
         raise UserError(
             f"{RESULTS} has no acceptance-*.json: benchmarks.prediction.acceptance_table measures "

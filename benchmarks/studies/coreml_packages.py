@@ -47,7 +47,7 @@ from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.checked_files import read_json_lines
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
+from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule
@@ -295,7 +295,7 @@ def compared(
 
 
 def _engine_steps(decoder: Decoder, request: Request) -> Iterator[Step]:
-    drafter = make_drafter(request.drafting, decoder.streams is not None, request.prompt)
+    drafter = FixedTrees(request.drafting, decoder.streams is not None, request.prompt)
     for _ in prefill(decoder, request.prompt[:-1], request.prefill_step_size):
         pass
     plan_of = request.drafting.plans(decoder.streams and decoder.streams.config)

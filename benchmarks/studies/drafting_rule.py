@@ -25,10 +25,11 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting import corrections, lookup, rule
+from specstream_mlx.drafting import constants, rule
 from specstream_mlx.drafting.cost import StepCosts
+from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pace import pace_of
-from specstream_mlx.drafting.rule import WIDTH, AutoDrafting, new_pace
+from specstream_mlx.drafting.rule import AutoDrafting, new_pace
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
@@ -43,29 +44,29 @@ from ..texts import MODES, adapter_of
 from ..typed_text import FAR, PROSE, prompts_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
-    "memory of r: 32 tokens": (rule, "_RATE_MEMORY", 32.0),
-    "memory of r: 512 tokens": (rule, "_RATE_MEMORY", 512.0),
-    "r starts at 1 in shared mode": (rule, "_SHARED_RATE", 1.0),
-    "r starts at 2 in shared mode": (rule, "_SHARED_RATE", 2.0),
-    "v: 1 step": (rule, "_VALUE_MEMORY", 1),
-    "v: 16 steps": (rule, "_VALUE_MEMORY", 16),
-    "rests of 16 steps at most": (rule, "_LONGEST_REST", 16),
-    "rests of 512 steps at most": (rule, "_LONGEST_REST", 512),
-    "averages start at 0.7": (corrections, "_START", 0.7),
-    "averages start at 0.9": (corrections, "_START", 0.9),
-    "averages weigh 4 at first": (corrections, "_WEIGHT", 4.0),
-    "averages remember 8 guesses": (corrections, "_MEMORY", 8.0),
-    "averages remember 64 guesses": (corrections, "_MEMORY", 64.0),
-    "lookup priors .4 .65 .75 .8": (lookup, "_PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
-    "lookup priors .2 .4 .55 .65": (lookup, "_PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
-    "lookup prior .5 throughout": (lookup, "_PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
-    "lookup priors weigh 2": (lookup, "_PRIOR_WEIGHT", 2),
-    "lookup priors weigh 12": (lookup, "_PRIOR_WEIGHT", 12),
-    "lookup remembers 16": (lookup, "_LONGEST_MEMORY", 16),
-    "lookup to depth 6": (rule, "PROPOSALS", (partial(lookup.Lookup, depth=6),)),
-    "lookup of 3-grams": (rule, "PROPOSALS", (partial(lookup.Lookup, longest=3),)),
-    "8 nodes at most": (rule, "MOST_NODES", 8),
-    "nodes above 0.005": (rule, "_LEAST", math.log(0.005)),
+    "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
+    "memory of r: 512 tokens": (constants, "RATE_MEMORY", 512.0),
+    "r starts at 1 in shared mode": (constants, "SHARED_RATE", 1.0),
+    "r starts at 2 in shared mode": (constants, "SHARED_RATE", 2.0),
+    "v: 1 step": (constants, "VALUE_MEMORY", 1),
+    "v: 16 steps": (constants, "VALUE_MEMORY", 16),
+    "rests of 16 steps at most": (constants, "LONGEST_REST", 16),
+    "rests of 512 steps at most": (constants, "LONGEST_REST", 512),
+    "averages start at 0.7": (constants, "START", 0.7),
+    "averages start at 0.9": (constants, "START", 0.9),
+    "averages weigh 4 at first": (constants, "WEIGHT", 4.0),
+    "averages remember 8 guesses": (constants, "MEMORY", 8.0),
+    "averages remember 64 guesses": (constants, "MEMORY", 64.0),
+    "lookup priors .4 .65 .75 .8": (constants, "PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
+    "lookup priors .2 .4 .55 .65": (constants, "PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
+    "lookup prior .5 throughout": (constants, "PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
+    "lookup priors weigh 2": (constants, "PRIOR_WEIGHT", 2),
+    "lookup priors weigh 12": (constants, "PRIOR_WEIGHT", 12),
+    "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
+    "lookup to depth 6": (rule, "PROPOSALS", (partial(Lookup, depth=6),)),
+    "lookup of 3-grams": (rule, "PROPOSALS", (partial(Lookup, longest=3),)),
+    "8 nodes at most": (constants, "MOST_NODES", 8),
+    "nodes above 0.005": (constants, "LEAST", math.log(0.005)),
 }
 """What is changed, one constant at a time."""
 
@@ -89,7 +90,7 @@ class _Recorder:
     """Plans one token a step with all streams."""
 
     def __init__(self, streams: StreamConfig) -> None:
-        self._plan_of = DraftSettings(tree_width=WIDTH).plans(streams)
+        self._plan_of = DraftSettings(tree_width=constants.WIDTH).plans(streams)
         self.guesses: list[StreamGuesses] = []
 
     def first(self, root: int) -> Plan:

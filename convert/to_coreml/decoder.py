@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx.checked_files import check_tokens, reason
 from specstream_mlx.config import UserError
-from specstream_mlx.drafting.drafter import FixedDrafting, make_drafter
+from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE
@@ -85,7 +85,7 @@ class PackageDecoder:
         self._reusable = len(self._rows)
         drafting = request.drafting
         if isinstance(drafting, DraftSettings):
-            drafter = make_drafter(drafting, self.adapter.num_streams > 0, prompt)
+            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, prompt)
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
             place = "beside" if streams else "none"

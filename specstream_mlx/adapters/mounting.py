@@ -12,7 +12,7 @@ from .lora import put_on, unmount
 
 def _dtype(model: nn.Module) -> mx.Dtype:
     """The dtype of the model's activations."""
-    return next(p.dtype for name, p in tree_flatten(model.parameters()) if "norm" in name)
+    return next(p.dtype for n, p in dict(tree_flatten(model.parameters())).items() if "norm" in n)
 
 
 def _same_layout(first: Adapter | None, second: Adapter) -> bool:

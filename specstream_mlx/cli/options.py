@@ -360,14 +360,6 @@ class DraftOptions:
             "Default: 0.2, none with --tree-width or --tree-size.",
         ),
     ] = None
-    tree: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="A tree file (acceptance by depth and rank): draft the same tree of ranks in "
-            "every step, the one with the greatest expected accepted length.",
-        ),
-    ] = None
     lookup: Annotated[
         bool,
         Option(
@@ -438,14 +430,11 @@ class DraftOptions:
         """How to draft, by these options; ``None`` where none of them says anything about it.
 
         Raises:
-            UserError: the tree file cannot be read, or two options contradict each other.
+            UserError: two options contradict each other.
         """
         from ..drafting.settings import draft_settings
-        from ..drafting.static_tree import StaticTree
 
         shape = self._given()
-        if self.tree is not None:
-            shape["static_tree"] = StaticTree.load(self.tree)
         if self.tree_width is not None:
             shape |= {"tree_width": self.tree_width, "tree_size": self.tree_size}
         # Of these rules the text depends on the drafts, which must not follow the clock then.

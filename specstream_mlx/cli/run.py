@@ -10,7 +10,7 @@ from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import Mode
-from ..drafting.drafter import describe
+from ..drafting.fixed import describe
 from ..drafting.settings import DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler

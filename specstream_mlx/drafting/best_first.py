@@ -1,17 +1,17 @@
-"""Best-first drafting: the most probable nodes of all that could be drafted."""
+"""The nodes of all that could be drafted, best first."""
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.guesses import Path
+from ..engine.guesses import Guesses, Path
 from ..engine.tree import DraftTree
 
-Children = Callable[[Path], Iterable[tuple[int, float]]]
+Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 
@@ -20,7 +20,7 @@ class Node(NamedTuple):
 
     Attributes:
         depth: from 1 on.
-        parent: the parent's place in the order of probability, -1 for the root.
+        parent: the parent's place in the order of nodes, -1 for the root.
         token: token id.
         score: log-probability of the path in nats.
     """
@@ -43,7 +43,8 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
         least: log-probability of a path below which its node is left out.
     """
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
-    met, place, parent, path, score = 0, -1, -1, (), 0.0
+    met, place, parent, score = 0, -1, -1, 0.0
+    path: Path = ()
     while True:
         for token, log_prob in children(path):
             below = score + log_prob
@@ -57,16 +58,31 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
         yield Node(len(path), parent, path[-1], score)
 
 
+def all_nodes(children: Children) -> Iterator[Node]:
+    """Yield all that may be drafted, breadth first: the full tree of the paper (section 3.2)."""
+    level: list[tuple[int, Path, float]] = [(-1, (), 0.0)]
+    count = 0
+    while level:
+        below: list[tuple[int, Path, float]] = []
+        for place, path, score in level:
+            for token, log_prob in children(path):
+                yield Node(len(path) + 1, place, token, score + log_prob)
+                below.append((count, (*path, token), score + log_prob))
+                count += 1
+        level = below
+
+
 def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
-    """The tree of a beginning of what ``likeliest`` yields, below ``root``."""
+    """The tree of a beginning of what ``likeliest`` or ``all_nodes`` yields, below ``root``."""
     order = sorted(range(len(nodes)), key=lambda place: (nodes[place].depth, place))
     index = {place: number for number, place in enumerate(order, start=1)} | {-1: 0}
-    tokens = [root, *(nodes[place].token for place in order)]
-    parents = [-1, *(index[nodes[place].parent] for place in order)]
-    depths = [0, *(nodes[place].depth for place in order)]
-    log_probs = np.array([0.0, *(nodes[place].score for place in order)])
-    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    return DraftTree(*arrays, log_probs=log_probs)
+    found = [nodes[place] for place in order]
+    return DraftTree(
+        np.array([root, *(node.token for node in found)], np.int32),
+        np.array([-1, *(index[node.parent] for node in found)], np.int32),
+        np.array([0, *(node.depth for node in found)], np.int32),
+        np.array([0.0, *(node.score for node in found)]),
+    )
 
 
 def best_first(

@@ -5,11 +5,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ..engine.guesses import NO_GUESSES, Guesses, Path, StreamGuesses
+from . import constants
 
-_START = 0.8
-_WEIGHT = 8.0
-_MEMORY = 16.0
-_MOST, _MOST_TOGETHER, _LEAST = 0.99, 0.995, 1e-9
+_LEAST = 1e-9
 
 
 @dataclass
@@ -42,8 +40,8 @@ class StreamAverages:
     """
 
     def __init__(self) -> None:
-        self.hits = [[_START * _WEIGHT] * 2 for _ in range(2)]
-        self.expected = [[_WEIGHT] * 2 for _ in range(2)]
+        self.hits = [[constants.START * constants.WEIGHT] * 2 for _ in range(2)]
+        self.expected = [[constants.WEIGHT] * 2 for _ in range(2)]
         self._pending: list[_Guessed] = []
         self._newest = NO_GUESSES
         self._trunk: Path = ()
@@ -84,8 +82,11 @@ class StreamAverages:
         place = 0 if trunk else 1
         first, other = self.factor(place, 0), self.factor(place, 1)
         first_one, *others = (math.exp(score) for _, score in guesses)
-        found = [min(_MOST, first_one * first), *(min(_MOST, p * other) for p in others)]
-        scale = min(1.0, _MOST_TOGETHER / max(sum(found), _LEAST))
+        found = [
+            min(constants.MOST, first_one * first),
+            *(min(constants.MOST, p * other) for p in others),
+        ]
+        scale = min(1.0, constants.MOST_TOGETHER / max(sum(found), _LEAST))
         return [
             (token, math.log(max(probability * scale, _LEAST)))
             for (token, _), probability in zip(guesses, found, strict=True)
@@ -102,9 +103,9 @@ class StreamAverages:
             hits[kind] += guess == token
             expected[kind] += math.exp(score)
         for kind in range(2):
-            if expected[kind] > _MEMORY:
-                hits[kind] *= _MEMORY / expected[kind]
-                expected[kind] = _MEMORY
+            if expected[kind] > constants.MEMORY:
+                hits[kind] *= constants.MEMORY / expected[kind]
+                expected[kind] = constants.MEMORY
         guessed.trunk = guessed.trunk and found[0][0] == token
         guessed.path = (*guessed.path, token)
         listed = any(guess == token for guess, _ in found)

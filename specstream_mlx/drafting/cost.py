@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..hardware import user_cache
+from .constants import MOST_NODES
 
 Place = Literal["plain", "none", "beside 1", "beside"]
 """Where a step's streams guess: nowhere, in a pipelined plain step without drafts (``plain``) or
@@ -27,8 +28,6 @@ guesses."""
 
 Job = tuple[Place, int]
 """A place, and the nodes of a step that is to be timed, the root included."""
-
-MOST_NODES = 16
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
 _ROUNDS = 6
@@ -173,13 +172,9 @@ class StepCosts:
             # In one order always, slowness in step with the rounds were taken for a point's own.
             self._left = self._order.sample(self._jobs, len(self._jobs))
             return
-        found = _curve(self._timings, time.time())
-        if self.curve.spread is None or found.spread <= self.curve.spread:
-            self.curve = found
-        else:
-            self.curve = CostCurve(
-                self.curve.points, self.curve.spread, self.curve.rounds, found.measured
-            )
+        found, before = _curve(self._timings, time.time()), self.curve.spread
+        worse = before is not None and found.spread is not None and found.spread > before
+        self.curve = replace(self.curve, measured=found.measured) if worse else found
         self._timings, self._saved = [], -1
 
     def save(self) -> None:
@@ -248,28 +243,26 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     slow its round was: the median, over the jobs, of their time in it over their usual time.
     """
     jobs = len({job for job, _ in timings})
-    slowness = [1.0] * (len(timings) // jobs + 1)
+    rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
+    steady = _by_job(timings)
     for _ in range(2):
-        usual = {job: statistics.median(found) for job, found in _by_job(timings, slowness, jobs)}
-        for number in range(0, len(timings) // jobs):
-            part = timings[number * jobs : (number + 1) * jobs]
-            slowness[number] = statistics.median(s / usual[job] for job, s in part)
-    steady = dict(_by_job(timings, slowness, jobs))
+        usual = {job: statistics.median(found) for job, found in steady.items()}
+        slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
+        pairs = zip(rounds, slowness, strict=True)
+        steady = _by_job([(job, s / slow) for one, slow in pairs for job, s in one])
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
     spread = statistics.median(map(_spread, steady.values()))
     ascending = {place: _ascending(found) for place, found in points.items()}
-    return CostCurve(ascending, spread, len(timings) // jobs, now)
+    return CostCurve(ascending, spread, len(rounds), now)
 
 
-def _by_job(
-    timings: Sequence[tuple[Job, float]], slowness: Sequence[float], jobs: int
-) -> list[tuple[Job, list[float]]]:
+def _by_job(timings: Sequence[tuple[Job, float]]) -> dict[Job, list[float]]:
     found: dict[Job, list[float]] = defaultdict(list)
-    for number, (job, seconds) in enumerate(timings):
-        found[job].append(seconds / slowness[number // jobs])
-    return list(found.items())
+    for job, seconds in timings:
+        found[job].append(seconds)
+    return found
 
 
 def _spread(seconds: Sequence[float]) -> float:

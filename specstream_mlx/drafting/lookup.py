@@ -3,22 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from ..engine.guesses import Guesses, Path, StreamGuesses
-from ..engine.tree import DraftTree
-from .best_first import best_first
-from .settings import DraftSettings
+from ..engine.guesses import Guesses, Path
+from . import constants
 
-ALTERNATIVES = 2
-"""How many different continuations of an n-gram are kept; a third is hardly ever right."""
-
-_PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
-"""Initial acceptance of the newest continuation by length of the n-gram (0 to 4)."""
-
-_SECOND_PRIOR = 0.05
-"""Initial acceptance of the continuation before that, of n-grams of any length."""
-
-_PRIOR_WEIGHT = 4
-_LONGEST_MEMORY = 64
 _LEAST_RATE = 1e-9
 _MOST_TOGETHER = 0.99
 
@@ -83,10 +70,12 @@ class Lookup:
 
     def __init__(self, prompt: Sequence[int], longest: int = 4, depth: int = 10):
         self._depth = depth
-        self._index = NGramIndex(longest, ALTERNATIVES)
+        self._index = NGramIndex(longest, alternatives=2)  # a third is hardly ever right
         self._index.extend(prompt)
-        self._rates = [[_prior(length, r) for r in range(ALTERNATIVES)] for length in _to(longest)]
-        self._weights = [[_PRIOR_WEIGHT] * ALTERNATIVES for _ in _to(longest)]
+        known = len(constants.PRIORS) - 1
+        priors = [constants.PRIORS[min(length, known)] for length in range(longest + 1)]
+        self._rates = [[prior, constants.SECOND_PRIOR] for prior in priors]
+        self._weights = [[constants.PRIOR_WEIGHT] * 2 for _ in priors]
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Learn from ``tokens``, which the target has generated, and append them to the text."""
@@ -96,7 +85,7 @@ class Lookup:
             for rank, guess in enumerate(guesses):
                 rates[rank] += ((guess == token) - rates[rank]) / (weights[rank] + 1)
                 # A bounded weight lets the average follow a text that changes.
-                weights[rank] = min(weights[rank] + 1, _LONGEST_MEMORY)
+                weights[rank] = min(weights[rank] + 1, constants.LOOKUP_MEMORY)
             self._index.extend((token,))
 
     def children(self, path: Path) -> Guesses:
@@ -112,47 +101,3 @@ class Lookup:
         # At most one is right, but the averages of the ranks are taken over different tokens.
         scale = min(1.0, _MOST_TOGETHER / sum(rates)) if rates else 1.0
         return [(token, math.log(rate * scale)) for token, rate in zip(guesses, rates, strict=True)]
-
-
-def _to(longest: int) -> range:
-    return range(longest + 1)
-
-
-def _prior(length: int, rank: int) -> float:
-    """Expected acceptance before the text has shown any."""
-    return _SECOND_PRIOR if rank else _PRIORS[min(length, len(_PRIORS) - 1)]
-
-
-class LookupDrafter:
-    """Drafts what followed the newest n-gram earlier in the text; needs no streams.
-
-    Args:
-        settings: length of n-grams, depth, size and threshold of the tree.
-        text: token ids of the prompt.
-    """
-
-    def __init__(self, settings: DraftSettings, text: Sequence[int]):
-        self._ngram, self._depth = settings.lookup_ngram, settings.lookup_size
-        self._lookup = Lookup(text, self._ngram, self._depth)
-        self._threshold = settings.draft_threshold
-        self._size = settings.most_nodes(0)
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Learn how often lookup is right, and append the tokens to the text."""
-        self._lookup.accept(tokens)
-
-    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
-        """Grow the next tree from the n-grams alone; see ``Drafter``."""
-        return best_first(root, self.children, self._size, self._threshold)
-
-    def children(self, path: Path) -> Guesses:
-        """Guesses for the token after ``path``; none beyond the depth of ``settings``."""
-        return self._lookup.children(path)
-
-    def describe(self) -> str:
-        """Say what the trees are like."""
-        return f"best-first, {self._size} nodes, lookup {self.reach()}"
-
-    def reach(self) -> str:
-        """Say how n-grams are looked up."""
-        return f"of up to {self._ngram}-grams to depth {self._depth}"

@@ -3,13 +3,7 @@
 import math
 
 from ..engine.guesses import Guesses
-
-UNLISTED = 0.03
-"""Probability of a token that lookup names and no stream does, as a share of what the streams' own
-candidates leave over."""
-
-COINCIDENCE = 0.05
-"""How often lookup, when it is wrong, still names the token that the streams propose."""
+from .constants import COINCIDENCE, UNLISTED
 
 
 def pooled(streams: Guesses, found: Guesses, doubt: float = 0.0) -> Guesses:

@@ -1,4 +1,4 @@
-"""What may come next, as proposed without streams; the rule drafts all of it where it pays.
+"""What may come next, as proposed beside the streams; it is drafted by both cuts.
 
 A new one is one file beside this one, with a class that is a ``Proposal``, and its name in
 ``PROPOSALS``.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..engine.guesses import Guesses, Path
+from .best_first import Children
 from .lookup import Lookup
 from .pooling import pooled
 
@@ -31,13 +32,27 @@ class Proposal(Protocol):
 
 
 PROPOSALS: tuple[Callable[[Sequence[int]], Proposal], ...] = (Lookup,)
-"""Makers of those that draft by default, from a prompt's token ids."""
+"""Makers of those that draft, from a prompt's token ids: by default, and with ``lookup`` in trees
+of fixed settings."""
 
 
-def together(proposals: Sequence[Proposal], path: Path) -> Guesses:
-    """What all of them guess after ``path``; see ``pooled``."""
-    found: Guesses = []
-    for proposal in proposals:
-        others = proposal.children(path)
-        found = pooled(found, others) if found else others
-    return found
+def together(
+    proposals: Sequence[Proposal], streams: Children | None = None, doubt: float = 0.0
+) -> Children:
+    """What proposals and streams guess, pooled.
+
+    Args:
+        proposals: of one text.
+        streams: their guesses behind a path.
+        doubt: see ``pooled``.
+    """
+
+    def children(path: Path) -> Guesses:
+        found: Guesses = []
+        for proposal in proposals:
+            others = proposal.children(path)
+            found = pooled(found, others) if found else others
+        guessed = streams(path) if streams else []
+        return pooled(guessed, found, doubt) if guessed else found
+
+    return children

@@ -16,29 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
-
-import numpy as np
 
 from ..config import StreamConfig
-from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
+from . import constants
 from .best_first import Children, Node, likeliest, tree_of
 from .corrections import StreamAverages
-from .cost import MOST_NODES, Place, StepCosts
-from .pooling import pooled
+from .cost import Place, StepCosts
 from .proposals import PROPOSALS, Proposal, together
-
-WIDTH = 4
-"""Candidates of each stream."""
-
-_LEAST = math.log(0.02)  # log-probability of a path that is not looked at any more
-_RATE_MEMORY = 128.0  # tokens
-_SHARED_RATE = 1.5
-_VALUE_MEMORY = 4
-_LONGEST_REST = 64
-_PLAIN_RUN = 2  # plain steps in a row, of which the last one is pipelined on both sides
 
 
 @dataclass
@@ -49,13 +36,13 @@ class Pace:
         costs: of steps, shared by all adapters that cost the same.
         tokens, time: of late; ``time`` in plain steps.
         value: tokens that the streams' guesses have been worth to a step.
-        valued: how many steps ``value`` is the average of, at most ``_VALUE_MEMORY``.
+        valued: how many steps ``value`` is the average of, at most ``constants.VALUE_MEMORY``.
         span: steps for which the streams rest where they are not worth their time.
     """
 
     costs: StepCosts
     tokens: float
-    time: float = _RATE_MEMORY
+    time: float = constants.RATE_MEMORY
     value: float = 0.0
     valued: int = 0
     span: int = 1
@@ -67,20 +54,20 @@ class Pace:
 
     def note(self, tokens: int, time: float) -> None:
         """Take in a step of so many tokens and of the time of so many plain steps."""
-        kept = max(0.0, 1 - tokens / _RATE_MEMORY)
+        kept = max(0.0, 1 - tokens / constants.RATE_MEMORY)
         self.tokens = self.tokens * kept + tokens
         self.time = self.time * kept + time
 
     def value_of(self, gain: float) -> None:
         """Take in by how much guesses raised the value of the best step."""
-        self.valued = min(self.valued + 1, _VALUE_MEMORY)
+        self.valued = min(self.valued + 1, constants.VALUE_MEMORY)
         self.value += (gain - self.value) / self.valued
 
 
 def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
     """The pace of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
-    return Pace(costs, tokens=_RATE_MEMORY * (_SHARED_RATE if shared else 1.0))
+    return Pace(costs, tokens=constants.RATE_MEMORY * (constants.SHARED_RATE if shared else 1.0))
 
 
 def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
@@ -100,10 +87,10 @@ def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[Dr
     if streams is None:
         return {"plain": plain, "none": none}
     count = streams.num_streams
-    run = {"place": "beside", "streams": count, "expand": (LIKELIEST,) * (count - 1)}
+    run = partial(Plan, place="beside", streams=count, expand=(LIKELIEST,) * (count - 1))
     if streams.mode == "shared":
-        return {"none": partial(Plan, **run), "beside": partial(Plan, **run, width=width)}
-    return {"plain": plain, "none": none, "beside 1": partial(Plan, **run, width=width, beside=1)}
+        return {"none": run, "beside": partial(run, width=width)}
+    return {"plain": plain, "none": none, "beside 1": partial(run, width=width, beside=1)}
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,7 @@ class _Choice:
 
 
 class AutoDrafting:
-    """Plans the steps of one text by the rule; a ``drafting.drafter.Drafting``.
+    """Plans the steps of one text by the rule; a ``Drafting``.
 
     Attributes:
         pace: of this model and adapter; it is kept up to date.
@@ -142,7 +129,7 @@ class AutoDrafting:
         self._streams: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
-        self._plans = _plans(streams, min(WIDTH, drafted))
+        self._plans = _plans(streams, min(constants.WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         if proposals is None:
             proposals = [make(prompt) for make in PROPOSALS]
@@ -176,17 +163,19 @@ class AutoDrafting:
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
-        nodes = self._nodes(guesses)
+        self.averages.take(guesses)
+        nodes = self._likeliest(together(self._proposals, self.averages.behind))
         if guesses.depth and self._streams is not None:
-            alone = self._best(list(self._likeliest(self._found)))
+            alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
         choice = self._best(nodes)
         self._measures = False
         job = self.pace.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
             self._measures = True
-            tree = tree_of(root, nodes[: job[1] - 1])
-            return self._plans[job[0]](_filled(tree, job[1], self._vocab_size))
+            drafts = job[1] - 1
+            timed = _filled(nodes[:drafts], drafts, self._vocab_size)
+            return self._plans[job[0]](tree_of(root, timed))
         if self._rest is None and self._streams is not None:
             self._keep_span(choice.place)
         return self._plans[choice.place](tree_of(root, nodes[: choice.nodes]))
@@ -195,35 +184,19 @@ class AutoDrafting:
         """Keep the timings of this text."""
         self.pace.costs.save()
 
-    # What may be drafted ------------------------------------------------------------------------
-
-    def _nodes(self, guesses: StreamGuesses) -> list[Node]:
-        """The most probable nodes of streams and proposals, in order of probability."""
-        self.averages.take(guesses)
-
-        def children(path: Path) -> Guesses:
-            guessed, found = self.averages.behind(path), self._found(path)
-            return pooled(guessed, found) if guessed else found
-
-        return list(self._likeliest(children))
-
-    def _likeliest(self, children: Children) -> Any:
-        return islice(likeliest(children, _LEAST), MOST_NODES - 1)
-
-    def _found(self, path: Path) -> Guesses:
-        return together(self._proposals, path)
-
-    # What is chosen -----------------------------------------------------------------------------
+    @staticmethod
+    def _likeliest(children: Children) -> list[Node]:
+        """The most probable nodes, in order of probability."""
+        return list(islice(likeliest(children, constants.LEAST), constants.MOST_NODES - 1))
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """The best place and number of nodes, over all beginnings of ``nodes``."""
         rate, places = self.pace.rate, self._open()
-        best = _Choice("plain", 0, 1 - rate) if "plain" in places else None
         drawn = [place for place in places if place != "plain"]
+        best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
-        for count in range(len(nodes) + 1):
-            if count:
-                node = nodes[count - 1]
+        for count, node in enumerate([None, *nodes]):
+            if node is not None:
                 probability = math.exp(node.score)
                 tokens += probability
                 last[node.parent + 1] -= probability
@@ -234,7 +207,7 @@ class AutoDrafting:
                 value = tokens - rate * self._cost[place][count + 1]
                 if place == self._streams:
                     value += self.pace.value * (1.0 if place == "beside" else max(last))
-                if best is None or value > best.value:
+                if value > best.value:
                     best = _Choice(place, count, value)
         return best
 
@@ -246,44 +219,31 @@ class AutoDrafting:
 
     def _keep_span(self, place: Place) -> None:
         """Let streams rest that were not chosen, each time longer, and less long if they were."""
-        pace = self.pace
+        span = self.pace.span
         if place == self._streams:
-            pace.span = max(1, pace.span // 2)
-            return
-        self._rest = pace.span
-        pace.span = min(2 * pace.span, _LONGEST_REST)
+            self.pace.span = max(1, span // 2)
+        else:
+            self._rest, self.pace.span = span, min(2 * span, constants.LONGEST_REST)
 
     def place_of(self, plan: Plan) -> Place:
         """Where the streams run in a step that was planned here."""
         if plan.pipelined:
             return "plain"
-        return self._streams if plan.width else "none"
-
-    # What it costs ------------------------------------------------------------------------------
+        return self._places[-1] if plan.width else "none"
 
     def _note(self, place: Place, nodes: int, seconds: float | None) -> bool:
         """Time a step for the curve; returns whether it was one."""
-        costs = self.pace.costs
-        if (place, nodes) != costs.wanted() or seconds is None:
-            return False
-        if place == "plain" and self._plain_run < _PLAIN_RUN:
+        costs, piped = self.pace.costs, self._plain_run >= constants.PLAIN_RUN
+        if seconds is None or (place, nodes) != costs.wanted() or (place == "plain" and not piped):
             return False
         costs.note(seconds)
         self._cost = {place: costs.curve.relative(place) for place in self._places}
         return True
 
 
-def _filled(tree: DraftTree, nodes: int, vocab_size: int) -> DraftTree:
-    """The tree with so many nodes: any tokens below its last one, which has none below it yet."""
-    missing = nodes - len(tree)
-    if missing <= 0:
-        return tree
-    tokens = np.arange(missing, dtype=np.int32) % vocab_size
-    parents = np.full(missing, len(tree) - 1, np.int32)
-    depths = np.full(missing, tree.depths[-1] + 1, np.int32)
-    return DraftTree(
-        np.concatenate([tree.tokens, tokens]),
-        np.concatenate([tree.parents, parents]),
-        np.concatenate([tree.depths, depths]),
-        np.concatenate([tree.log_probs, np.full(missing, -100.0)]),
-    )
+def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
+    """So many nodes: any tokens below the last of the deepest, which has none below it yet."""
+    last = max(range(len(nodes)), key=lambda place: (nodes[place].depth, place), default=-1)
+    depth = nodes[last].depth + 1 if nodes else 1
+    missing = range(count - len(nodes))
+    return [*nodes, *(Node(depth, last, token % vocab_size, -100.0) for token in missing)]

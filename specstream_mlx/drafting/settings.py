@@ -11,7 +11,6 @@ from ..arguments import check_arguments
 from ..config import MOST_STREAMS, StreamConfig, UserError, check_integer
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import MAX_TREE_SIZE, DraftTree
-from .static_tree import StaticTree, inner_ranks
 
 MOST_NGRAM = 64
 """Every token costs as many n-grams as this, and a text hardly repeats longer ones by chance."""
@@ -26,12 +25,10 @@ class DraftSettings:
             trained; 0: no drafts. In shared mode all run nevertheless: the target sees them.
         tree_width: children of every node in a full tree, and candidates per stream.
         tree_size: nodes drafted best-first by joint probability; ``None``: the full tree, with
-            ``lookup`` as many nodes as it and one run have, with ``static_tree`` its own size.
+            ``lookup`` as many nodes as it and one run have.
         draft_threshold: joint probability below which a node is not drafted; ``None``: no bound.
         max_nodes: nodes kept by early-exit pruning, the root included; ``None``: no pruning.
         prune_threshold: probability below which an edge's subtree is dropped.
-        static_tree: acceptance by depth and rank, by which nodes are then chosen instead of by the
-            streams' own probabilities; ``tree_size`` and the other limits hold.
         lookup: also draft what followed the newest n-gram in the prompt and the text so far
             (prompt lookup), ranked with the streams' nodes; works without streams too.
         lookup_size: depth down to which lookup drafts; may exceed the number of streams.
@@ -49,7 +46,6 @@ class DraftSettings:
     draft_threshold: float | None = None
     max_nodes: int | None = None
     prune_threshold: float | None = None
-    static_tree: StaticTree | None = None
     lookup: bool = False
     lookup_size: int = 10
     lookup_ngram: int = 4
@@ -79,6 +75,11 @@ class DraftSettings:
         """Whether streams, if the model has any, draft."""
         return self.speculation and self.num_streams != 0
 
+    @property
+    def full(self) -> bool:
+        """Whether trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
+        return self.tree_size is None and self.draft_threshold is None and not self.lookup
+
     def drafts_with(self, streams: object | None) -> bool:
         """Whether anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
         return self.speculation and (self.lookup or (streams is not None and self.speculates))
@@ -107,7 +108,7 @@ class DraftSettings:
             streams: the mounted ones.
         """
         place = self.placement(streams)
-        if place == "none":
+        if streams is None or place == "none":
             return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
         count = self.streams_run(streams)
         asked = count if self.num_streams is None else min(self.num_streams, count)
@@ -125,14 +126,10 @@ class DraftSettings:
     def expansion(self, depth: int) -> tuple[np.ndarray | None, ...]:
         """Behind which guesses so many streams are asked; see ``Plan.expand``.
 
-        Trees of fixed shape need certain ones, of whatever probability.
+        A full tree needs all of them, of whatever probability.
         """
-        width, table = self.tree_width, self.static_tree
-        if table is not None:
-            size = self.tree_size or table.tree_size
-            return inner_ranks(table, size, depth, width, self.draft_threshold)
-        if self.tree_size is None and self.draft_threshold is None and not self.lookup:
-            return tuple(np.arange(width**level) for level in range(1, depth))
+        if self.full:
+            return tuple(np.arange(self.tree_width**level) for level in range(1, depth))
         return (LIKELIEST,) * (depth - 1)
 
     def check_drawn(self, streams: StreamConfig | None) -> None:
@@ -154,11 +151,6 @@ class DraftSettings:
                 "verify is 'rejection' and stream_head is 'conditioned', whose guesses depend on "
                 "the tokens drawn before them, expected 'keyed' or 'greedy'"
             )
-        if self.static_tree is not None:
-            raise UserError(
-                "verify is 'rejection' and the tree is static, whose ranks are those of sorted "
-                "drafts, expected a full tree, given by tree_width alone"
-            )
         for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
             value = getattr(self, field)
             if value is not None:
@@ -170,8 +162,6 @@ class DraftSettings:
     def most_nodes(self, depth: int) -> int:
         """The most nodes besides the root that a tree of ``depth`` streams can have."""
         size = self.tree_size
-        if size is None and self.static_tree is not None:
-            size = self.static_tree.tree_size
         full = sum(self.tree_width**level for level in range(1, depth + 1))
         if self.lookup:  # lookup nodes are none of the full tree's
             return full + self.lookup_size if size is None else size
@@ -228,13 +218,8 @@ def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
 
     Args:
         drawn: whether the drafts are drawn (the verify rule ``rejection``).
-        **fields: of ``DraftSettings``; a tree whose shape is given has no threshold. A
-            ``static_tree`` also gives ``tree_size`` and ``tree_width`` where they are not among
-            them.
+        **fields: of ``DraftSettings``; a tree whose shape is given has no threshold.
     """
-    tree = fields.get("static_tree")
-    if tree is not None:
-        fields = {"tree_size": tree.tree_size, "tree_width": tree.width} | fields
     if drawn:
         return replace(DRAWN_DRAFTS, **fields)
     shaped = "tree_width" in fields or "tree_size" in fields

@@ -64,6 +64,7 @@ class BorrowedModel:
         self._traced = traced
         self._streams, self._architecture = streams, architecture_of(model_type_of(model))
         self._count = len(model.layers)
+        self._rotations: set[Rotations] = set()  # told of every pass
         owner = _owner_of_layers(model)
         layers: list[Any] = self._with_positions(model.layers)
         lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
@@ -104,6 +105,7 @@ class BorrowedModel:
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
             ropes = [layer[name]["rope"] for layer, name in zip(layers, names, strict=True)]
             tables = [None] * len(ropes) if self._traced else shared_rotations(ropes, rope_at)
+            self._rotations = {table for table in tables if table is not None}
             for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
                 layer[name] = copy(layer[name])
                 layer[name]["rope"] = _PositionedRope(rope, table)
@@ -145,6 +147,7 @@ class BorrowedModel:
             tokens: (sequences, rows).
             caches: what stands for each layer's KV cache.
         """
+        self._begin()
         return self._whole(tokens, cache=caches)
 
     def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
@@ -153,6 +156,7 @@ class BorrowedModel:
         Args:
             tokens, caches: see ``logits``.
         """
+        self._begin()
         self._filling(tokens, cache=caches)  # its head is never computed
 
     def lower(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
@@ -161,6 +165,7 @@ class BorrowedModel:
         Args:
             tokens, caches: see ``logits``.
         """
+        self._begin()
         self._lower(tokens, cache=caches)  # its head is never computed
         return self._kept.take()
 
@@ -183,11 +188,18 @@ class BorrowedModel:
                 select keys, it is told the queries.
             main_rows: how many of the rows are main rows.
         """
+        if number == self._streams.config.first_msa_layer:
+            self._begin()
         if number in self._asking:
             self._asking[number].rows = cache
         if number in self._stream_mlps:
             self._stream_mlps[number].main_rows = main_rows
         return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
+
+    def _begin(self) -> None:
+        """Begin a pass through some layers, whose rows have the same positions in all of them."""
+        for rotations in self._rotations:
+            rotations.begin()
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(.., h) rows of the embedding, as they are stored, for tokens (..)."""

@@ -9,7 +9,7 @@ in the user's cache.
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -91,13 +91,14 @@ def hold_weights(
     if choice not in CHOICES:
         raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
     stored, stored_dtype = _bytes(model), _dtype(model)
-    layer = _largest_product(model)
+    layer = _largest_product(model, nn.QuantizedLinear)
+    form: Weights
     if layer is None:
         if choice == "packed":
             raise UserError("weights is 'packed', expected 'expanded': the model is not quantized")
         form, reason = "expanded", "the model is not quantized"
     elif choice != "auto":
-        form, reason = choice, "as asked"
+        form, reason = "packed" if choice == "packed" else "expanded", "as asked"
     elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
     else:
@@ -118,37 +119,34 @@ def hold_weights(
 
 def run_probe(layer: nn.QuantizedLinear) -> Probe:
     """Time ``layer`` on ``PROBED_ROWS`` rows, packed and expanded in turn."""
-    scales, biases = map(_fast, (layer.scales, layer.get("biases")))
+    scales, biases = _fast(layer.scales), layer.get("biases")
+    biases = None if biases is None else _fast(biases)
     kind = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
     dense = _fast(mx.dequantize(layer.weight, scales, biases, **kind))
     mx.eval(dense, layer.weight, scales, biases)
 
-    def packed_product(rows: mx.array) -> mx.array:
-        return mx.quantized_matmul(rows, layer.weight, scales, biases, **kind)
-
-    def dense_product(rows: mx.array) -> mx.array:
-        return rows @ dense.T
-
-    packed_ms, expanded_ms = [], []
+    products = (
+        lambda rows: mx.quantized_matmul(rows, layer.weight, scales, biases, **kind),
+        lambda rows: rows @ dense.T,
+    )
+    times = []
     for count in PROBED_ROWS:
         drawn = mx.random.normal((count, dense.shape[1]), key=mx.random.key(0))
         rows = drawn.astype(dense.dtype)
         mx.eval(rows)
-        times = [
-            (product_seconds(packed_product, rows), product_seconds(dense_product, rows))
-            for _ in range(_ROUNDS)
-        ]
-        packed_ms.append(1e3 * min(packed for packed, _ in times))
-        expanded_ms.append(1e3 * min(expanded for _, expanded in times))
-    return Probe(dense.shape, tuple(packed_ms), tuple(expanded_ms))
+        taken = [[product_seconds(product, rows) for product in products] for _ in range(_ROUNDS)]
+        times.append([1e3 * min(one) for one in zip(*taken, strict=True)])
+    packed_ms, expanded_ms = zip(*times, strict=True)
+    return Probe((dense.shape[0], dense.shape[1]), packed_ms, expanded_ms)
 
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
     """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
     facts = device.describe()
+    shape = layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits  # once expanded
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
-    key = ", ".join([*parts, "x".join(map(str, _shape(layer)))])
+    key = ", ".join([*parts, "x".join(map(str, shape))])
     return user_cache.measured(
         cache_file(), key, lambda: asdict(run_probe(layer)), _probe_of, measure_again
     )
@@ -173,12 +171,10 @@ def _sentence(probe: Probe) -> str:
     return f"a product of {probe.shape[0]} x {probe.shape[1]} takes for " + ", for ".join(parts)
 
 
-def _shape(layer: nn.QuantizedLinear) -> tuple[int, int]:
-    """Shape (out, in) of a layer's weights once they are expanded."""
-    return layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits
+Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)
 
 
-def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Module | None:
+def _largest_product(model: nn.Module, kind: type[Layer]) -> Layer | None:
     """The largest linear layer of ``kind`` among the decoder layers, the first of its size."""
     modules = [module for layer in model.layers for _, module in layer.named_modules()]
     layers = [module for module in modules if isinstance(module, kind)]
@@ -186,13 +182,13 @@ def _largest_product(model: nn.Module, kind: type = nn.QuantizedLinear) -> nn.Mo
 
 
 def _bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for _, tensor in tree_flatten(model.parameters()))
+    return sum(tensor.nbytes for tensor in dict(tree_flatten(model.parameters())).values())
 
 
 def _dtype(model: nn.Module) -> str:
     """The name of the dtype that most of a model's floating-point numbers have."""
     sizes: Counter[mx.Dtype] = Counter()
-    for _, tensor in tree_flatten(model.parameters()):
+    for tensor in dict(tree_flatten(model.parameters())).values():
         if mx.issubdtype(tensor.dtype, mx.floating):
             sizes[tensor.dtype] += tensor.size
     return str(sizes.most_common(1)[0][0]).removeprefix("mlx.core.")
@@ -201,18 +197,17 @@ def _dtype(model: nn.Module) -> str:
 def _expanded_bytes(model: nn.Module) -> int:
     size = device.fast_dtype(mx.float16).size
     total = 0
-    for _, module in model.named_modules():
-        own = [tensor for tensor in module.values() if isinstance(tensor, mx.array)]
+    for module in model.modules():
         if "scales" in module:
-            total += module.weight.size * 32 // module.bits * size
+            total += module.weight.size * 32 // module.bits
         else:
-            total += sum(tensor.size for tensor in own) * size
-    return total
+            total += sum(own.size for own in module.values() if isinstance(own, mx.array))
+    return total * size
 
 
-def _fast(tensor: mx.array | None) -> mx.array | None:
+def _fast(tensor: mx.array) -> mx.array:
     """``tensor`` in a dtype that is fast here; packed weights and exponents stay as they are."""
-    if tensor is None or not mx.issubdtype(tensor.dtype, mx.floating):
+    if not mx.issubdtype(tensor.dtype, mx.floating):
         return tensor
     return tensor.astype(device.fast_dtype(tensor.dtype))
 

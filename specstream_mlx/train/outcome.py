@@ -77,7 +77,7 @@ def measure(
         max_tokens: of each text.
         show: told how many generations are done, and how many there are.
     """
-    bare = replace(model, streams=None, adapter=None, paces={})
+    bare = replace(model, streams=None, adapter=None)
     speedups, lookups, tokens, calls = [], [], 0, 0
     done, total = 0, 3 * (ROUNDS * len(prompts) + 1)
     show(done, total)

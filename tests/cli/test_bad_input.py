@@ -42,7 +42,6 @@ from specstream_mlx.prompts import chat_prompt
             "tree_size is 5000, expected an integer of at most 4096",
         ),
         (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
-        (("--tree", "none.json"), "none.json is missing"),
     ],
 )
 def test_options(flags, sentence, base):

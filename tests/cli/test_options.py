@@ -14,7 +14,6 @@ from specstream_mlx.cli import app
 from specstream_mlx.cli.groups import grouped
 from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.terminal import parsing
 
 PARSERS = {
@@ -153,13 +152,6 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
 def test_drafts(given, settings):
     options = DraftOptions(**given)
     assert options.settings() == settings
-
-
-def test_drafts_by_a_tree_file(tmp_path):
-    StaticTree(((0.5, 0.2), (0.4, 0.1)), 5).save(tmp_path / "tree.json")
-    options = DraftOptions(tree=tmp_path / "tree.json", lookup=True, lookup_size=3)
-    found = options.settings()
-    assert (found.tree_size, found.lookup, found.lookup_size) == (5, True, 3)
 
 
 def test_sampling():

@@ -7,7 +7,6 @@ import pytest
 from command_line import generate
 
 from specstream_mlx import load, stream_generate
-from specstream_mlx.drafting.static_tree import StaticTree
 
 REPEATING = "the report the report the report the report"
 
@@ -21,12 +20,10 @@ REPEATING = "the report the report the report the report"
             ("--lookup", "--lookup-size", 3, "--lookup-ngram", 2, "--tree-size", 12),
             "with lookup of up to 2-grams to depth 3",
         ),
-        ("shared", ("--tree", "tree.json", "--tree-size", 3), "static, 3 nodes"),
+        ("shared", ("--tree-width", 2), "full 2-ary"),
     ],
 )
-def test_the_text_is_the_same(adapter, flags, tree, base, tmp_path, monkeypatch, request):
-    monkeypatch.chdir(tmp_path)
-    StaticTree(((0.5, 0.2), (0.4, 0.1)), 5).save(tmp_path / "tree.json")
+def test_the_text_is_the_same(adapter, flags, tree, base, request):
     if adapter:
         flags += ("--adapter-path", request.getfixturevalue(adapter))
     result = generate(base, *flags, "--json", "--compare", prompt=REPEATING)

@@ -3,18 +3,22 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
+from trees import Known, assert_well_formed
 
-from specstream_mlx.drafting import rule
-from specstream_mlx.drafting.cost import MOST_NODES, CostCurve, StepCosts
+from specstream_mlx.drafting import kept_costs, rule
+from specstream_mlx.drafting.best_first import likeliest
+from specstream_mlx.drafting.constants import LEAST, MOST_NODES
+from specstream_mlx.drafting.cost import CostCurve, StepCosts
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.rule import AutoDrafting, Pace, new_pace, places_of
+from specstream_mlx.drafting.rule import AutoDrafting, new_pace, places_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.engine.tree import root_only
+from specstream_mlx.hardware import user_cache
 from specstream_mlx.loop import decode
 
 SIZES = (1, 2, 4, 8, 16)
@@ -36,15 +40,11 @@ LOSSLESS = curve(plain=(1, 0), none=(1.15, 0.05), beside_1=(1.6, 0.05))
 SHARED = curve(none=(1, 0.06), beside=(1.1, 0.06))
 
 
-def model_of(kind):
-    """A random model, or one without streams."""
-    model = speculative_model(mode="shared" if kind == "shared" else "lossless")
-    if kind == "none":
-        model.streams = None
-    return model
+def streams_of(mode):
+    return None if mode == "none" else speculative_model(mode=mode).streams.config
 
 
-def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), **pace):
+def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), proposals=None, **pace):
     """A drafting at a pace whose costs are known."""
     costs = StepCosts(tmp_path / "costs.json", {}, places_of(streams))
     if measured is not None:
@@ -52,7 +52,7 @@ def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), **pace):
     one = new_pace(costs, streams)
     for name, value in pace.items():
         setattr(one, name, value)
-    return AutoDrafting(one, prompt, streams, 97)
+    return AutoDrafting(one, prompt, streams, 97, proposals)
 
 
 def guesses(rng, gamma=3, width=4):
@@ -62,9 +62,9 @@ def guesses(rng, gamma=3, width=4):
     return StreamGuesses(tokens, scores)
 
 
-def best_by_force(drafting, nodes, costs, value):
+def best_by_force(rate, nodes, costs, value):
     """The best (value, place, nodes) of all, from the formula of the module."""
-    pace, found = drafting.pace, []
+    found = []
     for count in range(len(nodes) + 1):
         paths = [1.0, *(math.exp(node.score) for node in nodes[:count])]
         ends = list(paths)
@@ -74,36 +74,37 @@ def best_by_force(drafting, nodes, costs, value):
             if (place == "plain" and count) or (place == "none" and not count and "plain" in costs):
                 continue
             worth = value * {"beside 1": max(ends), "beside": 1.0}.get(place, 0.0)
-            found.append((sum(paths) - pace.rate * cost[count + 1] + worth, place, count))
+            found.append((sum(paths) - rate * cost[count + 1] + worth, place, count))
     return max(found)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path):
     """Not the first beginning that does not gain: costs may have steps."""
-    streams = speculative_model(mode=mode).streams.config
-    chosen = set()
+    streams, chosen = streams_of(mode), set()
     for seed in range(40):
         rng = random.Random(seed)
         costs = {p: (rng.uniform(1, 2), rng.choice([0, 0.02, 0.3])) for p in places_of(streams)}
         measured = curve(**{place.replace(" ", "_"): cost for place, cost in costs.items()})
-        value, tokens = rng.uniform(0, 1.5), 128 * rng.uniform(1, 3)
-        pace = {"tokens": tokens, "time": 128, "value": value, "valued": 4}
-        drafting = drafting_at(tmp_path, measured, streams, **pace)
+        value, rate = rng.uniform(0, 1.5), rng.uniform(1, 3)
+        drafting = drafting_at(tmp_path, measured, streams, proposals=[], value=value, valued=4)
+        pace = drafting.pace
         drafting.accept(drafting.first(3), [3], None)
-        drafting.pace.tokens, drafting.pace.time = tokens, 128.0
-        nodes = drafting._nodes(guesses(rng))
+        pace.tokens, pace.time = 128.0 * rate, 128.0
+        plan = drafting.plan(3, guesses(rng))
+        nodes = list(itertools.islice(likeliest(drafting.averages.behind, LEAST), MOST_NODES - 1))
         relative = {place: measured.relative(place) for place in measured.points}
-        found = drafting._best(nodes)
-        expected = best_by_force(drafting, nodes, relative, value)
-        assert found.value == pytest.approx(expected[0])
-        assert (found.place, found.nodes) == expected[1:]
-        chosen.add((found.place, found.nodes))
+        gain = best_by_force(rate, nodes, relative, value)[0]
+        gain -= best_by_force(rate, [], relative, value)[0]
+        assert pace.value == pytest.approx(value + (gain - value) / 4)
+        expected = best_by_force(rate, nodes, relative, pace.value)
+        assert (drafting.place_of(plan), len(plan.tree) - 1) == expected[1:]
+        chosen.add(expected[1:])
     assert len(chosen) >= 4
 
 
 def test_certain_guesses_are_drafted_and_hopeless_ones_are_not(tmp_path):
-    streams = speculative_model(mode="shared").streams.config
+    streams = streams_of("shared")
     tokens = np.array([[5, 6], [7, 8], [9, 10]])
     for first, size in ((0.999, 4), (0.01, 1)):
         drafting = drafting_at(tmp_path, SHARED, streams)
@@ -127,7 +128,7 @@ def run(drafting, steps, guesses, text):
     "mode, measured, rest", [("lossless", LOSSLESS, "plain"), ("shared", SHARED, "none")]
 )
 def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest, tmp_path):
-    streams = speculative_model(mode=mode).streams.config
+    streams = streams_of(mode)
     drafting = drafting_at(tmp_path, measured, streams, prompt=(3,))
     wrong = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
     plans = run(drafting, 140, wrong, lambda number: [number + 100])
@@ -144,7 +145,7 @@ def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest,
     "mode, measured, place", [("lossless", LOSSLESS, "beside 1"), ("shared", SHARED, "beside")]
 )
 def test_streams_that_are_right_run_in_every_step(mode, measured, place, tmp_path):
-    streams = speculative_model(mode=mode).streams.config
+    streams = streams_of(mode)
     drafting = drafting_at(tmp_path, measured, streams, span=8)
     right = StreamGuesses(np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3)))
     places = [drafting.place_of(plan) for plan in run(drafting, 12, right, lambda number: [3] * 4)]
@@ -162,7 +163,7 @@ def test_lookup_drafts_without_streams(tmp_path):
 
 
 def test_the_rate_is_never_below_plain_decodings(tmp_path):
-    streams = speculative_model(mode="shared").streams.config
+    streams = streams_of("shared")
     pace = new_pace(StepCosts(tmp_path / "a", {}, places_of(streams)), streams)
     assert pace.rate == 1.5
     for _ in range(500):
@@ -174,7 +175,7 @@ def test_the_rate_is_never_below_plain_decodings(tmp_path):
 
 
 def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
-    streams = speculative_model(mode="shared").streams.config
+    streams = streams_of("shared")
     drafting = drafting_at(tmp_path, None, streams)
     costs, sizes = drafting.pace.costs, []
     plan = drafting.first(3)
@@ -182,6 +183,8 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
         wanted = costs.wanted()
         drafting.accept(plan, [3], 0.001 * len(plan.tree))
         sizes.append((wanted, len(plan.tree)))
+        assert_well_formed(plan.tree)
+        assert plan.tree.tokens.max() < 97
         plan = drafting.plan(3, NO_GUESSES)
     assert costs.complete
     timed = [size for wanted, size in sizes if wanted and size == wanted[1]]
@@ -194,77 +197,53 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
 
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path, monkeypatch):
+def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
     """While the curve is timed, by random curves, and with random worth of the streams."""
-    model, prompt = model_of(kind), random_prompt(9, seed=seed) * 2
+    model, prompt = speculative_model(mode="shared" if kind == "shared" else "lossless"), []
+    if kind == "none":
+        model.streams = None
+    prompt = random_prompt(9, seed=seed) * 2
     expected = tokens_of(model, prompt, 70, speculation=False)[:70]
     if kind != "shared":
         assert expected == plain_tokens(model.model, prompt, 70)
-    rng = random.Random(seed)
+    rng, streams = random.Random(seed), model.streams and model.streams.config
     drafting = auto_drafting(model, prompt)
     if seed:
-        points = {
-            place: (rng.uniform(0.5, 1.5), rng.choice([0, 0, 0.05])) for place in drafting._places
-        }
-        pace = Pace(StepCosts(tmp_path / "a.json", {}, drafting._places), 128.0)
-        pace.costs.curve = curve(**{p.replace(" ", "_"): cost for p, cost in points.items()})
-        pace.value = rng.uniform(0, 3)
-        streams = model.streams and model.streams.config
-        drafting = AutoDrafting(pace, prompt, streams, model.config["vocab_size"])
+        costs = {p: (rng.uniform(0.5, 1.5), rng.choice([0, 0, 0.05])) for p in places_of(streams)}
+        measured = curve(**{p.replace(" ", "_"): cost for p, cost in costs.items()})
+        value = rng.uniform(0, 3)
+        drafting = drafting_at(tmp_path, measured, streams, prompt, tokens=128.0, value=value)
     steps = list(decode(model, request(prompt, drafting, max_tokens=70)))
     assert [token for step in steps for token in step.tokens][:70] == expected
-    sizes = {len(step.tree) for step in steps}
-    places = {drafting.place_of(step.plan) for step in steps}
-    assert len(sizes) > 1 or seed
-    assert places <= set(drafting._places)
+    assert len({len(step.tree) for step in steps}) > 1 or seed
+    assert {drafting.place_of(step.plan) for step in steps} <= set(places_of(streams))
 
 
-def test_without_lookup_a_repeated_prompt_drafts_nothing(tmp_path):
-    """A model without streams, where lookup alone could draft."""
-    model, prompt = model_of("none"), random_prompt(6) * 4
-    expected = plain_tokens(model.model, prompt, 40)
-    for proposals, drafts in ((None, True), ((), False)):
-        pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
-        pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.0))
-        drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"], proposals)
-        steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
-        assert [token for step in steps for token in step.tokens][:40] == expected
-        assert any(len(step.tree) > 1 for step in steps) == drafts
-
-
-class Known:
-    """Proposes what the text will be: a drafter that somebody has added."""
-
-    text = ()
-
-    def __init__(self, prompt):
-        self._rest = list(self.text)
-
-    def accept(self, tokens):
-        del self._rest[: len(tokens)]
-
-    def children(self, path):
-        at = len(path)
-        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []
-
-
-def test_another_proposal_drafts_by_default(tmp_path, monkeypatch):
-    model, prompt = model_of("none"), random_prompt(6)
-    expected = plain_tokens(model.model, prompt, 40)
-    monkeypatch.setattr(Known, "text", expected)
-    monkeypatch.setattr(rule, "PROPOSALS", (*rule.PROPOSALS, Known))
-    pace = Pace(StepCosts(tmp_path / "a.json", {}, places_of(None)), 128.0)
-    pace.costs.curve = curve(plain=(1.0, 0.0), none=(1.0, 0.1))
-    drafting = AutoDrafting(pace, prompt, None, model.config["vocab_size"])
+def texts(tmp_path, prompt, expected, proposals=None):
+    """The steps of a bare model whose drafts cost nothing; the text is plain decoding's."""
+    model = replace(speculative_model(), streams=None)
+    measured = curve(plain=(1.0, 0.0), none=(1.0, 0.0))
+    drafting = drafting_at(tmp_path, measured, None, prompt, proposals, tokens=128.0)
     steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
     assert [token for step in steps for token in step.tokens][:40] == expected
-    assert len(steps) < 15
+    return steps
+
+
+def test_proposals_draft_by_default(tmp_path, monkeypatch):
+    """Lookup, another one that somebody has added, and nobody."""
+    prompt = random_prompt(6) * 4
+    expected = plain_tokens(speculative_model().model, prompt, 40)
+    assert all(len(step.tree) == 1 for step in texts(tmp_path, prompt, expected, ()))
+    looked_up = texts(tmp_path, prompt, expected)
+    assert any(len(step.tree) > 1 for step in looked_up)
+    monkeypatch.setattr(rule, "PROPOSALS", (*rule.PROPOSALS, lambda _: Known(expected)))
+    assert len(texts(tmp_path, prompt, expected)) < min(15, len(looked_up))
 
 
 def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):
     """Lookup alone beside mounted streams: steps with streams are for others to time."""
     drafting = drafting_at(tmp_path, None, None)
-    streams = speculative_model().streams.config
+    streams = streams_of("lossless")
     drafting.pace.costs = costs = StepCosts(tmp_path / "b.json", {}, places_of(streams))
     drafting.accept(drafting.first(1), [1], 0.1)
     for _ in range(200):
@@ -292,21 +271,16 @@ def test_a_model_keeps_one_pace_for_each_adapter_and_kind_of_cache():
     assert pace_of(model) is pace
 
 
-def test_a_generation_that_is_broken_off_keeps_its_timings():
+def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, prompt = speculative_model(seed=5), random_prompt(9)
     costs = pace_of(model).costs
+    all_of_them = costs.missing
     steps = decode(model, request(prompt, None))
     for _ in range(20):
         next(steps)
     steps.close()
-    timed = len(costs._timings)
-    assert timed >= 5
-    again = StepCosts(costs._path, costs._facts, places_of(model.streams.config))
-    assert len(again._timings) == timed
-
-
-def test_a_tree_is_filled_up_below_its_last_node():
-    tree = rule._filled(root_only(3), 6, vocab_size=4)
-    assert tree.parents.tolist() == [-1, 0, 0, 0, 0, 0]
-    assert tree.depths.tolist() == [0, 1, 1, 1, 1, 1]
-    assert rule._filled(tree, 6, 4) is tree
+    left = costs.missing
+    assert left <= all_of_them - 5
+    kept = (user_cache.read(path) for path in kept_costs.directory().glob("*.json"))
+    assert any(len(values["timings"]) == all_of_them - left for values in kept)

@@ -6,14 +6,12 @@ import pytest
 
 from specstream_mlx import DraftSettings, UserError
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting.drafter import describe
-from specstream_mlx.drafting.settings import draft_settings
-from specstream_mlx.drafting.static_tree import StaticTree
+from specstream_mlx.drafting.fixed import describe
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS, draft_settings
 
 LOSSLESS = StreamConfig(
     mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2, num_streams=4
 )
-TABLE = StaticTree(((0.5, 0.2), (0.4, 0.1)), 5)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +42,15 @@ def test_streams_beside_some_nodes_need_all_nodes_and_lossless_mode(field):
         DraftSettings(stream_nodes=2).check(97, replace(LOSSLESS, mode="shared"))
 
 
+def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
+    assert draft_settings() == LIKELY_DRAFTS
+    assert LIKELY_DRAFTS.draft_threshold is not None
+    for more in ({"num_streams": 2}, {"lookup": True}):
+        assert draft_settings(**more) == replace(LIKELY_DRAFTS, **more)
+    for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
+        assert draft_settings(**shape) == DraftSettings(**shape)
+
+
 def test_pruning_needs_a_pruner():
     streams = StreamConfig(**LOSSLESS.to_dict() | {"pruner_rank": 0})
     with pytest.raises(UserError, match="need a pruner, the adapter has none"):
@@ -59,7 +66,7 @@ def test_pruning_needs_a_pruner():
         (DraftSettings(), False, "no drafts"),
         (DraftSettings(lookup=True, speculation=False), True, "no drafts"),
         (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
-        (draft_settings(static_tree=TABLE), True, "static, 5 nodes"),
+        (DraftSettings(tree_size=None, tree_width=2, num_streams=3), True, "full 2-ary, depth 3"),
     ],
 )
 def test_a_few_words_for_people(settings, streams, words):

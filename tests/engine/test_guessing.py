@@ -10,9 +10,7 @@ from mlx_lm.tuner.lora import LoRALinear
 from random_models import PROMPT, VOCAB_SIZE, speculative_model, step_by
 from trees import full_tree
 
-from specstream_mlx.drafting.drafter import make_drafter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.engine import guessing, step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guesses import StreamGuesses
@@ -23,12 +21,10 @@ from specstream_mlx.engine.step import Decoder
 
 HEAD = {"stream_head": "conditioned", "stream_head_rank": 6}
 TREE = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
-TABLE = StaticTree(((0.5, 0.3, 0.1), (0.4, 0.3, 0.2), (0.6, 0.2, 0.1)), 9)
 SHAPES = {
     "chain": DraftSettings(tree_width=1, tree_size=None),
     "full": DraftSettings(tree_width=2, tree_size=None),
     "best-first": DraftSettings(tree_width=4, tree_size=8),
-    "static": DraftSettings(tree_width=3, tree_size=None, static_tree=TABLE),
     "with lookup": DraftSettings(tree_width=3, lookup=True),
 }
 
@@ -90,8 +86,7 @@ def test_a_guess_is_scored_as_its_path_alone(shape, mode):
             assert score == pytest.approx(expected[token].item(), abs=1e-4)
             paths.append((*path, token))
     width = settings.tree_width
-    inner = set(best_shape(TABLE, TABLE.tree_size, 3, 3).parents[1:].tolist())
-    assert asked == {"full": 1 + 2 + 4, "static": len(inner)}.get(shape, 1 + 2 * width)
+    assert asked == {"full": 1 + 2 + 4}.get(shape, 1 + 2 * width)
 
 
 def test_the_token_before_matters():
@@ -286,8 +281,3 @@ def test_several_sequences_are_as_each_alone():
 def test_fixed_shapes_are_asked_for_whatever_the_probabilities():
     assert [a.tolist() for a in SHAPES["full"].expansion(3)] == [[0, 1], [0, 1, 2, 3]]
     assert SHAPES["best-first"].expansion(3) == (LIKELIEST,) * 2
-    ranks = SHAPES["static"].expansion(3)
-    guesses = StreamGuesses(*map(np.array, guess(table(1), mx.array(5), ranks, 3)))
-    tree = make_drafter(SHAPES["static"], True).grow(5, guesses)
-    assert len(tree) == 1 + TABLE.tree_size  # every parent has been asked about
-    assert tree.tokens.max() < VOCAB_SIZE

@@ -22,7 +22,7 @@ from random_models import (
 )
 
 from specstream_mlx import PromptCache, Sampling, UserError, keyed_sampler
-from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.noise import Noise
@@ -195,7 +195,7 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
         rule.commit(end[len(text) :])
         text, tree = end, root_only(end[-1])
         if tree_of is not None:
-            tree = make_drafter(tree_of, True).grow(end[-1], StreamGuesses(*map(np.array, guesses)))
+            tree = FixedTrees(tree_of, True).grow(end[-1], StreamGuesses(*map(np.array, guesses)))
     return text[:LENGTH]
 
 

@@ -3,6 +3,7 @@
 import json
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -44,29 +45,25 @@ def read(base):
 
 
 def largest(base):
-    return weights._largest_product(read(base))
+    layers = [m for m in read(base).modules() if isinstance(m, nn.QuantizedLinear)]
+    return max(layers, key=lambda layer: layer.weight.size)
 
 
 def total(model):
     return sum(tensor.nbytes for _, tensor in tree_flatten(model.parameters()))
 
 
-def test_a_probe_is_run_once_and_kept(bases, own_cache, monkeypatch):
+def test_a_probe_of_each_product_is_run_once_and_kept(bases, own_cache, monkeypatch):
     first = cached_probe(largest(bases["8 bits"]))
     assert first.shape == (96, 64)
     assert all(time > 0 for time in (*first.packed_ms, *first.expanded_ms))
-    monkeypatch.setattr(weights, "run_probe", lambda layer: pytest.fail("measured again"))
-    assert cached_probe(largest(bases["8 bits"])) == first
-    monkeypatch.setattr(weights, "run_probe", lambda layer: FASTER["packed"])
-    assert cached_probe(largest(bases["8 bits"]), measure_again=True) == FASTER["packed"]
-    assert cached_probe(largest(bases["8 bits"])) == FASTER["packed"]
-
-
-def test_other_products_are_probed_by_themselves(bases, own_cache):
-    cached_probe(largest(bases["8 bits"]))
     cached_probe(largest(bases["4 bits"]))
     assert len(json.loads(own_cache.read_text())) == 2
     assert [path.name for path in own_cache.parent.iterdir()] == [own_cache.name]
+    monkeypatch.setattr(weights, "run_probe", lambda layer: FASTER["packed"])
+    assert cached_probe(largest(bases["8 bits"])) == first
+    assert cached_probe(largest(bases["8 bits"]), measure_again=True) == FASTER["packed"]
+    assert cached_probe(largest(bases["8 bits"])) == FASTER["packed"]
 
 
 @pytest.mark.parametrize("damage", ["[1]", "{", '{"KEY": {"shape": 3}}', '{"KEY": 1}'])
@@ -85,33 +82,28 @@ def test_without_a_place_for_the_cache_it_is_measured(bases, monkeypatch, tmp_pa
     assert cached_probe(largest(bases["8 bits"])).shape == (96, 64)
 
 
-def test_packed_where_expanding_saves_little():
-    assert {name: probe.faster for name, probe in FASTER.items()} == {n: n for n in FASTER}
-
-
 @pytest.mark.parametrize(("form", "bits"), [("packed", "8 bits"), ("expanded", "4 bits")])
 def test_the_faster_form_is_taken_and_weighed(bases, monkeypatch, form, bits):
     monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER[form])
     stored = total(read(bases[bits]))
     model, held = hold_weights(read(bases[bits]))
     assert (held.form, held.stored_bytes, held.held_bytes) == (form, stored, total(model))
-    assert (weights._largest_product(model) is None) == (form == "expanded")
+    packed = any(isinstance(module, nn.QuantizedLinear) for module in model.modules())
+    assert packed == (form == "packed")
     assert "1 row 1.00 ms packed, 1.00 ms expanded, for 9 rows" in held.reason
 
 
 @pytest.mark.parametrize("bits", ["8 bits", "4 bits"])
-def test_the_forecast_of_the_expanded_size_is_right(bases, bits):
-    model, held = hold_weights(read(bases[bits]), "expanded")
-    assert weights._expanded_bytes(read(bases[bits])) == held.held_bytes == total(model)
-    assert held.reason == "as asked"
-
-
-def test_what_would_not_fit_stays_packed(bases, monkeypatch):
+def test_what_would_not_fit_stays_packed(bases, bits, monkeypatch):
+    """Half of the memory is for weights; the forecast of their size is right to the byte."""
     monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER["expanded"])
-    monkeypatch.setattr(device, "memory_bytes", lambda: 100_000)
-    _, held = hold_weights(read(bases["8 bits"]))
-    assert held.form == "packed"
-    assert held.reason == "expanded they would take 0.0 GB"
+    model, held = hold_weights(read(bases[bits]), "expanded")
+    assert held.held_bytes == total(model) and held.reason == "as asked"
+    for more, form in ((0, "expanded"), (-1, "packed")):
+        memory = 2 * held.held_bytes + more
+        monkeypatch.setattr(device, "memory_bytes", lambda memory=memory: memory)
+        assert hold_weights(read(bases[bits]))[1].form == form
+    assert hold_weights(read(bases[bits]))[1].reason == "expanded they would take 0.0 GB"
 
 
 def test_unquantized_weights_have_one_form(bases):

@@ -14,9 +14,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear
 
 from .. import device, user_cache
+
+Kinds = dict[type[nn.Module], type[nn.Module]]
+"""Classes of modules, and those that multiply the same tensors otherwise."""
 
 BLOCK = 16
 """Rows that this BLAS multiplies at a time."""
@@ -51,10 +55,27 @@ class AddedLoRALinear(LoRALinear):
         return mx.addmm(self.linear(x), x @ self.lora_a, self.lora_b, alpha=self.scale)
 
 
-_BLOCKED = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
+_BLOCKED: Kinds = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
+_ADDED: Kinds = {LoRALinear: AddedLoRALinear}
+_STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (_ADDED, _BLOCKED)]
 
-_OURS = (AddedLoRALinear, BlockedLinear, BlockedEmbedding)
-"""Each derives from the module of mlx or mlx_lm whose tensors it multiplies otherwise."""
+
+def exchanged(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """A module of another kind with the same tensors, which mlx's constructors would draw anew."""
+    made = kind.__new__(kind)
+    nn.Module.__init__(made)
+    vars(made).update(vars(module))
+    for name, value in module.items():
+        made[name] = value
+    return made
+
+
+def _exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
+    """Put modules of other kinds in the places of those of ``kinds``; returns these by name."""
+    found = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
+    others = [(name, exchanged(module, kinds[type(module)])) for name, module in found]
+    model.update_modules(tree_unflatten(others))
+    return found
 
 
 def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
@@ -73,30 +94,24 @@ def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
 
 
 def use_blocks(model: nn.Module) -> None:
-    """Let all products with ``model``'s dense weights fill up their rows; changed in place."""
-    for module in model.modules():
-        if type(module) in _BLOCKED:
-            module.__class__ = _BLOCKED[type(module)]  # the same weights, multiplied otherwise
+    """Let all products with the dense weights in ``model`` fill up their rows."""
+    _exchange(model, _BLOCKED)
 
 
 def use_fewer_operations(model: nn.Module) -> None:
-    """Let ``model``'s LoRA layers scale and add in one operation; changed in place."""
-    for module in model.modules():
-        if type(module) is LoRALinear:
-            module.__class__ = AddedLoRALinear  # the same tensors, multiplied otherwise
+    """Let the LoRA layers in ``model`` scale and add in one operation."""
+    _exchange(model, _ADDED)
 
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
     """Context in which all layers of ``model`` compute exactly as those of mlx and mlx_lm do."""
-    ours = [(module, type(module)) for module in model.modules() if type(module) in _OURS]
+    ours = [_exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
     try:
-        for module, own in ours:
-            module.__class__ = own.__base__
         yield
     finally:
-        for module, own in ours:
-            module.__class__ = own
+        for modules in reversed(ours):
+            model.update_modules(tree_unflatten(modules))
 
 
 def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
@@ -139,7 +154,8 @@ def probe(weight: mx.array) -> tuple[float, float]:
     ]
     mx.eval(weight, inputs)
     times = [[product_seconds(lambda x: x @ weight.T, x) for x in inputs] for _ in range(_ROUNDS)]
-    return tuple(map(min, zip(*times, strict=True)))
+    some, block = map(min, zip(*times, strict=True))
+    return some, block
 
 
 def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:

@@ -5,7 +5,7 @@ the same for queries and keys and in every layer whose rope has the same setting
 here is bit for bit the same. On a GPU it is one kernel, which nothing here can better.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,7 +20,7 @@ RopeAt = Callable[[nn.Module, mx.array, mx.array | int], mx.array]
 
 
 class Rotations:
-    """The angles of one pass after another, for all layers whose ropes have the same settings.
+    """The angles of one pass, for all layers whose ropes have the same settings.
 
     Args:
         rope: one of theirs; it rotates all elements of a head, in pairs.
@@ -34,12 +34,17 @@ class Rotations:
         self._shape = (half, 2) if rope.traditional else (2, half)
         unit = [1.0, 0.0] * half if rope.traditional else [1.0] * half + [0.0] * half
         self._unit = mx.array(unit)
-        self._offset: mx.array | int | None = None
-        self._count = 0
-        self._cos_sin: tuple[mx.array, mx.array]
+        self._cos_sin: tuple[mx.array, mx.array] | None = None
+
+    def begin(self) -> None:
+        """Begin a pass, whose rows have positions of their own."""
+        self._cos_sin = None
 
     def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
-        """x (1, heads, rows, d), float32, rotated; see ``RopeAt``."""
+        """x (1, heads, rows, d), float32, rotated; see ``RopeAt``.
+
+        The rows of all calls of a pass have the same positions.
+        """
         cos, sin = self._angles(x.shape[2], offset)
         pairs = x.reshape(*x.shape[:-1], *self._shape)
         swapped = pairs[..., ::-1] if self._pairs_lie_together else pairs[..., ::-1, :]
@@ -47,10 +52,7 @@ class Rotations:
 
     def _angles(self, count: int, offset: mx.array | int) -> tuple[mx.array, mx.array]:
         """Factors of the pairs and of the swapped pairs; the latter hold the sign."""
-        consecutive = isinstance(offset, int) and isinstance(self._offset, int)
-        same = offset == self._offset if consecutive else offset is self._offset
-        if not same or count != self._count:
-            self._offset, self._count = offset, count
+        if self._cos_sin is None:
             units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
             turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)
             axis = -1 if self._pairs_lie_together else -2
@@ -68,7 +70,7 @@ def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotati
     """
     if device.backend() != "cpu":
         return [None] * len(ropes)
-    known: dict[tuple, Rotations] = {}
+    known: dict[Hashable, Rotations] = {}
     return [
         known.setdefault(_settings(rope), Rotations(rope, rope_at))
         if type(rope) in (nn.RoPE, Llama3RoPE)
@@ -77,8 +79,7 @@ def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotati
     ]
 
 
-def _settings(rope: nn.RoPE | Llama3RoPE) -> tuple:
-    kind = type(rope), rope.dims, rope.traditional
-    if isinstance(rope, Llama3RoPE):
-        return *kind, np.array(rope._freqs).tobytes()
-    return *kind, rope.base, rope.scale
+def _settings(rope: nn.Module) -> Hashable:
+    arrays = [np.array(array).tobytes() for array in rope.values()]  # Llama 3's frequencies
+    plain = [getattr(rope, name, None) for name in ("dims", "traditional", "base", "scale")]
+    return type(rope), *plain, *arrays

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.prediction import simulation
-from benchmarks.prediction.acceptance_table import tree_file
+from benchmarks.prediction.acceptance_table import AcceptanceTable, table_file
 from benchmarks.prediction.apple_machines import CHIPS, chip
 from benchmarks.prediction.metal_cost import (
     Bits,
@@ -21,14 +21,15 @@ from benchmarks.prediction.published_points import points
 from benchmarks.prediction.simulation import (
     LABEL,
     MODELS,
+    best_shape,
+    expected_length,
     predict,
 )
 from benchmarks.report import RESULTS
 from specstream_mlx.config import Mode
-from specstream_mlx.drafting.static_tree import StaticTree
 
-SURE = StaticTree(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
-NEVER = StaticTree(((0.0, 0.0), (0.0, 0.0)))
+SURE = AcceptanceTable(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
+NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
 SMALL, MIDDLE, LARGE = MODELS
 ALL_BITS = get_args(Bits)
 
@@ -56,7 +57,7 @@ def measured(tmp_path_factory, monkeypatch):
     """Acceptance that was measured on the demonstration model, of both modes."""
     results = tmp_path_factory.mktemp("results")
     for mode in get_args(Mode):
-        SURE.save(tree_file(results, mode))
+        SURE.save(table_file(results, mode))
     monkeypatch.setattr(simulation, "RESULTS", results)
     return results
 
@@ -106,6 +107,13 @@ def test_a_row_reads_every_weight_once():
     assert floor < forward_ms(chip("M4 Max"), LARGE, 4, 1, 0) < 1.5 * floor
 
 
+def test_the_expected_length_is_one_and_the_paths_acceptances():
+    tree = AcceptanceTable(((0.5, 0.25), (0.4, 0.2)))
+    shape = best_shape(tree, 3)
+    assert expected_length(tree, shape) == pytest.approx(1 + 0.5 + 0.25 + 0.5 * 0.4)
+    assert expected_length(tree, best_shape(NEVER, 3)) == 1
+
+
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("bits", ALL_BITS)
 def test_without_acceptance_plain_decoding_is_chosen(mode, bits):
@@ -116,7 +124,7 @@ def test_without_acceptance_plain_decoding_is_chosen(mode, bits):
 
 
 def test_nothing_is_slower_than_plain_and_more_acceptance_never_hurts():
-    some = StaticTree(((0.5, 0.1), (0.4, 0.1), (0.3, 0.1), (0.2, 0.1)))
+    some = AcceptanceTable(((0.5, 0.1), (0.4, 0.1), (0.3, 0.1), (0.2, 0.1)))
     for machine in CHIPS:
         for bits in ALL_BITS:
             low, high = (predict(machine, MIDDLE, bits, "lossless", t) for t in (some, SURE))
@@ -127,10 +135,10 @@ def test_nothing_is_slower_than_plain_and_more_acceptance_never_hurts():
 
 
 def test_modes_that_were_measured_are_predicted(app, measured, tmp_path):
-    tree_file(measured, "shared").unlink()
+    table_file(measured, "shared").unlink()
     result = app("--json", "--output", tmp_path)
     assert {p["mode"] for p in json.loads(result.stdout)["predictions"]} == {"lossless"}
-    tree_file(measured, "lossless").unlink()
+    table_file(measured, "lossless").unlink()
     result = app("--output", tmp_path / "none")
     assert result.exit_code == 2 and not (tmp_path / "none").exists()
     assert "has no acceptance-*.json" in result.stderr and "--tree takes yours" in result.stderr
@@ -159,9 +167,14 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     assert all("rediction" in line for line in lines if line.startswith("#"))
 
 
-def test_a_bad_tree_file_ends_in_one_sentence(app, tmp_path):
+def test_a_bad_table_file_ends_in_one_sentence(app, tmp_path):
     result = app("--tree", tmp_path / "none.json", "--output", tmp_path)
     assert result.exit_code == 2
     assert result.stderr == f"error: {tmp_path / 'none.json'} is missing\n"
+    for table in ({}, {"acceptance": 3}, {"acceptance": [[0.5], []]}, {"acceptance": [[0.7, 0.6]]}):
+        (tmp_path / "bad.json").write_text(json.dumps(table))
+        result = app("--tree", tmp_path / "bad.json", "--output", tmp_path)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {tmp_path / 'bad.json'}: acceptance ")
     assert app("--msa-layers", 16, "--output", tmp_path).exit_code == 2
     assert app("--context", -1, "--output", tmp_path).exit_code == 2

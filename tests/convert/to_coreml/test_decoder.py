@@ -22,7 +22,7 @@ from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
-from specstream_mlx.drafting.drafter import make_drafter
+from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 
@@ -91,7 +91,7 @@ def test_a_base_without_streams_drafts_by_lookup(bare):
         request = Request(prompt_of(60), settings, max_tokens=12)
         decoder = bare.package_decoder()
         found = list(decoder.decode(decoder.fitted(request)))
-        drafter = make_drafter(settings, False, request.prompt)
+        drafter = FixedTrees(settings, False, request.prompt)
         assert_same_steps(found, by_engine(bare.decoder(), request, drafter))
         assert any(len(step.tree) > 1 for step in found) == settings.lookup
 

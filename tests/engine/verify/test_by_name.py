@@ -6,7 +6,6 @@ from random_models import request, speculative_model
 
 from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.drafting.static_tree import StaticTree
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
@@ -43,7 +42,6 @@ KEPT = "lets the drawn tokens decide what is kept"
         ({"max_nodes": 4, "tree_size": None}, KEPT),
         ({"prune_threshold": 0.1, "tree_size": None}, KEPT),
         ({"tree_size": None, "lookup": True}, "lookup is on, whose drafts are not drawn"),
-        ({"static_tree": StaticTree(((0.5, 0.2),)), "tree_size": 4}, "the tree is static"),
     ],
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):

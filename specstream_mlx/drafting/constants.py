@@ -1,0 +1,82 @@
+"""The planner's constants, in one place, and what chose them.
+
+``benchmarks/studies/drafting_rule.py`` decodes recorded texts with one of them changed at a time;
+``benchmarks/NOTES.md`` has its verdicts under "Which constants of the rule matter?", and other
+studies by the headings that are named here.
+"""
+
+import math
+
+# The rule -----------------------------------------------------------------------------------------
+
+MOST_NODES = 16
+"""Nodes of a step, the root included; 8 bring less (the study)."""
+
+WIDTH = 4
+"""Candidates of each stream. Further ones add next to nothing ("How wide and how deep should a full
+tree be?")."""
+
+LEAST = math.log(0.02)
+"""Log-probability of a path that is not looked at any more: flat in the study."""
+
+RATE_MEMORY = 128.0
+"""Tokens that r is the average of; more begin too low on held-out text (the study)."""
+
+SHARED_RATE = 1.5
+"""Tokens in a plain step's time that r begins at in shared mode (the study)."""
+
+VALUE_MEMORY = 4
+"""Steps that v is the average of: flat in the study."""
+
+LONGEST_REST = 64
+"""Steps that streams rest at most; 16 cost tokens (the study)."""
+
+PLAIN_RUN = 2
+"""Plain steps in a row of which the last one is timed: it is pipelined on both sides."""
+
+# The streams' probabilities, corrected by their hits in the text ----------------------------------
+
+START = 0.8
+"""Hits over expected hits at the beginning of a text: unfamiliar text wants less, text like the
+training's more (the study)."""
+
+WEIGHT = 8.0
+"""Expected hits that ``START`` counts as: flat in the study."""
+
+MEMORY = 16.0
+"""Expected hits that are remembered: flat in the study."""
+
+MOST = 0.99
+"""Probability of a guess at most."""
+
+MOST_TOGETHER = 0.995
+"""Probability of all guesses of a depth at most."""
+
+# Lookup -------------------------------------------------------------------------------------------
+
+PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
+"""Acceptance of the newest continuation at the beginning of a text, by length of the n-gram, 0 to 4
+(the study)."""
+
+SECOND_PRIOR = 0.05
+"""The same of the continuation before that, of n-grams of any length."""
+
+PRIOR_WEIGHT = 4
+"""Guesses that a prior counts as (the study)."""
+
+LOOKUP_MEMORY = 64
+"""Guesses that are remembered: flat in the study."""
+
+# Where streams and lookup guess the same token ("How should the two drafters' probabilities be
+# joined?") ----------------------------------------------------------------------------------------
+
+UNLISTED = 0.03
+"""Probability of a token that lookup names and no stream does, as a share of what the streams' own
+candidates leave over."""
+
+COINCIDENCE = 0.05
+"""How often lookup, when it is wrong, still names the token that the streams propose."""
+
+DOUBT = 0.05
+"""Share by which uncorrected probabilities of streams are lowered where lookup proposes something
+too. Streams are often surer than they are right, and else no match could outweigh them."""

@@ -1,0 +1,211 @@
+"""Trees of fixed settings against brute force, and the text that they must not change."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from architecture_models import pair
+from kv_cases import CROSSING, arguments, plain, prompt_of
+from random_models import (
+    PROMPT,
+    Oracle,
+    assert_lossless,
+    assert_same_rows,
+    assert_same_tokens,
+    plain_caches,
+    plain_tokens,
+    random_prompt,
+    sequel,
+    speculative_model,
+    tokens_of,
+)
+from trees import Known, arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
+
+from specstream_mlx.drafting import fixed
+from specstream_mlx.drafting.constants import DOUBT
+from specstream_mlx.drafting.fixed import FixedTrees
+from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.pooling import pooled
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.guesses import StreamGuesses
+
+NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+
+
+@pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])
+def test_a_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
+    candidates, log_probs = random_candidates(gamma, 4, seed=0)
+    settings = DraftSettings(tree_width=width, tree_size=None)
+    tree = grow(settings, 7, candidates, log_probs)
+    assert_well_formed(tree)
+    assert tree.tokens[0] == 7
+    expected = [p for d in range(gamma + 1) for p in itertools.product(range(width), repeat=d)]
+    assert ranks_of(tree, candidates) == expected
+    joint = [sum(log_probs[depth, rank] for depth, rank in enumerate(path)) for path in expected]
+    assert tree.log_probs == pytest.approx(joint)
+    assert tree.is_chain == (width == 1)
+
+
+def every_path(candidates, log_probs, lookup, lookup_size):
+    """All paths that streams or lookup guess, and their joint log-probabilities."""
+    found, level = {}, {(): 0.0}
+    for depth in range(max(len(candidates), lookup_size)):
+        below = {}
+        for path, score in level.items():
+            known = lookup.children(path) if depth < lookup_size else []
+            if depth < len(candidates):
+                row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
+                known = pooled(list(row), known, DOUBT)
+            below |= {(*path, token): score + log_prob for token, log_prob in known}
+        found |= below
+        level = below
+    return found
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+@pytest.mark.parametrize("exact_ties", [False, True])
+@pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 4), (2, 2), (3, 2), (3, 1)])
+def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up):
+    rng = np.random.default_rng(gamma)
+    for seed in range(8):
+        read, written = (rng.integers(0, 8, 40).tolist() for _ in range(2))
+        ngram, depth = rng.integers(1, 5, 2).tolist()
+        lookup = Lookup(read, ngram)
+        lookup.accept(written)
+        tokens, scores = NO_STREAMS
+        if gamma:
+            tokens = np.array([rng.choice(8, width, replace=False) for _ in range(gamma)], np.int32)
+            _, scores = random_candidates(gamma, width, seed, exact_ties)
+            scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True) + 0.1)
+        every = every_path(tokens, scores, lookup, depth if looks_up else 0)
+        best = sorted(every.values(), reverse=True)
+        for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.0, 0.05, 0.3)):
+            settings = DraftSettings(
+                lookup=looks_up,
+                lookup_size=depth,
+                lookup_ngram=ngram,
+                tree_size=size,
+                draft_threshold=threshold,
+            )
+            drafter = FixedTrees(settings, True, read)
+            drafter.accept(written)
+            tree = drafter.grow(7, StreamGuesses(tokens, scores))
+            assert_well_formed(tree)
+            assert tree.tokens[0] == 7
+            paths = [tuple(tree.tokens[tree.path(n)[1:]].tolist()) for n in range(1, len(tree))]
+            assert tree.log_probs[1:] == pytest.approx([every[path] for path in paths])
+            likely = [s for s in best if not threshold or s >= math.log(threshold)]
+            assert sorted(tree.log_probs[1:], reverse=True) == pytest.approx(likely[:size])
+            again = drafter.grow(7, StreamGuesses(tokens, scores))
+            assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
+
+
+def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
+    """Streams know of a corrected word, lookup of what follows it."""
+    text = [1, 2, 3, 4, 5, 6, 9]
+    settings = DraftSettings(lookup=True, lookup_size=5, tree_size=5)
+    candidates, log_probs = np.array([[2]], np.int32), np.array([[-0.1]], np.float32)
+    tree = grow(settings, 9, candidates, log_probs, text)
+    assert tree.is_chain
+    assert tree.tokens.tolist() == [9, 2, 3, 4, 5, 6]
+    assert len(grow(replace(settings, lookup_size=3), 9, candidates, log_probs, text)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "gamma", "nodes", "depth"),
+    [
+        ({"tree_size": None, "tree_width": 1}, 4, 4, 4),
+        ({"tree_size": None, "tree_width": 2}, 4, 30, 4),
+        ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 4, 12, 2),
+        ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 3, 1),
+        ({"tree_size": 6, "tree_width": 3}, 4, 6, None),
+        ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 4, 30, 4),
+        ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
+        ({"speculation": False}, 4, 0, 0),
+        ({"lookup": True}, 3, 8, None),
+        ({"lookup": True, "tree_size": 20}, 3, 20, None),
+        ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
+        ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
+        ({"lookup": True, "tree_size": None}, 0, 10, None),
+        ({"lookup": True, "num_streams": 0}, 3, 8, None),
+        ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
+        ({"lookup": True, "speculation": False}, 3, 0, 0),
+    ],
+)
+def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
+    settings = DraftSettings(**settings)
+    text = np.random.default_rng(0).integers(0, 4, 200).tolist()
+    tree = grow(settings, 7, *(random_candidates(gamma, 4, 0) if gamma else NO_STREAMS), text)
+    assert_well_formed(tree)
+    assert len(tree) == 1 + nodes
+    assert depth is None or tree.depths.max() == depth
+    if settings.speculation and settings.draft_threshold is None:
+        asked = gamma if settings.num_streams is None else min(gamma, settings.num_streams)
+        assert settings.most_nodes(asked) == nodes
+
+
+def test_a_tree_to_a_depth_and_of_one_candidate():
+    candidates, log_probs = random_candidates(4, 3, seed=0)
+    shallow = full_tree(7, candidates, 2, log_probs).to_depth(1)
+    assert len(shallow.log_probs) == len(shallow) == 3
+    assert grow(DraftSettings(tree_width=1, tree_size=3), 7, candidates, log_probs).is_chain
+
+
+# The output ---------------------------------------------------------------------------
+
+
+def test_another_proposal_drafts_in_fixed_trees(monkeypatch):
+    model, prompt = replace(speculative_model(), streams=None), random_prompt(6)
+    expected = plain_tokens(model.model, prompt, 40)
+    monkeypatch.setattr(fixed, "PROPOSALS", (*fixed.PROPOSALS, lambda _: Known(expected)))
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    assert tokens_of(model, prompt, 40, tree_size=8, lookup=True)[:40] == expected
+    assert len(oracle.paths) < 15
+
+
+def known(text):
+    """Makes drafters whose lookup has read ``text`` before the prompt."""
+    return lambda settings, streams, prompt: FixedTrees(settings, streams, [*text, *prompt])
+
+
+@pytest.mark.parametrize("lookup_alone", [False, True])
+def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
+    """Tokens and KV rows are plain decoding's."""
+    model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
+    if lookup_alone:
+        model = replace(model, streams=None)
+    monkeypatch.setattr(fixed, "FixedTrees", known([*PROMPT, *expected]))
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(model, PROMPT, count, lookup=True)
+    assert_lossless(model.model, PROMPT, found, expected)
+    assert oracle.longest > 4
+    assert len(oracle.paths) < 0.5 * count
+    assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
+
+
+def test_a_text_that_repeats_itself_is_foreseen(monkeypatch):
+    """No help: an ordinary random model soon runs in a circle, and lookup sees that."""
+    model = speculative_model(seed=1)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight *= 0
+    expected = plain_tokens(model.model, PROMPT, 120)
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    found = tokens_of(replace(model, streams=None), PROMPT, 100, lookup=True)
+    assert_lossless(model.model, PROMPT, found, expected)
+    assert len(oracle.paths) < 40
+
+
+def test_runs_end_where_the_cache_is_quantized(monkeypatch):
+    """A run would reach past the row from which mlx_lm reads quantized rows."""
+    case = "Llama 3.1"
+    expected, log_probs, _ = plain(case, 8, CROSSING)
+    monkeypatch.setattr(fixed, "FixedTrees", known([*prompt_of(case), *expected]))
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    kv_cache = arguments(case, 8, CROSSING)
+    found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, lookup=True)
+    assert_same_tokens(found[:30], expected, log_probs.__getitem__)
+    ends = np.cumsum([len(prompt_of(case)) - 1, *map(len, oracle.paths)])
+    assert CROSSING in ends
+    assert oracle.longest > 4
