@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..checked_files import read_json
-from ..config import UserError, check_integer, is_number, shown
+from ..config import MAX_TREE_SIZE, UserError, check_integer, is_number, shown
 from ..engine.guesses import Guesses, StreamGuesses
-from ..engine.tree import MAX_TREE_SIZE, DraftTree
+from ..engine.tree import DraftTree
 from ..staging import staged_file
 from .best_first import Children, best_first
 

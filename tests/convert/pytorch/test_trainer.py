@@ -439,7 +439,8 @@ def test_command_line(tied, data, tmp_path):
     assert found["streams.head.biases"].shape == (4, 3)
     result = cli(*flags, "--mode", "both")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "error: mode is 'both', expected 'lossless' or 'shared'\n"
+    sentence = "error: Invalid value for '--mode': 'both' is not one of 'lossless', 'shared'.\n"
+    assert result.stderr == sentence
 
 
 @pytest.mark.parametrize(
