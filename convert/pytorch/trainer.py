@@ -29,13 +29,12 @@ except ModuleNotFoundError as error:
         f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'", file=sys.stderr
     )
     sys.exit(2)
-import typer
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import check_tokens, tokenizer_files
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
-from specstream_mlx.terminal.commands import grouped
+from specstream_mlx.terminal.commands import grouped, program
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress, track
@@ -385,4 +384,4 @@ def main(settings: TrainSettings) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

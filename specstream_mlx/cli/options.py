@@ -62,7 +62,10 @@ class Source:
         """Load both; see ``loading.load``."""
         from ..loading import load
 
-        return load(self.model, tokenizer_config, adapter_path=self.adapter, weights=self.weights)
+        model, tokenizer, *_ = load(
+            self.model, tokenizer_config, adapter_path=self.adapter, weights=self.weights
+        )
+        return model, tokenizer
 
 
 @dataclass(frozen=True)

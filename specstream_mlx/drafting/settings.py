@@ -72,7 +72,7 @@ class DraftSettings(DraftOptions):
             streams: the mounted ones.
         """
         place = self.placement(streams)
-        if place == "none":
+        if streams is None or place == "none":
             return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
         count = self.streams_run(streams)
         asked = count if self.num_streams is None else min(self.num_streams, count)

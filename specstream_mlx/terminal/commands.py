@@ -7,10 +7,12 @@ from functools import wraps
 from inspect import Parameter
 from typing import Annotated, Any, Literal, get_args
 
-from typer import Option
+from typer import Option, Typer
+from typer.core import TyperCommand
 
 from ..options.fields import Spec, options_of
 from ..options.kinds import FLAG, Kind
+from .errors import reported
 from .parsing import parser
 
 Command = Callable[..., Any]
@@ -45,7 +47,7 @@ def grouped(
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command)
-        groups: dict[str, tuple[type, bool, dict[str, _Flag]]] = {}
+        groups: dict[str, tuple[Any, bool, dict[str, _Flag]]] = {}
         parameters: list[Parameter] = []
         for name, parameter in signature.parameters.items():
             group, given = _group_of(parameter.annotation)
@@ -81,11 +83,26 @@ def grouped(
     return decorate
 
 
+class _Reporting(TyperCommand):
+    """Reports a mistake in its command line as one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with reported():
+            return super().parse_args(ctx, args)
+
+
+def program(command: Command) -> Typer:
+    """The program that a module is by itself; a mistake in its command line is one line too."""
+    app = Typer(add_completion=False)
+    app.command(cls=_Reporting)(command)
+    return app
+
+
 def _panel(parameter: Parameter) -> str:
     return get_args(parameter.annotation)[1].rich_help_panel
 
 
-def _group_of(annotation: Any) -> tuple[type | None, bool]:
+def _group_of(annotation: Any) -> tuple[Any, bool]:
     """The dataclass that a parameter stands for, and whether it takes what was given of it."""
     if is_dataclass(annotation):
         return annotation, False
@@ -102,7 +119,7 @@ class _Flag:
         given: whether it is ``None`` where the user did not give it; help must name the default.
     """
 
-    def __init__(self, group: type, field: Field[Any], spec: Spec, given: bool):
+    def __init__(self, group: Any, field: Field[Any], spec: Spec, given: bool):
         self._group, self._field, self._spec, self._given = group, field, spec, given
         self._alone = spec.kind is FLAG and not spec.flags  # says the opposite of its default
 
@@ -119,15 +136,16 @@ class _Flag:
     def parameter(self, panels: bool) -> Parameter:
         """What the command takes."""
         field, spec, kind = self._field, self._spec, self._spec.kind
-        flags, default = spec.flags, field.default
+        flags, help, default = spec.flags, spec.help, field.default
         if self._alone:
-            flags, default = (f"--{'no-' * default}{field.name.replace('_', '-')}",), False
-        help = spec.help
+            flags, default = (f"--{'no-' if default else ''}{field.name.replace('_', '-')}",), False
         if self._given:
-            if not self._alone and default not in (None, MISSING) and "efault" not in help:
+            if not (self._alone or default in (None, MISSING) or "default" in help.lower()):
                 help = f"{help} Default: {default}.".strip()
             default = None
-        type_ = Literal[kind.choices] if kind.choices else field.type  # type: ignore[valid-type]
+        type_: Any = field.type if kind.read is None else str  # what is read has the kind's type
+        if kind.choices:
+            type_ = Literal[kind.choices]
         option = of_kind(
             kind,
             help,

@@ -242,7 +242,8 @@ class StreamSettings:
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
         adapts, maps = stream_mlp != "base", self.stream_init == "linear"
         adapter_rank = _rank(self.stream_adapter_rank, ADAPTER_RANK, hidden_size, adapts)
-        values = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)} | {
+        values: dict[str, Any] = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)}
+        values |= {
             "hidden_size": hidden_size,
             "num_hidden_layers": num_hidden_layers,
             "stream_init_rank": _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps),
