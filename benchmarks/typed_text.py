@@ -29,9 +29,10 @@ import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import demonstration
+from specstream_mlx.options.kinds import one_of
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.errors import one_line_errors
-from specstream_mlx.terminal.parsing import one_of, part_of_name
+from specstream_mlx.terminal.parsing import parser, part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
@@ -215,7 +216,7 @@ def main(
     bits: Annotated[
         int | None,
         typer.Option(
-            parser=one_of(2, 3, 4, 6, 8), help="Quantize the base anew, packed, for both."
+            parser=parser(one_of(2, 3, 4, 6, 8)), help="Quantize the base anew, packed, for both."
         ),
     ] = None,
     random_streams: Annotated[

@@ -6,6 +6,7 @@ Pure Python: neither torch nor mlx is imported here.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal
 
 Mode = Literal["lossless", "shared"]
@@ -38,14 +39,27 @@ MOST = 2**31 - 1
 
 MOST_LAYERS = 4096
 MOST_STREAMS = 1024
+MAX_TREE_SIZE = 4096
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value as a sentence shows it, cut to ``limit`` characters."""
+    """A value as a sentence shows it, on one line and cut to ``limit`` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return "a number of more digits than fit here"
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]} ..."
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else f"{text[:limit]} .."
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, of Python's or numpy's, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def expected_integer(value: Any, least: int = 1, most: int = MOST) -> str | None:
+    """What is expected in the place of a value that is no integer from ``least`` to ``most``."""
+    if not is_integer(value) or value < least:
+        return f"an integer of at least {least}"
+    return f"an integer of at most {most}" if value > most else None
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
@@ -54,17 +68,19 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> No
     Raises:
         ConfigError: it is not; the sentence begins with ``name``.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {shown(value)}, expected an integer of at least {least}")
-    if value > most:
-        raise ConfigError(f"{name} is {shown(value)}, expected an integer of at most {most}")
+    expected = expected_integer(value, least, most)
+    if expected is not None:
+        raise ConfigError(f"{name} is {shown(value)}, expected {expected}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    if isinstance(value, int):
-        return type(value) is not bool and value.bit_length() < 1024  # so it has a float
-    return isinstance(value, float) and math.isfinite(value)
+    """Whether a value is a finite number, of Python's or numpy's, and no truth value."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float is near to
+        return False
 
 
 def check_value_rotation(stream_init: str, epsilon: Any, num_streams: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from .arguments import check_arguments, shown
-from .config import UserError
+from .arguments import check_arguments
+from .config import UserError, shown
 from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting

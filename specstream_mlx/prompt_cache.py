@@ -7,8 +7,7 @@ from typing import Any
 
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
-from .arguments import shown
-from .config import UserError
+from .config import UserError, shown
 from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
 from .engine.mlx_lm_caches import as_ours, check_goes_back, check_heads

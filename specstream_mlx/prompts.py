@@ -7,9 +7,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import is_integer, shown
 from .checked_files import check_tokens, template_error
-from .config import UserError
+from .config import UserError, is_integer, shown
 from .models.architectures import context_length
 
 Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]

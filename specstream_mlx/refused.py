@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from .arguments import shown
-from .config import UserError
+from .config import UserError, shown
 from .hardware import device
 from .loading import SpeculativeModel
 

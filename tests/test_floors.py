@@ -8,6 +8,7 @@ from imports import MODULES, imported
 
 FLOORS = [
     {"config"},
+    {"options"},
     {"arguments", "checked_files", "staging"},
     {"terminal"},
     {"hardware", "models"},

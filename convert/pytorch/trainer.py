@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 try:
     import torch
@@ -29,12 +29,12 @@ except ModuleNotFoundError as error:
         f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'", file=sys.stderr
     )
     sys.exit(2)
-import typer
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import check_tokens, tokenizer_files
 from specstream_mlx.config import StreamConfig, UserError, shown
 from specstream_mlx.staging import append
+from specstream_mlx.terminal.commands import grouped, program
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress, track
@@ -377,181 +377,11 @@ def _keep_freed_memory() -> None:
 
 
 @one_line_errors
-def main(
-    model: Annotated[
-        Path,
-        typer.Option(help="Directory of the base model, Hugging Face's or quantized by MLX."),
-    ],
-    data: Annotated[
-        Path, typer.Option(help='Training data: JSONL of {"prompt": ..., "completion": ...}.')
-    ],
-    output: Annotated[
-        Path, typer.Option(help="Directory that adapter, log and checkpoint are written to.")
-    ],
-    valid_data: Annotated[
-        Path | None, typer.Option(help="Held-out JSONL; measures the accuracy at the end.")
-    ] = None,
-    init_adapter: Annotated[
-        Path | None, typer.Option(help="Adapter directory whose weights the run starts from.")
-    ] = None,
-    part: Annotated[
-        str,
-        typer.Option(
-            "--train",
-            help="all, or head: the conditioned head alone, on the streams of --init-adapter.",
-        ),
-    ] = "all",
-    prompt_template: Annotated[
-        str | None, typer.Option(help="Text around every prompt, with {text} in its place.")
-    ] = None,
-    mode: Annotated[
-        str, typer.Option(help="lossless: the base stays as it is; shared: LoRA is trained too.")
-    ] = "lossless",
-    num_streams: Annotated[int, typer.Option(help="Streams beside each position (gamma).")] = 4,
-    num_msa_layers: Annotated[int, typer.Option(help="Top layers with streams (N_s).")] = 4,
-    stream_init: Annotated[
-        str,
-        typer.Option(help="How streams start: linear, identity or value_rotation."),
-    ] = "linear",
-    stream_init_rank: Annotated[
-        int | None, typer.Option(help="Rank of --stream-init linear (eta). Default: 128.")
-    ] = None,
-    value_rotation_epsilon: Annotated[
-        float,
-        typer.Option(
-            help="Angle of --stream-init value_rotation in radians, more than 0 and less than "
-            "2 pi / --num-streams."
-        ),
-    ] = 0.0,
-    stream_mlp: Annotated[
-        str | None,
-        typer.Option(
-            help="The streams' MLP: base, adapter or base+adapter. Default: adapter in "
-            "lossless, base in shared mode."
-        ),
-    ] = None,
-    stream_adapter_rank: Annotated[
-        int | None, typer.Option(help="Rank of the adapters of --stream-mlp. Default: 8.")
-    ] = None,
-    stream_head: Annotated[
-        str,
-        typer.Option(
-            help="The streams' head: conditioned on the token before the predicted one, or plain."
-        ),
-    ] = "conditioned",
-    stream_head_rank: Annotated[
-        int | None, typer.Option(help="Rank of --stream-head conditioned. Default: 128.")
-    ] = None,
-    draft_vocabulary: Annotated[
-        int,
-        typer.Option(
-            help="Tokens that the streams may draft, the most frequent ones of the completions: "
-            "their head is that much smaller. 0: all."
-        ),
-    ] = 0,
-    stream_keys: Annotated[
-        int,
-        typer.Option(
-            help="Keys of the main stream that a stream attends to, those that its main row weighs "
-            "most; the papers take 64. 0: all."
-        ),
-    ] = 0,
-    pruner_rank: Annotated[int, typer.Option(help="Rank of the pruner; 0 trains none.")] = 8,
-    pruner_form: Annotated[
-        str, typer.Option(help="Form of the pruner: residual or literal.")
-    ] = "residual",
-    alpha_main: Annotated[
-        float | None,
-        typer.Option(help="Weight of the main stream's loss. Default: 0 in lossless, 1 in shared."),
-    ] = None,
-    alpha_streams: Annotated[
-        float | None,
-        typer.Option(help="Weight of each stream's loss. Default: 1 in lossless, 0.1 in shared."),
-    ] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Rank of LoRA, in shared mode. Default: 8.")
-    ] = None,
-    lora_alpha: Annotated[
-        float | None, typer.Option(help="PEFT's alpha of LoRA. Default: twice the rank.")
-    ] = None,
-    lora_layers: Annotated[
-        int | None, typer.Option(help="Number of top layers with LoRA. Default: all.")
-    ] = None,
-    lora_targets: Annotated[
-        str | None,
-        typer.Option(help="Linear layers with LoRA, such as q_proj,v_proj. Default: all."),
-    ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="AdamW's learning rate; it falls to 0 linearly. Default: 5e-4 for LoRA, and for "
-            "streams 4e-3, less where hidden_size is above 384."
-        ),
-    ] = None,
-    stream_learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Learning rate of streams and pruner. Default: --learning-rate."),
-    ] = None,
-    embedding_learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate of the stream embeddings. Default: --stream-learning-rate."
-        ),
-    ] = None,
-    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.0,
-    max_grad_norm: Annotated[float, typer.Option(help="Norm that gradients are clipped to.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(help="Items per step.")] = 32,
-    iters: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(help="Passes over the data. Default: 1, without --iters and --time-limit."),
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Minutes after which the run ends.")
-    ] = None,
-    max_seq_length: Annotated[
-        int, typer.Option(help="Most tokens of an item; longer ones are left out.")
-    ] = 1024,
-    segments: Annotated[
-        int, typer.Option(help="Pieces in which a completion's streams are computed: less memory.")
-    ] = 1,
-    keep_hidden: Annotated[
-        bool,
-        typer.Option(
-            help="Whether to keep the base's hidden states below the streams in memory, for the "
-            "epochs after the first (lossless mode)."
-        ),
-    ] = False,
-    bf16: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether to compute in bfloat16 by autocast. Default: on GPUs, on CPUs with "
-            "instructions for it, and with --dtype bfloat16."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="What the base's linear layers are held in: float32, or bfloat16 for half the "
-            "memory and the same loss as float32 with --bf16."
-        ),
-    ] = "float32",
-    seed: Annotated[
-        int, typer.Option(help="Seed of the new weights and of the order of the data.")
-    ] = 0,
-    log_every: Annotated[int, typer.Option(help="Steps between two lines of the log.")] = 10,
-    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 200,
-    resume: Annotated[
-        bool, typer.Option(help="Whether to continue from the checkpoint in --output.")
-    ] = False,
-) -> None:
+@grouped(hidden=True)
+def main(settings: TrainSettings) -> None:
     """Train streams, pruner and (in shared mode) LoRA on a language model."""
-    values = dict(locals())
-    values["train"] = values.pop("part")
-    if lora_targets is not None:
-        values["lora_targets"] = tuple(lora_targets.split(","))
-    print(train(TrainSettings(**values)))
+    print(train(settings))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -13,9 +13,10 @@ from typer import Option
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..hardware import blas
+from ..options.generation import KVCacheOptions
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .groups import grouped
-from .options import KVCacheOptions, ModelOptions, most_tokens
+from .options import ModelOptions, most_tokens, quantization
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,7 @@ class _Figures:
     measured: tuple[float, float] | None
 
 
-@grouped(panels=False)
+@grouped()
 def autotune(
     *,
     model: ModelOptions,
@@ -106,13 +107,13 @@ def autotune(
     if device.slow_blas():
         note(blas.OPENBLAS_HINT)
     loaded, tokenizer = source.load()
-    quantization = kv_cache.quantization()
-    quantization.check(loaded.model, loaded.config)
+    quantized = quantization(kv_cache)
+    quantized.check(loaded.model, loaded.config)
     ids = [chat_prompt(tokenizer, text, loaded.prompt_template) for text in texts]
     for text in ids:
         check_prompt(text, loaded.config)
-    run = _Texts(loaded, ids, max_tokens, tokenizer.eos_token_ids, quantization)
-    pace = pace_of(loaded, quantization)
+    run = _Texts(loaded, ids, max_tokens, tokenizer.eos_token_ids, quantized)
+    pace = pace_of(loaded, quantized)
     if again:
         pace.costs.forget()
     run.complete(pace)

@@ -8,8 +8,10 @@ from typer import Option, Typer
 
 from ..checked_files import prompt_lines
 from ..config import UserError
-from ..terminal.parsing import at_least, one_of, part_of_name
-from .groups import grouped
+from ..options.fields import option
+from ..options.kinds import PATH, TEXT, choice, integer, one_of
+from ..terminal.commands import grouped, of_kind
+from ..terminal.parsing import part_of_name
 from .options import ModelOptions, most_tokens
 
 if TYPE_CHECKING:
@@ -29,25 +31,18 @@ class TextOptions:
 
     PANEL: ClassVar[str] = "Texts"
 
-    prompts: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Texts of yours: one prompt a line, as raw text."),
-    ] = None
-    texts: Annotated[
-        Literal["test", "dev", "held-out"] | None,
-        Option(
-            help="Texts of the eight tasks of the demonstration model. test and dev were typed by "
-            "people; held-out ones are made like those it learned from, and need a clone of the "
-            "repository. Default: test."
-        ),
-    ] = None
-    tasks: Annotated[
-        str, Option(metavar="NAME,NAME", help="Only these tasks: proofread, sql, ..")
-    ] = ""
-    items: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="Texts of each task, or of FILE."),
-    ] = None
+    prompts: Path | None = option(
+        None, PATH, "Texts of yours: one prompt a line, as raw text.", metavar="FILE"
+    )
+    texts: str | None = option(
+        None,
+        choice("test", "dev", "held-out"),
+        "Texts of the eight tasks of the demonstration model. test and dev were typed by people; "
+        "held-out ones are made like those it learned from, and need a clone of the repository. "
+        "Default: test.",
+    )
+    tasks: str = option("", TEXT, "Only these tasks: proofread, sql, ..", metavar="NAME,NAME")
+    items: int | None = option(None, integer(1), "Texts of each task, or of FILE.")
 
     def __post_init__(self) -> None:
         if self.prompts is not None and (self.texts is not None or self.tasks):
@@ -80,7 +75,7 @@ class ReportOptions:
 
     PANEL: ClassVar[str] = "Results"
 
-    output: Annotated[Path, Option(metavar="DIR", help="Directory of the result files.")] = Path()
+    output: Path = option(Path(), PATH, "Directory of the result files.", metavar="DIR")
 
 
 @app.command()
@@ -100,20 +95,11 @@ def speedup(
     modes: Annotated[
         str, Option(metavar="MODE", help="lossless or shared streams. Default: all of the suite.")
     ] = "",
-    rounds: Annotated[
-        int | None, Option(parser=at_least(1), metavar="N", help="Runs of each text.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        most_tokens("Tokens of a text at most."),
-    ] = None,
+    rounds: Annotated[int | None, of_kind(integer(1), "Runs of each text.")] = None,
+    max_tokens: Annotated[int | None, most_tokens("Tokens of a text at most.")] = None,
     bits: Annotated[
         int | None,
-        Option(
-            parser=one_of(2, 3, 4, 6, 8),
-            metavar="N",
-            help="Quantize the base anew, packed, for both sides.",
-        ),
+        of_kind(one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both sides."),
     ] = None,
     random_streams: Annotated[
         bool, Option("--random-streams", help="Streams as if nobody had trained them.")
@@ -219,12 +205,7 @@ def spec_bench(
         Path, Option(metavar="FILE", help="Spec-Bench's question.jsonl.", show_default=False)
     ],
     per_category: Annotated[
-        int | None,
-        Option(
-            parser=at_least(1),
-            metavar="N",
-            help="Questions of each of the six tasks. Default: all.",
-        ),
+        int | None, of_kind(integer(1), "Questions of each of the six tasks. Default: all.")
     ] = None,
     max_tokens: Annotated[
         int,

@@ -5,12 +5,13 @@ from typing import Annotated
 
 from typer import Option
 
+from ..options.generation import KVCacheOptions
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .groups import grouped
-from .options import KVCacheOptions, ModelOptions, PromptOptions
+from .options import ModelOptions, PromptOptions, quantization
 
 
-@grouped(panels=False)
+@grouped()
 def cache_prompt(
     *,
     prompt_cache_file: Annotated[
@@ -56,7 +57,7 @@ def cache_prompt(
     check_prompt(ids, loaded.config)
     cache = PromptCache()
     with progress("Reading the prompt") as show:
-        fill(cache, loaded, ids, prompt.prefill_step_size, kv_cache.quantization(), show)
+        fill(cache, loaded, ids, prompt.prefill_step_size, quantization(kv_cache), show)
     cache.save(prompt_cache_file, loaded, str(source.model), tokenizer_config)
     size = prompt_cache_file.stat().st_size / 1e6
     note(f"Cached {cache.rows} tokens in {prompt_cache_file} ({size:.1f} MB)")

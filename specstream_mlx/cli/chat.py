@@ -12,11 +12,12 @@ from typer import Option
 
 from .. import bundled
 from ..config import UserError
+from ..options.generation import LengthOptions
 from ..staging import staged_file
+from ..terminal.commands import grouped
 from ..terminal.notes import note
 from .draft_marks import DraftMarks
-from .groups import grouped
-from .options import LengthOptions, ModelOptions, OutputOptions, SamplingOptions, Source
+from .options import ModelOptions, OutputOptions, SamplingOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat

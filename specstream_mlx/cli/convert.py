@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from ..config import UserError
+from ..options.kinds import integer
+from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from ..terminal.parsing import at_least
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 _LONGEST = 1024  # tokens that are compared, however many keys streams select
@@ -51,8 +52,7 @@ def convert(
         ),
     ] = None,
     num_msa_layers: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="Top layers with streams, for msa_*."),
+        int | None, of_kind(integer(1), "Top layers with streams, for msa_*.")
     ] = None,
     group_size: Annotated[
         Literal["32", "64", "128"], Option(help="Weights that share a scale.")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from ..config import UserError
+from ..options.kinds import integer, what
+from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from ..terminal.parsing import at_least, utf8
+from ..terminal.parsing import utf8
 from .packages import require_coremltools
 
 if TYPE_CHECKING:
@@ -25,13 +27,8 @@ _PROMPTS = (
 )
 
 
-_COMPUTE_UNITS = ("cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all")
-
-
-def _compute_unit(text: str) -> str:
-    if text not in _COMPUTE_UNITS:
-        raise BadParameter(f"found {text[:80]}, expected one of {', '.join(_COMPUTE_UNITS)}")
-    return text
+_COMPUTE_UNITS = "cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all"
+_COMPUTE_UNIT = what(f"one of {', '.join(_COMPUTE_UNITS)}", _COMPUTE_UNITS.__contains__, str)
 
 
 def coreml_verify(
@@ -65,21 +62,20 @@ def coreml_verify(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        Option(
+        of_kind(
+            integer(1),
+            f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
             "--max-tokens",
             "-m",
-            parser=at_least(1),
-            metavar="N",
-            help=f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
         ),
     ] = None,
     compute_units: Annotated[
         list[str] | None,
-        Option(
-            parser=_compute_unit,
-            metavar="UNITS",
-            help="On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be "
+        of_kind(
+            _COMPUTE_UNIT,
+            "On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be "
             "given several times. Default: cpuOnly and cpuAndGPU.",
+            metavar="UNITS",
         ),
     ] = None,
     as_json: Annotated[

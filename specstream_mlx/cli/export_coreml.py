@@ -3,23 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import Option
 
 from .. import bundled, demonstration
+from ..options.kinds import integer, what
+from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from ..terminal.parsing import at_least
 from .packages import require_coremltools
 
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Integers of at least 1, between commas."""
-    if isinstance(text, tuple):  # a default that is parsed already
-        return text
-    parse = at_least(1)
-    try:
-        return tuple(parse(part) for part in text.split(","))
-    except BadParameter:
-        raise BadParameter(f"found {text[:80]}, expected numbers as in 8,16") from None
+_SIZES = what(
+    "numbers as in 8,16",
+    lambda value: isinstance(value, tuple) and not any(map(integer(1).expected, value)),
+    lambda text: tuple(map(int, text.split(","))),
+    "N,N",
+)
 
 
 def export_coreml(
@@ -44,18 +41,10 @@ def export_coreml(
     streams: Annotated[
         Path | None, Option(metavar="DIR", help="Lossless streams of the base.")
     ] = None,
-    context: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Tokens of prompt and text.")
-    ] = 2048,
-    nodes: Annotated[
-        tuple, Option(parser=_numbers, metavar="N,N", help="Sizes of trees, a function each.")
-    ] = (8, 16),
-    chunk: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Prompt tokens of a call.")
-    ] = 64,
-    candidates: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Tokens that a stream guesses.")
-    ] = 4,
+    context: Annotated[int, of_kind(integer(1), "Tokens of prompt and text.")] = 2048,
+    nodes: Annotated[tuple, of_kind(_SIZES, "Sizes of trees, a function each.")] = (8, 16),
+    chunk: Annotated[int, of_kind(integer(1), "Prompt tokens of a call.")] = 64,
+    candidates: Annotated[int, of_kind(integer(1), "Tokens that a stream guesses.")] = 4,
     sampling: Annotated[
         bool, Option("--sampling", help="With functions that return logits, to sample from.")
     ] = False,

@@ -13,18 +13,17 @@ from typer import Option
 from ..config import UserError
 from ..demonstration import MODEL
 from ..hardware import blas
+from ..options.generation import DraftOptions, KVCacheOptions, LengthOptions
+from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import reporting
 from .cached_prompt import CachedPrompt
 from .draft_marks import DraftMarks
-from .groups import grouped
 from .options import (
-    DraftOptions,
-    KVCacheOptions,
-    LengthOptions,
     ModelOptions,
     OutputOptions,
     PromptOptions,
+    RuleOptions,
     SamplingOptions,
     Source,
 )
@@ -55,7 +54,8 @@ def generate(
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: SamplingOptions,
-    drafts: DraftOptions,
+    drafts: Annotated[dict[str, Any], DraftOptions],
+    rule: RuleOptions,
     kv_cache: KVCacheOptions,
     prompt_cache_file: Annotated[
         Path | None,
@@ -107,11 +107,11 @@ def generate(
     -p "table t(name, city): for t with city Paris, what are the name?"[/cyan]
     """
     if coreml is not None:
-        refuse_beside_coreml(model, prompt, drafts, kv_cache, output)
+        refuse_beside_coreml(drafts, model, prompt, kv_cache, output)
         for flag, given in (("--mode", mode), ("--prompt-cache-file", prompt_cache_file)):
             if given is not None:
                 raise UserError(f"--coreml and {flag} were both given, expected at most one")
-        package = package_run(coreml, model.adapter, prompt, length, sampling, drafts)
+        package = package_run(coreml, model.adapter, prompt, length, sampling, drafts, rule)
         if not (package.on_device or output.quiet):
             note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
         _answer(package, (str(coreml), package.adapter), output)
@@ -132,7 +132,7 @@ def generate(
 
     if device.slow_blas() and not output.quiet:
         note(blas.OPENBLAS_HINT)
-    settings = drafts.settings()
+    settings = rule.settings(drafts)
     loaded, tokenizer = source.load(cached.tokenizer_config)
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
@@ -151,7 +151,7 @@ def generate(
             **asdict(kv_cache),
         ),
         settings=settings,
-        verify=find_rule(drafts.verify, sampler).name,
+        verify=find_rule(rule.verify, sampler).name,
         stop=tuple(length.stop or ()),
         prompt_cache=cached.cache,
         profile=Profile() if output.profile else NO_PROFILE,

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
-from .options import (
-    DraftOptions,
-    KVCacheOptions,
-    LengthOptions,
-    ModelOptions,
-    OutputOptions,
-    PromptOptions,
-    SamplingOptions,
-)
+from ..options.generation import KVCacheOptions, LengthOptions
+from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -31,11 +24,13 @@ if TYPE_CHECKING:
 _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
     ModelOptions: ("model", "adapter_path", "weights"),
     PromptOptions: ("prefill_step_size",),
-    DraftOptions: ("max_nodes", "prune_threshold", "stream_nodes"),
     KVCacheOptions: tuple(field.name for field in fields(KVCacheOptions)),
     OutputOptions: ("compare", "profile"),
 }
 """Options that are about MLX's own model, by group."""
+
+_DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "stream_nodes"
+"""The same of ``DraftOptions``."""
 
 
 def require_coremltools(command: str) -> None:
@@ -54,18 +49,26 @@ def require_coremltools(command: str) -> None:
         ) from None
 
 
-def refuse_beside_coreml(*groups: Any) -> None:
+def refuse_beside_coreml(drafts: dict[str, Any], *groups: Any) -> None:
     """Check that no option was given that a package cannot follow.
+
+    Args:
+        drafts: those of ``DraftOptions`` that were given.
+        *groups: further options.
 
     Raises:
         UserError: names the first one.
     """
-    for group in groups:
-        for field in fields(group):
-            named = field.name in _WITHOUT_PACKAGE[type(group)]
-            if named and getattr(group, field.name) != field.default:
-                flag = "--" + field.name.replace("_", "-")
-                raise UserError(f"--coreml and {flag} were both given, expected at most one")
+    given = [
+        field.name
+        for group in groups
+        for field in fields(group)
+        if field.name in _WITHOUT_PACKAGE[type(group)]
+        and getattr(group, field.name) != field.default
+    ]
+    for name in (*given, *(name for name in _DRAFTS_WITHOUT_PACKAGE if name in drafts)):
+        flag = "--" + name.replace("_", "-")
+        raise UserError(f"--coreml and {flag} were both given, expected at most one")
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,15 @@ def package_run(
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: SamplingOptions,
-    drafts: DraftOptions,
+    drafts: dict[str, Any],
+    rule: RuleOptions,
 ) -> PackageRun:
     """Open a package and say what is to be generated.
 
     Args:
         path: of the package.
         adapter: its name there; ``None``: the only one.
-        prompt, length, sampling, drafts: as given.
+        prompt, length, sampling, drafts, rule: as given.
 
     Raises:
         UserError: the package cannot be read, or cannot do what is asked.
@@ -161,12 +165,12 @@ def package_run(
         ids = chat_prompt(tokenizer, text, chosen.prompt_template)
     request = Request(
         ids,
-        drafts.settings(),
+        rule.settings(drafts),
         max_tokens=length.max_tokens,
         end_tokens=tokenizer.eos_token_ids,
         sampler=sampling.sampler(tokenizer),
         logits_processors=sampling.logits_processors(contents.vocab_size),
-        verify=drafts.verify,
+        verify=rule.verify,
     )
     decoder = PackageDecoder(contents, executor_of(path), chosen.name)
     return PackageRun(

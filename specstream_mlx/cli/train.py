@@ -5,16 +5,16 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ..checked_files import read_text, reason
-from ..config import UserError, check_integer, is_number, shown
+from ..config import UserError, shown
+from ..options.fields import check_options, kinds_of, option
+from ..options.kinds import FLAG, PATH, TEXT, choice, integer, number
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from ..terminal.parsing import at_least, positive
+from ..train.settings import TrainSettings
 from .chart import chart
-from .groups import grouped
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..terminal.progress import Show
     from ..train.data import Split
     from ..train.run import Run
-    from ..train.settings import TrainSettings
     from ..train.start import Start
 
 _IGNORED = {
@@ -43,267 +42,70 @@ _LEARNED = 1.05
 """Tokens a step that streams come to which have begun to learn; without any it is 1."""
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """The base, what is learned from, and where the result goes."""
-
-    PANEL = "Model and data"
-
-    model: Annotated[
-        str | None, Option(metavar="DIR|REPO", help="The base, quantized as it is deployed.")
-    ] = None
-    data: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="train.jsonl and valid.jsonl in one of mlx_lm's formats. Without it, the base "
-            "answers prompts and its streams learn from that.",
-        ),
-    ] = None
-    adapter_path: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            help="Where the adapter goes; checkpoints and log go to DIR.training. "
-            "Default: adapters.",
-        ),
-    ] = None
-    prompt_template: Annotated[
-        str | None,
-        Option(help="Text around every prompt, with {text} in its place; kept in the adapter."),
-    ] = None
-    max_seq_length: Annotated[
-        int | None,
-        Option(
-            parser=at_least(2), metavar="N", help="Longer sequences are left out. Default: 2048."
-        ),
-    ] = None
-    config: Annotated[
-        Path | None,
-        Option("--config", "-c", metavar="FILE", help="YAML with these settings, as mlx_lm's."),
-    ] = None
+_ANSWERS = "The base's own answers, without --data"
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """How the base answers where there is no --data."""
 
-    PANEL = "The base's own answers, without --data"
+    PANEL: ClassVar[str] = _ANSWERS
 
-    prompts: Annotated[
-        str | None,
-        Option(
-            metavar="FILE|self",
-            help="A prompt a line, or JSONL in one of mlx_lm's formats; self: the base, an "
-            "instruct model, asks itself. Default: some hundred of general use.",
-        ),
-    ] = None
-    num_prompts: Annotated[
-        int | None,
-        Option(
-            parser=at_least(2),
-            metavar="N",
-            help="How many, with --prompts self. Default: 400.",
-        ),
-    ] = None
-    prompt_script: Annotated[
-        Literal["latin", "any"] | None,
-        Option(
-            help="latin (default): with --prompts self, those with letters of other scripts are "
-            "left out."
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="The most tokens of an answer. Default: 256."),
-    ] = None
-    temp: Annotated[
-        float | None, Option(min=0, help="Temperature; 0 (default): the likeliest answer.")
-    ] = None
-    answers_only: Annotated[
-        bool,
-        Option(
-            "--answers-only",
-            help="Write the answers to DIR.training/data and end there, for another trainer.",
-        ),
-    ] = False
+    prompts: str | None = option(
+        None,
+        TEXT,
+        "A prompt a line, or JSONL in one of mlx_lm's formats; self: the base, an instruct model, "
+        "asks itself. Default: some hundred of general use.",
+        metavar="FILE|self",
+    )
+    num_prompts: int = option(400, integer(2), "How many, with --prompts self.")
+    prompt_script: Literal["latin", "any"] = option(
+        "latin",
+        choice("latin", "any"),
+        "latin (default): with --prompts self, those with letters of other scripts are left out.",
+    )
+    max_tokens: int = option(256, integer(1), "The most tokens of an answer.")
+    temp: float = option(0.0, number(0), "Temperature; 0 (default): the likeliest answer.")
+    answers_only: bool = option(
+        False,
+        FLAG,
+        "Write the answers to DIR.training/data and end there, for another trainer.",
+    )
 
 
 _SELF = "self"
-_ANSWERS = tuple(AnswerOptions.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
-class StreamOptions:
-    """What the streams are like."""
+class CommandOptions:
+    """What is no setting of a run."""
 
-    PANEL = "Streams"
+    PANEL: ClassVar[str] = "Reports, validation, checkpoints"
 
-    mode: Annotated[
-        Literal["lossless", "shared"] | None,
-        Option(help="lossless (default): the base stays as it is; shared: LoRA is trained too."),
-    ] = None
-    num_streams: Annotated[
-        int | None,
-        Option(
-            parser=at_least(1),
-            metavar="N",
-            help="Streams beside each position (gamma). Default: 4.",
-        ),
-    ] = None
-    num_msa_layers: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="Top layers with streams (N_s). Default: 4."),
-    ] = None
-    stream_head: Annotated[
-        Literal["plain", "conditioned"] | None,
-        Option(help="conditioned (default) on the token before the predicted one, or plain."),
-    ] = None
-    draft_vocabulary: Annotated[
-        int | None,
-        Option(
-            parser=at_least(0),
-            metavar="N",
-            help="Tokens that streams may draft, the most frequent ones; 0 (default): all.",
-        ),
-    ] = None
-    init_adapter: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Start from this adapter's weights, and take its shape."),
-    ] = None
-    train: Annotated[
-        Literal["all", "head"] | None,
-        Option(
-            "--train",
-            help="all (default), or head: the conditioned head alone, on --init-adapter's streams.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class OptimizerOptions:
-    """How it is trained, and for how long."""
-
-    PANEL = "Optimization"
-
-    iters: Annotated[
-        int | None, Option(parser=at_least(1), metavar="N", help="Iterations. Default: 1000.")
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="Sequences in an iteration. Default: 4."),
-    ] = None
-    grad_accumulation_steps: Annotated[
-        int | None,
-        Option(parser=at_least(1), metavar="N", help="Iterations of an update. Default: 1."),
-    ] = None
-    optimizer: Annotated[
-        Literal["adam", "adamw", "muon", "sgd", "adafactor"] | None,
-        Option(help="Default: adamw."),
-    ] = None
-    learning_rate: Annotated[
-        float | None,
-        Option(
-            parser=positive,
-            metavar="X",
-            help="Its peak. Default: 5e-4 for LoRA, and for streams 4e-3, less where hidden_size "
-            "is above 384.",
-        ),
-    ] = None
-    stream_learning_rate: Annotated[
-        float | None,
-        Option(
-            parser=positive, metavar="X", help="Of streams and pruner. Default: --learning-rate."
-        ),
-    ] = None
-    embedding_learning_rate: Annotated[
-        float | None,
-        Option(
-            parser=positive,
-            metavar="X",
-            help="Of the streams' embeddings. Default: --stream-learning-rate.",
-        ),
-    ] = None
-    num_layers: Annotated[
-        int | None,
-        Option(
-            parser=at_least(-1),
-            metavar="N",
-            help="Top layers with LoRA, in shared mode; -1 (default): all.",
-        ),
-    ] = None
-    segment: Annotated[
-        int | None,
-        Option(
-            parser=at_least(1),
-            metavar="N",
-            help="Positions whose streams are computed together. Default: 8.",
-        ),
-    ] = None
-    grad_checkpoint: Annotated[
-        bool, Option("--grad-checkpoint", help="Less memory, for more time.")
-    ] = False
-    compile: Annotated[
-        bool, Option("--compile", help="Compile the step, once for every shape that comes.")
-    ] = False
-    seed: Annotated[int | None, Option(metavar="N", help="Default: 0.")] = None
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """What is said, tried and saved on the way."""
-
-    PANEL = "Reports, validation, checkpoints"
-
-    steps_per_report: Annotated[
-        int | None, Option(parser=at_least(1), metavar="N", help="Default: 10.")
-    ] = None
-    steps_per_eval: Annotated[
-        int | None, Option(parser=at_least(1), metavar="N", help="Default: 200.")
-    ] = None
-    val_batches: Annotated[
-        int | None, Option(parser=at_least(-1), metavar="N", help="-1: all. Default: 25.")
-    ] = None
-    patience: Annotated[
-        int | None,
-        Option(
-            parser=at_least(0),
-            metavar="N",
-            help="Validations without a longer accepted length after which the run ends; 0: never. "
-            "Default: 5.",
-        ),
-    ] = None
-    save_every: Annotated[
-        int | None,
-        Option(
-            parser=at_least(1), metavar="N", help="Iterations between checkpoints. Default: 100."
-        ),
-    ] = None
-    log: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Figures as JSON lines. Default: DIR.training/log.jsonl."),
-    ] = None
-    report_to: Annotated[
-        str | None, Option(metavar="NAMES", help="wandb, swanlab or both, as in mlx_lm.")
-    ] = None
-    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
-    estimate: Annotated[bool, Option("--estimate", help="Only say what the run would take.")] = (
-        False
+    config: Path | None = option(
+        None,
+        PATH,
+        "YAML with these settings, as mlx_lm's.",
+        "--config",
+        "-c",
+        metavar="FILE",
+        panel="Model and data",
     )
-    no_outcome: Annotated[
-        bool,
-        Option("--no-outcome", help="Do not decode held-out texts at the end, to say what it won."),
-    ] = False
+    report_to: str | None = option(
+        None, TEXT, "wandb, swanlab or both, as in mlx_lm.", metavar="NAMES"
+    )
+    estimate: bool = option(False, FLAG, "Only say what the run would take.")
+    no_outcome: bool = option(
+        False, FLAG, "Do not decode held-out texts at the end, to say what it won."
+    )
 
 
-@grouped(panels=True)
+@grouped(panels=("Model and data", _ANSWERS, "Streams", "Optimization"))
 def train(
     *,
-    data: DataOptions,
-    answers: AnswerOptions,
-    streams: StreamOptions,
-    optimizer: OptimizerOptions,
-    reports: ReportOptions,
+    settings: Annotated[dict[str, Any], TrainSettings],
+    answers: Annotated[dict[str, Any], AnswerOptions],
+    command: CommandOptions,
 ) -> None:
     """Train streams for a model, on this machine.
 
@@ -320,8 +122,10 @@ def train(
 
     [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets[/cyan]
     """
-    settings, answers = _settings(data, answers, streams, optimizer, reports)
+    _train(*_settings(settings, answers, command.config), command)
 
+
+def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOptions) -> None:
     from mlx_lm.tuner.callbacks import get_reporting_callbacks
 
     from ..train.estimate import estimate
@@ -329,7 +133,7 @@ def train(
 
     directory = run_directory(settings.adapter_path)
     _check_place(settings, directory)
-    _check_report_to(reports.report_to)
+    _check_report_to(command.report_to)
     if answers.answers_only:
         from ..demonstration import model_path
         from ..loading import load
@@ -345,73 +149,46 @@ def train(
         note(f"The run is at its end, after {run.progress.iterations} iterations")
     else:
         note(f"Training {estimate(run).sentence()}")
-    if reports.estimate:
+    if command.estimate:
         return
     wrapped = None
-    if reports.report_to:
+    if command.report_to:
         try:
             wrapped = get_reporting_callbacks(
-                reports.report_to, log_dir=str(directory), config=asdict(settings)
+                command.report_to, log_dir=str(directory), config=asdict(settings)
             )
         except (ImportError, ValueError) as error:
-            raise UserError(f"--report-to {reports.report_to}: {reason(error)}") from None
+            raise UserError(f"--report-to {command.report_to}: {reason(error)}") from None
     _iterate(run, wrapped)
     adapter = run.write_adapter()
     _draw(run)
     if valid is not None:
         if run.progress.best_length is not None:
             _tell_best(run)
-        if not reports.no_outcome:
+        if not command.no_outcome:
             _tell_outcome(start, adapter, valid)
     print(adapter)
 
 
-def _settings(*groups: Any) -> "tuple[TrainSettings, AnswerOptions]":
+def _settings(
+    settings: dict[str, Any], answers: dict[str, Any], path: Path | None
+) -> tuple[TrainSettings, AnswerOptions]:
     """What the flags say and, behind them, the configuration file, checked."""
-    from ..train.settings import TrainSettings
-
-    given = {
-        name: value
-        for group in groups
-        for name, value in vars(group).items()
-        if value is not None and value is not False
-    }
-    for name in ("report_to", "estimate", "no_outcome"):
-        given.pop(name, None)
-    path = given.pop("config", None)
-    values = (_read_config(path) if path else {}) | given
-    for name in ("adapter_path", "init_adapter", "log", "prompts"):
-        if name in values:
-            if not isinstance(values[name], (str, Path)):
-                raise UserError(f"{path}: {name} is {shown(values[name])}, expected a path")
-            if name != "prompts":  # where ./self is a file
-                values[name] = Path(values[name])
+    values = (_read_config(path) if path else {}) | settings | answers
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")
-    asked = {name: values.pop(name) for name in _ANSWERS if name in values}
-    settings = TrainSettings(**values)
-    settings.check()
-    _check_answers(asked)
-    for name in asked if settings.data is not None else ():
-        flag = f"--{name.replace('_', '-')}"
-        raise UserError(f"--data and {flag} were both given, expected at most one")
-    return settings, AnswerOptions(**asked)
-
-
-def _check_answers(asked: dict[str, Any]) -> None:
-    """Check how the base is to answer, which a configuration file may say too."""
-    check_integer("max_tokens", asked.get("max_tokens", 1))
-    check_integer("num_prompts", asked.get("num_prompts", 2), least=2)
-    temp = asked.get("temp", 0.0)
-    if not (is_number(temp) and temp >= 0):
-        raise UserError(f"temp is {shown(temp)}, expected a number of at least 0")
-    for name, choices in (("prompt_script", ("latin", "any")), ("answers_only", (True, False))):
-        if name in asked and asked[name] not in choices:
-            expected = " or ".join(map(str, choices))
-            raise UserError(f"{name} is {shown(asked[name])}, expected {expected}")
-    for name in ("num_prompts", "prompt_script") if asked.get("prompts") != _SELF else ():
+    asked = {name: values.pop(name) for name in kinds_of(AnswerOptions) if name in values}
+    checked = TrainSettings(**values)
+    checked.check()
+    answering = AnswerOptions(**asked)
+    check_options(answering)
+    for name in ("num_prompts", "prompt_script") if answering.prompts != _SELF else ():
         if name in asked:
             raise UserError(f"--{name.replace('_', '-')} was given without --prompts {_SELF}")
+    for name in asked if checked.data is not None else ():
+        flag = f"--{name.replace('_', '-')}"
+        raise UserError(f"--data and {flag} were both given, expected at most one")
+    return checked, answering
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -422,8 +199,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     """
     import yaml
     from mlx_lm.lora import yaml_loader
-
-    from ..train.settings import TrainSettings
 
     try:
         values = yaml.load(read_text(path), yaml_loader)
@@ -436,6 +211,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {shown(values)}, expected settings by name")
     values = {name: value for name, value in values.items() if value is not None}
+    known = kinds_of(TrainSettings, AnswerOptions)
     for name, value in list(values.items()):
         if name in _WITHOUT_MEANING:
             del values[name]
@@ -444,12 +220,16 @@ def _read_config(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
             if name != "train" or value is True:
                 del values[name]
-        elif name not in _ANSWERS and name not in TrainSettings.__dataclass_fields__:
+        elif name not in known:
             raise UserError(f"{path} has {shown(name)}, which is no setting of train")
+    for name, field in TrainSettings.__dataclass_fields__.items():
+        if name in values and field.type in (Path, Path | None):
+            PATH.check(f"{path}: {name}", values[name])
+            values[name] = Path(values[name])
     return values
 
 
-def _check_place(settings: "TrainSettings", directory: Path) -> None:
+def _check_place(settings: TrainSettings, directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
     from ..train.run import check_log, is_adapter, last_checkpoint
 
@@ -481,7 +261,7 @@ def _check_report_to(names: str | None) -> None:
 
 
 def _prepared(
-    settings: "TrainSettings", directory: Path, answers: AnswerOptions
+    settings: TrainSettings, directory: Path, answers: AnswerOptions
 ) -> "tuple[Start, Run, Split | None]":
     """Load the base, make its answers where they are the data, and read the data."""
     from ..demonstration import model_path
@@ -534,7 +314,7 @@ def _written_prompts(answers: AnswerOptions) -> list[str] | None:
 def _answer(
     base: "SpeculativeModel",
     tokenizer: "TokenizerWrapper",
-    settings: "TrainSettings",
+    settings: TrainSettings,
     directory: Path,
     answers: AnswerOptions,
     prompts: list[str] | None,
@@ -543,9 +323,9 @@ def _answer(
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
 
-    asked = {"max_tokens": answers.max_tokens, "temp": answers.temp}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    answering = Answering(**asked, seed=settings.seed, template=settings.prompt_template)
+    answering = Answering(
+        answers.max_tokens, answers.temp, seed=settings.seed, template=settings.prompt_template
+    )
     data = directory / "data"
     try:
         if prompts is None:
@@ -568,7 +348,7 @@ def _answer(
 def _asked(
     base: "SpeculativeModel",
     tokenizer: "TokenizerWrapper",
-    settings: "TrainSettings",
+    settings: TrainSettings,
     directory: Path,
     answers: AnswerOptions,
 ) -> list[str]:
@@ -576,9 +356,9 @@ def _asked(
     from ..terminal.progress import progress
     from ..train.self_prompts import Asking, ask_itself
 
-    given = {"count": answers.num_prompts, "script": answers.prompt_script}
-    given = {name: value for name, value in given.items() if value is not None}
-    asking = Asking(**given, seed=settings.seed, template=settings.prompt_template)
+    asking = Asking(
+        answers.num_prompts, settings.seed, settings.prompt_template, answers.prompt_script
+    )
     with progress("The base draws prompts") as show:
         told = _Told(show, "The base draws", "drawn")
         asked = ask_itself(base, tokenizer, directory, asking, told)

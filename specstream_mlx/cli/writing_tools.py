@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from ..terminal.parsing import at_least
+from ..options.kinds import integer
+from ..terminal.commands import of_kind
 
 if TYPE_CHECKING:
     from specstream_mlx.apps.writing_tools.tools import Event
@@ -22,10 +23,7 @@ def writing_tools(
         Option(metavar="NAME", help="Only this tool; may be given several times."),
     ] = None,
     max_tokens: Annotated[
-        int,
-        Option(
-            "--max-tokens", "-m", parser=at_least(1), metavar="N", help="Tokens per tool at most."
-        ),
+        int, of_kind(integer(1), "Tokens per tool at most.", "--max-tokens", "-m")
     ] = 256,
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object per tool, a line each.")

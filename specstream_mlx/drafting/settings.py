@@ -7,61 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_arguments
-from ..config import MOST_STREAMS, StreamConfig, UserError, check_integer
+from ..config import MAX_TREE_SIZE, StreamConfig, UserError
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
-from ..engine.tree import MAX_TREE_SIZE, DraftTree
-
-MOST_NGRAM = 64
-"""Every token costs as many n-grams as this, and a text hardly repeats longer ones by chance."""
+from ..engine.tree import DraftTree
+from ..options.fields import check_options
+from ..options.generation import DraftOptions
 
 
 @dataclass(frozen=True)
-class DraftSettings:
-    """How a step drafts and what it keeps.
+class DraftSettings(DraftOptions):
+    """How a step drafts and what it keeps; ``DraftOptions`` says what each field is.
 
-    Attributes:
-        num_streams: streams that draft, and so the depth of their trees; ``None``: all that were
-            trained; 0: no drafts. In shared mode all run nevertheless: the target sees them.
-        tree_width: children of every node in a full tree, and candidates per stream.
-        tree_size: nodes drafted best-first by joint probability; ``None``: the full tree, with
-            ``lookup`` as many nodes as it and one run have.
-        draft_threshold: joint probability below which a node is not drafted; ``None``: no bound.
-        max_nodes: nodes kept by early-exit pruning, the root included; ``None``: no pruning.
-        prune_threshold: probability below which an edge's subtree is dropped.
-        lookup: also draft what followed the newest n-gram in the prompt and the text so far
-            (prompt lookup), ranked with the streams' nodes; works without streams too.
-        lookup_size: depth down to which lookup drafts; may exceed the number of streams.
-        lookup_ngram: tokens of the longest n-gram that is looked up.
-        deferred: lossless only: run the streams for the accepted node alone, after verification.
-        stream_nodes: lossless only, instead of ``deferred``: run the streams beside so many nodes,
-            those that are most probably the last accepted one. Where another one is, they draft
-            nothing and the next tree is the root, with ``lookup`` what that drafts.
-        speculation: ``False``: an empty tree, one token a step.
+    ``num_streams`` is the depth of the streams' trees; in shared mode all streams run nevertheless:
+    the target sees them. Without ``tree_size`` the full tree is drafted, with ``lookup`` as many
+    nodes as it and one run have. Beside ``stream_nodes`` nodes
+    streams run instead of ``deferred``; where another node is accepted last they draft nothing, and
+    the next tree is the root, with ``lookup`` what that drafts.
+
+    Raises:
+        UserError: a value out of range, or two that exclude each other.
     """
 
-    num_streams: int | None = None
-    tree_width: int = 4
-    tree_size: int | None = 8
-    draft_threshold: float | None = None
-    max_nodes: int | None = None
-    prune_threshold: float | None = None
-    lookup: bool = False
-    lookup_size: int = 10
-    lookup_ngram: int = 4
-    deferred: bool = True
-    stream_nodes: int | None = None
-    speculation: bool = True
-
     def __post_init__(self) -> None:
-        check_arguments(**vars(self))
-        for name in ("tree_width", "tree_size", "max_nodes", "lookup_size", "stream_nodes"):
-            value = getattr(self, name)
-            if value is not None:
-                check_integer(name, value, most=MAX_TREE_SIZE)
-        check_integer("lookup_ngram", self.lookup_ngram, most=MOST_NGRAM)
-        if self.num_streams is not None:
-            check_integer("num_streams", self.num_streams, least=0, most=MOST_STREAMS)
+        check_options(self)
         if self.stream_nodes is not None:
             for name in ("max_nodes", "prune_threshold"):
                 if getattr(self, name) is not None:

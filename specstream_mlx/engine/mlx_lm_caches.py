@@ -8,8 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
-from ..arguments import shown
-from ..config import UserError
+from ..config import UserError, shown
 from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 
 

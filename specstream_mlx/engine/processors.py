@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 
-from ..arguments import shown
-from ..config import UserError
+from ..config import UserError, shown
 from .prune import rows_of_all
 from .tree import DraftTree
 

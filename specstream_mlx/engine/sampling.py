@@ -16,8 +16,8 @@ from mlx_lm.sample_utils import (
     greedy_sampler,
 )
 
-from ..arguments import check_arguments, shown
-from ..config import UserError
+from ..arguments import check_arguments
+from ..config import UserError, shown
 from .noise import Noise
 from .prune import rows_of_all
 

@@ -5,8 +5,6 @@ from functools import cached_property
 
 import numpy as np
 
-MAX_TREE_SIZE = 4096
-
 
 @dataclass(frozen=True)
 class DraftTree:

@@ -15,7 +15,7 @@ from .parameters import Parameters, is_of_streams
 Schedule = Callable[[mx.array], mx.array]
 """From the number of updates done to a learning rate."""
 
-KINDS: dict[str, type[optim.Optimizer]] = {
+KINDS: dict[str, Any] = {
     "adam": optim.Adam,
     "adamw": optim.AdamW,
     "muon": optim.Muon,
@@ -37,7 +37,7 @@ def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedu
     return rate
 
 
-def schedule_of(fields: Mapping[str, Any], updates: int) -> Schedule:
+def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
     """mlx_lm's schedule by its ``name``, ``arguments`` and ``warmup``.
 
     Args:
@@ -131,13 +131,14 @@ class GroupedOptimizer:
 
     def apply(self, gradients: Parameters, parameters: Parameters) -> tuple[Parameters, mx.array]:
         """The parameters after an update, and the sum of the norms that were clipped."""
-        clipped, norms = {}, mx.array(0.0)
+        clipped: Parameters = {}
+        norms = mx.array(0.0)
         for pruner in (True, False):
             part = {n: g for n, g in gradients.items() if n.startswith("pruner.") == pruner}
             if part:
                 own, norm = optim.clip_grad_norm(part, self._max_grad_norm)
                 clipped, norms = clipped | own, norms + norm
-        updated = {}
+        updated: Parameters = {}
         for group, names in self._names.items():
             own = {name: clipped[name] for name in names}
             updated |= self._optimizers[group].apply_gradients(own, parameters)

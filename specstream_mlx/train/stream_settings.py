@@ -3,18 +3,21 @@
 Both trainers share it, so nothing here needs MLX.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..config import (
+    FORMAT_VERSION,
+    MOST_STREAMS,
+    Mode,
     StreamConfig,
     UserError,
-    check_integer,
     check_value_rotation,
-    is_number,
     shown,
 )
+from ..options.fields import check_options, option
+from ..options.kinds import PATH, POSITIVE, TEXT, choice, integer, number
 
 SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
@@ -42,78 +45,136 @@ class LearningRates:
 
 @dataclass(kw_only=True)
 class StreamSettings:
-    """The settings of a run that say what is trained.
+    """The settings of a run that say what is trained; ``StreamConfig`` says more of most.
 
-    Args:
-        mode: ``lossless`` or ``shared``.
-        train: ``all``, or ``head`` for the conditioned head alone, on the frozen streams (and LoRA)
-            of ``init_adapter``.
-        init_adapter: adapter directory of the same shape whose weights the run starts from. A
-            conditioned head may be new: it then starts without effect.
-        prompt_template: text with ``{text}`` where a prompt goes; stored with the adapter.
-        num_streams, num_msa_layers, stream_init, stream_init_rank, value_rotation_epsilon,
-        stream_mlp, stream_adapter_rank, stream_head, stream_head_rank, pruner_rank, pruner_form:
-            see ``StreamConfig``. ``None`` for ``stream_mlp`` is ``adapter`` in lossless and
-            ``base`` in shared mode, where there is LoRA; for a rank that is used it is
-            ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
-        draft_vocabulary: tokens that streams may draft, the most frequent ones of the completions;
-            0: all.
-        stream_keys: see ``StreamConfig``; 0: all keys.
-        alpha_main: weight of the main stream's loss in Eq. 6; ``None``: 0 in lossless, 1 in
-            shared mode.
-        alpha_streams: weight of each stream's loss; ``None``: 1 in lossless, 0.1 in shared mode.
-        learning_rate: of all that is trained, unless streams or embeddings have their own;
-            ``None``: one for LoRA and one for streams, which are new, see ``learning_rates``.
-        stream_learning_rate: of streams and pruner.
-        embedding_learning_rate: of the streams' embeddings; ``None``: that of streams.
+    ``None`` for a rank that is used is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
     """
 
-    mode: str = "lossless"
-    train: str = "all"
-    init_adapter: Path | None = None
-    prompt_template: str | None = None
-    num_streams: int = 4
-    num_msa_layers: int = 4
-    stream_init: str = "linear"
-    stream_init_rank: int | None = None
-    value_rotation_epsilon: float = 0.0
-    stream_mlp: str | None = None
-    stream_adapter_rank: int | None = None
-    stream_head: str = "conditioned"
-    stream_head_rank: int | None = None
-    draft_vocabulary: int = 0
-    stream_keys: int = 0
-    pruner_rank: int = 8
-    pruner_form: str = "residual"
-    alpha_main: float | None = None
-    alpha_streams: float | None = None
-    learning_rate: float | None = None
-    stream_learning_rate: float | None = None
-    embedding_learning_rate: float | None = None
+    PANEL: ClassVar[str] = "Streams"
+
+    mode: Mode = option(
+        "lossless",
+        choice("lossless", "shared"),
+        "lossless: the base stays as it is; shared: LoRA is trained too.",
+    )
+    num_streams: int = option(4, integer(1, MOST_STREAMS), "Streams beside each position (gamma).")
+    num_msa_layers: int = option(4, integer(1), "Top layers with streams (N_s).")
+    stream_init: str = option(
+        "linear",
+        choice("linear", "identity", "value_rotation"),
+        "How streams start: linear, identity or value_rotation.",
+        metavar="KIND",
+        hidden=True,
+    )
+    stream_init_rank: int | None = option(
+        None, integer(0), "Rank of --stream-init linear (eta). Default: 128.", hidden=True
+    )
+    value_rotation_epsilon: float = option(
+        0.0,
+        number(),
+        "Angle of --stream-init value_rotation in radians, more than 0 and less than 2 pi / "
+        "--num-streams.",
+        hidden=True,
+    )
+    stream_mlp: str | None = option(
+        None,
+        choice("base", "adapter", "base+adapter"),
+        "The streams' MLP: base, adapter or base+adapter. Default: adapter in lossless, base in "
+        "shared mode.",
+        metavar="KIND",
+        hidden=True,
+    )
+    stream_adapter_rank: int | None = option(
+        None, integer(0), "Rank of the adapters of --stream-mlp. Default: 8.", hidden=True
+    )
+    stream_head: str = option(
+        "conditioned",
+        choice("plain", "conditioned"),
+        "The streams' head: conditioned on the token before the predicted one, or plain.",
+    )
+    stream_head_rank: int | None = option(
+        None, integer(0), "Rank of --stream-head conditioned. Default: 128.", hidden=True
+    )
+    draft_vocabulary: int = option(
+        0,
+        integer(0),
+        "Tokens that the streams may draft, the most frequent ones of the completions: their head "
+        "is that much smaller. 0: all.",
+    )
+    stream_keys: int = option(
+        0,
+        integer(0),
+        "Keys of the main stream that a stream attends to, those that its main row weighs most; "
+        "the papers take 64. 0: all.",
+        hidden=True,
+    )
+    pruner_rank: int = option(8, integer(0), "Rank of the pruner; 0 trains none.", hidden=True)
+    pruner_form: str = option(
+        "residual",
+        choice("residual", "literal"),
+        "Form of the pruner: residual or literal.",
+        hidden=True,
+    )
+    alpha_main: float | None = option(
+        None,
+        number(0),
+        "Weight of the main stream's loss. Default: 0 in lossless, 1 in shared.",
+        hidden=True,
+    )
+    alpha_streams: float | None = option(
+        None,
+        number(0),
+        "Weight of each stream's loss. Default: 1 in lossless, 0.1 in shared.",
+        hidden=True,
+    )
+    init_adapter: Path | None = option(
+        None,
+        PATH,
+        "Adapter directory of the same shape whose weights the run starts from; a conditioned head "
+        "may be new.",
+        metavar="DIR",
+    )
+    train: str = option(
+        "all",
+        choice("all", "head"),
+        "all, or head: the conditioned head alone, on the streams of --init-adapter.",
+    )
+    prompt_template: str | None = option(
+        None,
+        TEXT,
+        "Text around every prompt, with {text} in its place; kept in the adapter.",
+        metavar="TEXT",
+        panel="Model and data",
+    )
+    learning_rate: float | None = option(
+        None,
+        POSITIVE,
+        "Peak of the learning rate. Default: 5e-4 for LoRA, and for streams 4e-3, less where "
+        "hidden_size is above 384.",
+        panel="Optimization",
+    )
+    stream_learning_rate: float | None = option(
+        None,
+        POSITIVE,
+        "Learning rate of streams and pruner. Default: --learning-rate.",
+        panel="Optimization",
+    )
+    embedding_learning_rate: float | None = option(
+        None,
+        POSITIVE,
+        "Learning rate of the stream embeddings. Default: --stream-learning-rate.",
+        panel="Optimization",
+    )
 
     def check_streams(self) -> None:
-        """Check what is said of the streams; ``StreamConfig`` checks the rest.
+        """Check every option, and what is said of the streams; ``StreamConfig`` checks the rest.
 
         Raises:
             UserError: a setting is out of range, or two exclude each other.
         """
-        if self.mode not in ("lossless", "shared"):
-            raise UserError(f"mode is {self.mode!r}, expected 'lossless' or 'shared'")
-        if self.train not in ("all", "head"):
-            raise UserError(f"train is {shown(self.train)}, expected 'all' or 'head'")
+        check_options(self)
         if self.train == "head":
             self._check_head_alone()
-        for name in ("learning_rate", "stream_learning_rate", "embedding_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value > 0):
-                raise UserError(f"{name} is {shown(value)}, expected more than 0")
-        for name in ("alpha_main", "alpha_streams"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value >= 0):
-                raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
-        check_integer("num_streams", self.num_streams)
-        check_integer("draft_vocabulary", self.draft_vocabulary, least=0)
-        check_integer("stream_keys", self.stream_keys, least=0)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
         if not any(self.alphas(1)):
             raise UserError(
@@ -181,26 +242,18 @@ class StreamSettings:
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
         adapts, maps = stream_mlp != "base", self.stream_init == "linear"
         adapter_rank = _rank(self.stream_adapter_rank, ADAPTER_RANK, hidden_size, adapts)
-        init_rank = _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps)
-        return StreamConfig(
-            mode=self.mode,
-            num_msa_layers=self.num_msa_layers,
-            hidden_size=hidden_size,
-            num_hidden_layers=num_hidden_layers,
-            num_streams=self.num_streams,
-            stream_init=self.stream_init,
-            stream_init_rank=init_rank,
-            value_rotation_epsilon=self.value_rotation_epsilon,
-            stream_mlp=stream_mlp,
-            stream_adapter_rank=adapter_rank,
-            stream_keys=self.stream_keys,
-            pruner_rank=self.pruner_rank,
-            pruner_form=self.pruner_form,
-            base_model=base_model,
-            base_fingerprint=base_fingerprint,
-            prompt_template=self.prompt_template,
-            **self.head_fields(hidden_size),
-        )
+        values: dict[str, Any] = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)}
+        values |= {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": num_hidden_layers,
+            "stream_init_rank": _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps),
+            "stream_mlp": stream_mlp,
+            "stream_adapter_rank": adapter_rank,
+            "base_model": base_model,
+            "base_fingerprint": base_fingerprint,
+            "version": FORMAT_VERSION,
+        }
+        return StreamConfig(**values | self.head_fields(hidden_size))
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check that a base has as many tokens as the streams may draft.

@@ -31,7 +31,7 @@ from specstream_mlx.prompts import chat_prompt
         (("--adapter", "sql", "--adapter-path", "a"), "--adapter and --adapter-path were both"),
         (("--json", "--show-drafts"), "--json and --show-drafts were both given"),
         (("--stop", ""), "a stop string is empty"),
-        (("--temp", -1), "temp is -1.0, expected a number of at least 0"),
+        (("--temp", -1), "--temp': found -1, expected a number of at least 0"),
         (("--verify", "typical"), "verify is 'typical', which needs the target's probabilities"),
         (("--temp", 1, "--verify", "greedy"), "verify is 'greedy', but a temperature"),
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
@@ -39,7 +39,7 @@ from specstream_mlx.prompts import chat_prompt
         (("--lookup-size", 4), "expected with --lookup"),
         (
             ("--lookup", "--tree-size", 5000),
-            "tree_size is 5000, expected an integer of at most 4096",
+            "--tree-size': found 5000, expected an integer of at most 4096",
         ),
         (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
     ],

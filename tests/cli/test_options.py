@@ -1,6 +1,7 @@
-"""The commands' options: parsers, groups, and what the groups turn into."""
+"""The commands' options: kinds, groups, and what the groups turn into."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,60 +12,76 @@ from typer.testing import CliRunner
 
 from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app
-from specstream_mlx.cli.groups import grouped
-from specstream_mlx.cli.options import DraftOptions, ModelOptions, OutputOptions, SamplingOptions
+from specstream_mlx.cli.options import ModelOptions, OutputOptions, RuleOptions, SamplingOptions
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.options import kinds
+from specstream_mlx.options.fields import kinds_of, option
 from specstream_mlx.terminal import parsing
+from specstream_mlx.terminal.commands import grouped
 
-PARSERS = {
-    "at least 1": parsing.at_least(1),
-    "seed": parsing.between(0, 2**64 - 1),
-    "4 or 8": parsing.one_of(4, 8),
-    "positive": parsing.positive,
-    "probability": parsing.probability,
-    "bias": parsing.token_bias,
-    "part": parsing.part_of_name,
-    "text": parsing.utf8,
+KINDS = {
+    "at least 1": kinds.integer(1),
+    "seed": kinds.integer(0, 2**64 - 1),
+    "4 or 8": kinds.one_of(4, 8),
+    "positive": kinds.POSITIVE,
+    "share": kinds.number(0, 0.5),
+    "probability": kinds.PROBABILITY,
+    "bias": kinds_of(SamplingOptions)["logit_bias"],
 }
 
 
 @pytest.mark.parametrize(
-    ("parser", "text", "value"),
+    ("kind", "text", "value"),
     [
         ("at least 1", "1", 1),
         ("seed", "18446744073709551615", 2**64 - 1),
         ("4 or 8", "8", 8),
         ("4 or 8", 8, 8),  # click hands in a default as it is
         ("positive", "1.5", 1.5),
+        ("share", "0.5", 0.5),
         ("probability", "0", 0.0),
         ("bias", '{"5": -2}', {5: -2.0}),
         ("bias", {5: -2.0}, {5: -2.0}),
-        ("part", "", ""),
-        ("text", "caf\u00e9", "caf\u00e9"),
-        ("part", "reference-blas", "reference-blas"),
     ],
 )
-def test_values(parser, text, value):
-    assert PARSERS[parser](text) == value
+def test_values(kind, text, value):
+    assert parsing.parser(KINDS[kind])(text) == value
 
 
 @pytest.mark.parametrize(
-    ("parser", "expected", "texts"),
+    ("kind", "expected", "texts"),
     [
         ("at least 1", "an integer of at least 1", ["0", "-1", "many", "1.5"]),
-        ("seed", "an integer from 0 to 18446744073709551615", ["-1", "many", str(2**64)]),
+        ("at least 1", "an integer of at most 2147483647", [str(2**31)]),
+        ("seed", "an integer of at least 0", ["-1", "many"]),
+        ("seed", "an integer of at most 18446744073709551615", [str(2**64)]),
         ("4 or 8", "4 or 8", ["3", "-1", "many"]),
         ("positive", "a number above 0", ["0", "-1", "many", "inf", "nan"]),
+        ("share", "a number from 0 to 0.5", ["-1", "0.6", "many", "nan"]),
         ("probability", "a probability of at least 0 and below 1", ["-1", "1", "many", "nan"]),
-        ("bias", "a JSON object from token ids to numbers", ["five", "[1]", '{"a": 1}', "{"]),
-        ("part", "a part of a file's name", ["../../x/y", "/", "x/", "a\0"]),
+        (
+            "bias",
+            "a JSON object from token ids to numbers",
+            ["five", "[1]", '{"a": 1}', "{", '{"1": NaN}', "[" * 9999],
+        ),
     ],
 )
-def test_wrong_values(parser, expected, texts):
+def test_wrong_values(kind, expected, texts):
+    """What is said on the command line, and in Python by the same kind."""
     for text in texts:
         with pytest.raises(typer.BadParameter) as error:
-            PARSERS[parser](text)
-        assert error.value.message.startswith(f"found {text}, expected {expected}")
+            parsing.parser(KINDS[kind])(text)
+        assert error.value.message.startswith(f"found {text[:80]}")
+        assert f", expected {expected}" in error.value.message
+        with pytest.raises(UserError, match=f"x is {re.escape(repr(text)[:80])}.*, expected "):
+            KINDS[kind].check("x", text)
+
+
+@pytest.mark.parametrize("text", ["../../x/y", "/", "x/", "a\0"])
+def test_a_part_of_a_name(text):
+    assert parsing.part_of_name("reference-blas") == "reference-blas"
+    with pytest.raises(typer.BadParameter, match="expected a part of a file's name"):
+        parsing.part_of_name(text)
 
 
 def test_a_text_that_is_none():
@@ -72,12 +89,14 @@ def test_a_text_that_is_none():
         parsing.utf8("\udcff")
 
 
+NUMBERS = ("N", "P", "X", "T", "K")
+
+
 @pytest.mark.parametrize("value", ["-1", "many"])
 def test_every_number_of_generate_has_its_bounds(value):
-    """All but those of sampling, which ``Sampling`` checks; nothing is run for it."""
+    """Nothing is run for it."""
     command = get_command(app).commands["generate"]
-    flags = {option.opts[0] for option in command.params if option.metavar in ("N", "P", "X")}
-    flags -= {"--top-p", "--min-p", "--min-tokens-to-keep", "--xtc-probability", "--xtc-threshold"}
+    flags = {option.opts[0] for option in command.params if option.metavar in NUMBERS}
     assert {"--max-tokens", "--kv-bits", "--draft-threshold", "--repetition-penalty"} <= flags
     for flag in flags:
         with pytest.raises(typer.BadParameter, match=f"found {value}, expected"):
@@ -90,41 +109,65 @@ class Sides:
 
     PANEL: ClassVar[str] = "Shape"
 
-    width: Annotated[int, typer.Option(help="Of the shape.")]
-    height: Annotated[int, typer.Option("--height", "-h", help="Of the shape.")] = 2
+    width: int = option(..., kinds.integer(1), "Of the shape.")
+    height: int = option(2, kinds.integer(1), "Of the shape.", "--height", "-h")
+    rounded: bool = option(False, kinds.FLAG, "With round corners.", hidden=True)
+    filled: bool = option(True, kinds.FLAG, "Draw the outline alone.")
 
 
-def area(panels):
+@dataclass(frozen=True)
+class Box(Sides):
+    """A group that has more."""
+
+    PANEL: ClassVar[str] = "Box"
+
+    depth: int = option(1, kinds.integer(1), "Of the box.")
+
+
+def area(annotation=Sides, **how):
     small = typer.Typer(add_completion=False)
 
     @small.command()
-    @grouped(panels)
-    def show(*, unit: Annotated[str, typer.Option()] = "m", sides: Sides) -> None:
+    @grouped(**how)
+    def show(*, unit: Annotated[str, typer.Option()] = "m", sides: annotation) -> None:
         """Show the area."""
-        print(f"{sides.width * sides.height} {unit}2")
+        print(unit, sides)
 
     return lambda *args: CliRunner().invoke(small, args)
 
 
 def test_a_group_is_filled_from_options_of_its_fields():
-    assert area(False)("--width", "3", "-h", "4", "--unit", "cm").stdout == "12 cm2\n"
-    assert area(False)("--width", "3").stdout == "6 m2\n"
-    assert "Missing option '--width'" in area(False)().output
+    given = area()("--width", "3", "-h", "4", "--unit", "cm", "--no-filled")
+    assert given.stdout == f"cm {Sides(3, 4, filled=False)}\n"
+    assert area()("--width", "3").stdout == f"m {Sides(3)}\n"
+    assert area(hidden=True)("--width", "3", "--rounded").stdout == f"m {Sides(3, 2, True)}\n"
+    assert "Missing option '--width'" in area()().output
+    assert "No such option: --rounded" in area()("--rounded").output
+    assert "found 0, expected an integer of at least 1" in area()("--width", "0").output
+
+
+def test_a_group_of_which_what_was_given_matters():
+    command = area(Annotated[dict, Sides])
+    assert command().stdout == "m {}\n"
+    assert command("-h", "2", "--no-filled").stdout == "m {'height': 2, 'filled': False}\n"
+    assert "Of the shape. Default: 2." in command("--help").output
 
 
 def test_a_group_has_its_panel_where_panels_are_shown():
     for panels in (True, False):
-        shown = area(panels)("--help").output
+        shown = area(panels=panels)("--help").output
         assert "Show the area." in shown and "Of the shape." in shown
         assert ("─ Shape ─" in shown) == panels
+    shown = area(Box, panels=True)("--help").output
+    assert shown.index("─ Box ─") < shown.index("─ Shape ─")
+    shown = area(Box, panels=("Shape",))("--help").output
+    assert shown.index("─ Shape ─") < shown.index("─ Box ─")
 
 
 @pytest.mark.parametrize(
     ("group", "given", "sentence"),
     [
         (ModelOptions, {"adapter": "sql", "adapter_path": "a"}, "--adapter and --adapter-path"),
-        (DraftOptions, {"lookup_size": 4}, "expected with --lookup"),
-        (DraftOptions, {"lookup_ngram": 4}, "expected with --lookup"),
         (OutputOptions, {"as_json": True, "show_drafts": True}, "--json and --show-drafts"),
         (OutputOptions, {"profile": True, "compare": True}, "--profile, which .* --compare"),
     ],
@@ -134,24 +177,29 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
         group(**given)
 
 
+@pytest.mark.parametrize("name", ["lookup_size", "lookup_ngram"])
+def test_sizes_of_lookup_need_lookup(name):
+    with pytest.raises(UserError, match="expected with --lookup"):
+        RuleOptions().settings({name: 4})
+
+
 @pytest.mark.parametrize(
-    ("given", "settings"),
+    ("verify", "given", "settings"),
     [
-        ({}, None),
-        ({"verify": "typical"}, LIKELY_DRAFTS),
-        ({"verify": "rejection"}, DRAWN_DRAFTS),
-        ({"tree_size": 5}, DraftSettings(tree_size=5)),
-        ({"tree_width": 3}, DraftSettings(tree_width=3, tree_size=None)),
-        ({"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5)),
-        ({"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0)),
-        ({"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2)),
-        ({"lookup": True}, DraftSettings(lookup=True, draft_threshold=0.2)),
-        ({"no_speculation": True}, DraftSettings(speculation=False, draft_threshold=0.2)),
+        (None, {}, None),
+        ("typical", {}, LIKELY_DRAFTS),
+        ("rejection", {}, DRAWN_DRAFTS),
+        (None, {"tree_size": 5}, DraftSettings(tree_size=5)),
+        (None, {"tree_width": 3}, DraftSettings(tree_width=3, tree_size=None)),
+        (None, {"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5)),
+        (None, {"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0)),
+        (None, {"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2)),
+        (None, {"lookup": True}, DraftSettings(lookup=True, draft_threshold=0.2)),
+        (None, {"speculation": False}, DraftSettings(speculation=False, draft_threshold=0.2)),
     ],
 )
-def test_drafts(given, settings):
-    options = DraftOptions(**given)
-    assert options.settings() == settings
+def test_drafts(verify, given, settings):
+    assert RuleOptions(verify=verify).settings(given) == settings
 
 
 def test_sampling():

@@ -297,9 +297,9 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"kv_bits": 3}, "kv_bits is 3, expected one of (4, 8)"),
-        ({"kv_bits": "8"}, "kv_bits is '8', expected one of (4, 8)"),
-        ({"kv_bits": 8, "kv_group_size": 48}, "is 48, expected one of (32, 64, 128)"),
+        ({"kv_bits": 3}, "kv_bits is 3, expected 4 or 8"),
+        ({"kv_bits": "8"}, "kv_bits is '8', expected 4 or 8"),
+        ({"kv_bits": 8, "kv_group_size": 48}, "is 48, expected 32, 64 or 128"),
         ({"kv_bits": 8, "quantized_kv_start": -1}, "quantized_kv_start is -1, expected an integer"),
     ],
 )

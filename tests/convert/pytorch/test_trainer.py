@@ -22,11 +22,11 @@ from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import tiny_tokenizer
 from torch_tiny import tiny_completions
 from transformers import AutoTokenizer
-from typer import Typer
 from typer.testing import CliRunner
 
 from specstream_mlx import generate, load
 from specstream_mlx.config import UserError
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.items import Item
 
 
@@ -376,9 +376,7 @@ def test_batches_are_padded_on_the_right(data):
 
 
 def cli(*arguments):
-    app = Typer()
-    app.command()(trainer.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(program(trainer.main), [str(argument) for argument in arguments])
 
 
 def test_command_line(tied, data, tmp_path):
@@ -398,7 +396,8 @@ def test_command_line(tied, data, tmp_path):
     assert found["streams.head.biases"].shape == (4, 3)
     result = cli(*flags, "--mode", "both")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "error: mode is 'both', expected 'lossless' or 'shared'\n"
+    sentence = "error: Invalid value for '--mode': 'both' is not one of 'lossless', 'shared'.\n"
+    assert result.stderr == sentence
 
 
 NOWHERE = Path("/nowhere")
