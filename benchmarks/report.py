@@ -45,13 +45,22 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list
 
     Args:
         columns: a format string for a row's values by the column's title.
-        rows: values by name.
+        rows: values by name; where one is ``None`` the cell is a dash.
     """
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
-        cells = (cell.format_map(row) for cell in columns.values())
+        cells = (_cell(cell, row) for cell in columns.values())
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _cell(template: str, row: Mapping[str, Any]) -> str:
+    try:
+        return template.format_map({key: row[key] for key in row if row[key] is not None})
+    except KeyError as error:
+        if error.args[0] not in row:
+            raise
+        return "-"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -384,14 +384,18 @@ class Compared(Generic[Name]):
         Raises:
             UserError: no prompt has a second token.
         """
-        ratios = [
-            rate / self.rates[baseline, number]
-            for (other, number), rate in self.rates.items()
-            if other == name and (baseline, number) in self.rates
-        ]
+        ratios = self.ratios(name, baseline)
         if not ratios:
             raise UserError("no text got a second token, expected one that can be timed")
-        return statistics.median(ratios)
+        return statistics.median(ratios.values())
+
+    def ratios(self, name: Name, baseline: Name) -> dict[int, float]:
+        """A way's rate over the baseline's on each prompt that has both."""
+        return {
+            number: rate / self.rates[baseline, number]
+            for (other, number), rate in self.rates.items()
+            if other == name and (baseline, number) in self.rates
+        }
 
     def first_runs(self, name: Name) -> list[Run]:
         """A way's first run of each prompt."""
