@@ -9,13 +9,13 @@ For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a 
 Where no tree beats plain decoding it says plain. Without ``--tree`` the acceptance is that of the
 demonstration model, once ``benchmarks.prediction.acceptance_table`` has measured it; another model
 need not reach it. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
-measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
-under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``,
-``--stream-head``) from the one there.
+measurement. The tables and the JSON file go to ``benchmarks/results``, under a name that tells a
+prediction of your own (``--tree``, ``--context``, ``--msa-layers``, ``--stream-head``) from the one
+there.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,14 +26,12 @@ from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.terminal.errors import one_line_errors
-from specstream_mlx.terminal.notes import note
 
 from ..report import RESULTS, Output, table, write_text
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
-from .predicted_speed import Prediction
 from .published_points import Point, points
 
 Head = Literal["plain", "shortlists", "whole"]
@@ -80,6 +78,57 @@ ASSUMPTIONS = (
     "kernels",
     "all trained streams run, through whole layers and through the head in a pass of their own",
 )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One chip, model and number of bits.
+
+    Attributes:
+        chip, model, bits, mode: what is predicted.
+        placement: ``deferred`` or ``beside``; ``plain`` where no tree pays; ``does not fit``.
+        draft: ``chain``, ``tree`` or ``none``.
+        rows: of the tree that a step verifies, the root included.
+        plain_ms: a step of plain decoding.
+        step_ms: a step with this tree.
+        accepted_length: expected tokens a step.
+    """
+
+    chip: str
+    model: str
+    bits: int
+    mode: Mode
+    placement: str
+    draft: str
+    rows: int
+    plain_ms: float
+    step_ms: float
+    accepted_length: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Expected rate."""
+        return 1e3 * self.accepted_length / self.step_ms
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding; 1 where that is what is chosen."""
+        return self.accepted_length * self.plain_ms / self.step_ms
+
+    def values(self) -> dict[str, Any]:
+        """The line of the JSON file."""
+        rates = {"tokens_per_second": self.tokens_per_second, "speedup": self.speedup}
+        found = asdict(self) | rates
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+
+    def cell(self) -> str:
+        """The cell of the table."""
+        if self.placement in ("plain", "does not fit"):
+            return self.placement
+        return (
+            f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, "
+            f"{self.rows}{self.draft[0]}{self.placement[0]}"
+        )
 
 
 def expected_length(tree: StaticTree, shape: DraftTree) -> float:
@@ -358,12 +407,6 @@ def main(
     write_text(output / f"{name}.json", values)
     write_text(output / f"{name}.md", text)
     print(values if as_json else text)
-    try:
-        from .simulation_plot import draw
-    except ImportError:
-        note('no plot: it needs matplotlib (pip install -e ".[plots]")')
-    else:
-        draw(found, LABEL, output / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,49 +1,33 @@
-"""The figures: points are measured once, and drawn."""
+"""The papers' figures as tables: a line for every shape, and the adapters that are found."""
 
 import json
 
 import pytest
 
-from benchmarks.figure_plot import draw
-from benchmarks.figure_points import Point, PointFile
-from benchmarks.paper_figures import FIGURES, Sizes, figures, find_adapters
+from benchmarks import paper_figures
+from benchmarks.paper_figures import find_adapters
+from benchmarks.runner import Base
 from specstream_mlx import UserError
 
-SIZES = Sizes(("sql",), "dev", 1, 1, 8, 4)
+
+@pytest.mark.slow
+def test_full_trees_of_every_shape_in_both_modes(tmp_path, monkeypatch, toy):
+    monkeypatch.setattr(paper_figures, "Base", lambda *given: Base(*given, fastest_baseline=False))
+    monkeypatch.setattr(paper_figures, "GAMMAS", (2,))
+    monkeypatch.setattr(paper_figures, "WIDTHS", (1, 3))
+    paper_figures.main(items=1, max_tokens=12, max_nodes=4, output=tmp_path)
+    (file,) = tmp_path.glob("figure-streams-*.json")
+    rows = json.loads(file.read_text())["rows"]
+    ways = ["width 1", "width 1, pruned", "width 3", "width 3, pruned"]
+    named = [(row["mode"], row["method"]) for row in rows]
+    assert named == [(mode, way) for mode in ("lossless", "shared") for way in ways]
+    nodes = {(row["mode"], row["method"]): row["nodes"] for row in rows}
+    for mode in ("lossless", "shared"):
+        assert nodes[mode, "width 1"] <= 2 < nodes[mode, "width 3"] <= 3 + 9
+        assert nodes[mode, "width 3, pruned"] <= 3  # and the root
 
 
-def points(series, values):
-    return [Point("sql", series, str(x), y, y / 2, 3.0, 0.5) for x, y in enumerate(values)]
-
-
-def test_a_group_is_measured_once_for_the_same_settings(tmp_path):
-    path, calls = tmp_path / "figure.json", []
-
-    def measure():
-        calls.append(1)
-        return points("chain", [1.5, 2.0])
-
-    for settings, measured in (({"items": 1}, 1), ({"items": 1}, 1), ({"items": 2}, 2)):
-        file = PointFile(path, settings)
-        file.add("chain", measure, {"machine": "here"})
-        assert len(calls) == measured
-        assert file.points() == points("chain", [1.5, 2.0])
-        assert json.loads(path.read_text())["facts"] == {"machine": "here"}
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_a_small_png(name, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
-    path = tmp_path / f"{name}.png"
-    shown = points("shared, chain", [1, 2, 3]) + points("shared, tree", [2, 2, 1])
-    draw(shown, path, "title", FIGURES[name].x_label, FIGURES[name].measures)
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    assert 5_000 < path.stat().st_size < 100_000
-
-
-def test_what_cannot_be_drawn_is_said_before_measuring(tmp_path):
-    with pytest.raises(UserError, match="unknown figure 'nothing', expected some of temperature"):
-        figures(["nothing"], None, SIZES, tmp_path)
+def test_adapters_are_found_by_their_number(tmp_path):
     with pytest.raises(UserError, match="expected what the PyTorch trainer writes"):
         find_adapters(tmp_path)
     for number in (4, 10, 2):

@@ -1,7 +1,6 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
 import json
-import sys
 from dataclasses import replace
 from typing import get_args
 
@@ -245,7 +244,6 @@ def test_the_command_writes_what_is_committed(app, tmp_path):
 
 
 def test_everything_says_that_it_is_a_prediction(app, tmp_path):
-    pytest.importorskip("matplotlib")
     table = tmp_path / "tree.json"
     SURE.save(table)
     result = app("--tree", table, "--mode", "shared", "--json", "--output", tmp_path)
@@ -258,19 +256,6 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     assert len(values["predictions"]) == len(CHIPS) * len(MODELS) * len(ALL_BITS)
     lines = (tmp_path / "simulation-tree-shared.md").read_text().splitlines()
     assert all("rediction" in line for line in lines if line.startswith("#"))
-    picture = (tmp_path / "simulation-tree-shared.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) < 100_000
-
-
-def test_without_matplotlib_the_tables_are_written(app, measured, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.prediction.simulation_plot", raising=False)
-    result = app("--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert result.stderr == 'no plot: it needs matplotlib (pip install -e ".[plots]")\n'
-    assert not (tmp_path / "simulation.png").exists()
-    assert (tmp_path / "simulation.md").exists()
 
 
 def test_a_bad_tree_file_ends_in_one_sentence(app, tmp_path):
