@@ -27,7 +27,7 @@ from specstream_mlx.drafting.static_tree import StaticTree, best_shape
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.terminal.errors import one_line_errors
 
-from ..report import RESULTS, Output, table, write_text
+from ..report import RESULTS, Output, table, write_report
 from . import metal_cost
 from .acceptance_table import tree_file
 from .apple_machines import CHIPS, Chip
@@ -260,7 +260,7 @@ CHIP_COLUMNS = {
     "cores": "{c.cores}",
     "GHz": "{c.clock}",
     "TFLOPS": "{c.tflops:.1f}",
-    "of matrix units": "{matrix}",
+    "of matrix units": "{matrix:.1f}",
     "memory, GB": "{c.memory}",
     "MLX's kernels": "{c.kernels}",
     "source": "{c.source}",
@@ -268,15 +268,10 @@ CHIP_COLUMNS = {
 }
 
 
-def _chip_row(chip: Chip) -> dict[str, Any]:
-    matrix = "none" if chip.matrix_tflops is None else f"{chip.matrix_tflops:.1f}"
-    return {"c": chip, "matrix": matrix}
-
-
 def markdown(
     found: list[Prediction], tables: dict[Mode, StaticTree], checked: list[Point], setting: str
-) -> str:
-    """The report."""
+) -> list[str]:
+    """The lines of the report."""
     lines = [
         f"# {LABEL}: Speculative Streaming on Apple chips",
         "",
@@ -321,21 +316,9 @@ def markdown(
         "",
         "TFLOPS are derived: cores x 128 x clock x 2, matrix units cores x 1024 x clock.",
         "",
-        *table(CHIP_COLUMNS, map(_chip_row, CHIPS)),
+        *table(CHIP_COLUMNS, ({"c": c, "matrix": c.matrix_tflops} for c in CHIPS)),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def dump(values: dict[str, Any]) -> str:
-    """JSON with a line for each element of a list."""
-    parts = []
-    for key, value in values.items():
-        if isinstance(value, list):
-            body = "[\n    " + ",\n    ".join(json.dumps(v) for v in value) + "\n  ]"
-        else:
-            body = json.dumps(value)
-        parts.append(f"  {json.dumps(key)}: {body}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    return lines
 
 
 def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, StaticTree]:
@@ -386,27 +369,23 @@ def main(
     tables = acceptance_tables(tree, mode)
     found, checked = predict_all(tables, msa_layers, context, head), points()
     setting = f"{context} tokens in the cache, {msa_layers} MSA layers; stream heads: {head}."
-    values = dump(
-        {
-            "label": LABEL,
-            "kind": "prediction",
-            "replaced_by": COMMAND,
-            "context": context,
-            "msa_layers": msa_layers,
-            "stream_head": head,
-            "assumptions": list(ASSUMPTIONS),
-            "acceptance": {name: table.acceptance for name, table in tables.items()},
-            "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
-            "published_points": [p.values() for p in checked],
-            "predictions": [p.values() for p in found],
-        }
-    )
-    text = markdown(found, tables, checked, setting)
+    values = {
+        "label": LABEL,
+        "kind": "prediction",
+        "replaced_by": COMMAND,
+        "context": context,
+        "msa_layers": msa_layers,
+        "stream_head": head,
+        "assumptions": list(ASSUMPTIONS),
+        "acceptance": {name: table.acceptance for name, table in tables.items()},
+        "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
+        "published_points": [p.values() for p in checked],
+        "predictions": [p.values() for p in found],
+    }
     name = file_name(tree, mode, context, msa_layers, head)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / f"{name}.json", values)
-    write_text(output / f"{name}.md", text)
-    print(values if as_json else text)
+    text = write_report(output, name, values, markdown(found, tables, checked, setting))
+    print(json.dumps(values) if as_json else text)
 
 
 if __name__ == "__main__":

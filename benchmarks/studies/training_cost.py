@@ -235,8 +235,8 @@ COLUMNS = {
     "completion tokens/s": "{tokens_per_second:.0f}",
     "peak above the model, MB": "{megabytes:.0f}",
     "of mlx_lm.lora ": "{share:.2f}",
-    "counted by MLX, MB": "{counted_megabytes}",
-    "of mlx_lm.lora  ": "{counted_share}",
+    "counted by MLX, MB": "{counted_megabytes:.0f}",
+    "of mlx_lm.lora  ": "{counted_share:.2f}",
 }
 
 
@@ -249,8 +249,8 @@ def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> l
             "times": row["seconds"] / first["seconds"],
             "megabytes": row["process"] / 1e6,
             "share": row["process"] / first["process"],
-            "counted_megabytes": f"{row['counted'] / 1e6:.0f}" if row["counted"] else "",
-            "counted_share": f"{row['counted'] / first['counted']:.2f}" if row["counted"] else "",
+            "counted_megabytes": row["counted"] and row["counted"] / 1e6,
+            "counted_share": row["counted"] and row["counted"] / first["counted"],
         }
         for row in rows
     ]
