@@ -70,7 +70,9 @@ from .texts import (
     PROSE,
     TYPED,
     Chosen,
+    Items,
     Modes,
+    MostTokens,
     Tasks,
     Text,
     Texts,
@@ -326,12 +328,12 @@ def over_mlx_lm(rows: Sequence[Mapping[str, Any]]) -> str:
 @one_line_errors
 def main(
     texts: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts of a task at most.", min=1)] = 100,
+    items: Items = 100,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 12,
     rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 5,
     only: Tasks = "",
     modes: Modes = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 160,
+    max_tokens: MostTokens = 160,
     bits: Annotated[
         int | None,
         typer.Option(

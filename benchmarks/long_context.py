@@ -10,7 +10,6 @@ The weights are random, so the streams' drafts are hardly ever right: the ratio 
 the same tree at every context, and is no speedup.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.terminal.progress import track
 
-from .own_process import measured_by
+from .own_process import in_own_process
 from .random_llama import random_llama, untrained_streams
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN
@@ -120,16 +119,11 @@ def main(
     chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
     output: Output = RESULTS,
     timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
-    one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure memory and speed by context."""
-    if one:
-        print(json.dumps(one_context(int(contexts), tokens, chunk)))
-        return
     rows = []
     for context in track(contexts.split(","), "contexts"):
-        sizes = ("--contexts", context, "--tokens", tokens, "--chunk", chunk)
-        row = measured_by("benchmarks.long_context", "--one", *sizes)
+        row = in_own_process(one_context, int(context), tokens, chunk)
         rows.append(row if timing else {**row, "step_ratio": None})
     facts = device.describe()
     name = f"long-context-{machine_suffix(facts)}"

@@ -28,7 +28,7 @@ from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved
-from .texts import MODES, Chosen, Texts, adapter_of, chosen_tasks, score
+from .texts import MODES, Chosen, Items, MostTokens, Texts, adapter_of, chosen_tasks, score
 
 GAMMAS = WIDTHS = (1, 2, 3, 4)
 
@@ -138,8 +138,8 @@ def main(
     ] = None,
     task: Annotated[str, typer.Option(help="Whose texts full trees are drafted for.")] = "sql",
     origin: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts for a line.", min=1)] = 6,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
+    items: Items = 6,
+    max_tokens: MostTokens = 96,
     max_nodes: Annotated[int, typer.Option(help="Nodes that pruning keeps.", min=2)] = 8,
     output: Output = RESULTS,
 ) -> None:

@@ -33,7 +33,7 @@ from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, Chosen, Tasks, Texts, adapter_of, chosen_tasks
+from .texts import MODES, Chosen, Items, MostTokens, Tasks, Texts, adapter_of, chosen_tasks
 
 
 class StreamsAlone(KeyedRule):
@@ -143,8 +143,8 @@ def main(
     top_k: Annotated[int, typer.Option(help="Tokens that are drawn from; 0: all.", min=0)] = 0,
     only: Tasks = "",
     origin: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
+    items: Items = 4,
+    max_tokens: MostTokens = 96,
     output: Output = RESULTS,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the demonstration model.

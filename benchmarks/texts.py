@@ -33,6 +33,12 @@ TextSet = Literal["test", "dev", "held-out"]
 Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
 """``--tasks``, see ``chosen_tasks``."""
 
+Items = Annotated[int, typer.Option(help="Texts of a task at most.", min=1)]
+"""``--items``, the ``count`` of ``Texts``."""
+
+MostTokens = Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)]
+"""``--max-tokens``."""
+
 Chosen = Annotated[TextSet, typer.Option("--texts", help="Which texts are decoded.")]
 """``--texts``, the ``origin`` of ``Texts``."""
 

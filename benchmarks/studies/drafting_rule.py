@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import geometric_mean
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from specstream_mlx.convert.demo_model import tasks
@@ -40,7 +40,7 @@ from specstream_mlx.terminal.progress import track
 from ..answers import FAR
 from ..report import RESULTS, Output, measured_on, table, write_report
 from ..runner import Base, measure_costs
-from ..texts import MODES, PROSE, Texts, adapter_of
+from ..texts import MODES, PROSE, Items, MostTokens, Texts, adapter_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (rule, "_RATE_MEMORY", 32.0),
@@ -218,8 +218,8 @@ def least_of(
 
 @one_line_errors
 def main(
-    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 12,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 64,
+    items: Items = 12,
+    max_tokens: MostTokens = 64,
     output: Output = RESULTS,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""
