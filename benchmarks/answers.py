@@ -1,11 +1,14 @@
-"""Are the demonstration model's answers any good, and do its drafts help with them? On typed texts.
+"""How good are the demonstration model's answers to typed texts, and what do drafts bring there?
 
     python -m benchmarks.answers                      # the test texts: what the README reports
     python -m benchmarks.answers --texts dev          # those that may be looked at
     python -m benchmarks.answers --timed 0            # answers alone, nothing is timed
+    python -m benchmarks.answers --bits 4 --random-streams    # packed, streams nobody has trained
 
 ``typed/test`` holds texts that people wrote by hand without sight of the training text, each with
-the answers that they would accept. The report has totals alone; ``--show`` prints the answers.
+the answers that they would accept, and beginnings of prose. The report has totals alone; ``--show``
+prints the answers. Drafts are those of ``generate`` without options. Every text is checked: it must
+be that of one token a step, and in lossless mode, where it is timed, mlx_lm's.
 
 ``exact``: the answer is one of those accepted, spaces and quotes apart. ``unchanged``: of the texts
 that are right as they stand, those that come back as they are. ``from the text``: no name and no
@@ -14,21 +17,26 @@ the likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR
 ``depth 1``.. the share of calls that accepted so many drafted tokens or more; ``by lookup``: of the
 accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
 with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
-``later``: of the tokens behind the 16th; ``control``: the same of ``mlx_lm`` over itself. Without
-an adapter (``lossless``) the base is told what to do.
+``least``: of a single text of 30 tokens or more, does drafting ever lose? ``later``: of the tokens
+behind the 16th; ``control``: the same of ``mlx_lm`` over itself, which is what this machine's noise
+comes to. Without an adapter (``lossless``) the base is told what to do.
 
 ``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
 languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what
 invents nothing.
+
+With MLX's reference BLAS:
+
+    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.answers', None, '__main__')"
 """
 
 import json
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -39,21 +47,36 @@ from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
+from specstream_mlx.terminal.parsing import one_of, part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .invented import invented
 from .report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, ONE_TOKEN, STREAMS_ALONE, Base, Mounted, Run, interleaved, measure_costs
-from .speedup import check_texts
+from .runner import (
+    MLX_LM,
+    ONE_TOKEN,
+    STREAMS_ALONE,
+    Base,
+    Compared,
+    Mounted,
+    Run,
+    interleaved,
+    measure_costs,
+)
+from .speedup import check_texts, randomize
 from .texts import (
+    INSTRUCTIONS,
     MODES,
+    PROSE,
     TYPED,
+    Chosen,
+    Items,
     Modes,
+    MostTokens,
     Tasks,
     Text,
     Texts,
     adapter_of,
-    chosen_tasks,
     exact_match,
     names_in,
     rouge_l,
@@ -62,6 +85,8 @@ from .texts import (
 
 EARLY = 16
 """Tokens of a text that are left out of ``later``."""
+FAR = 30
+"""Tokens from which on a single text's speed is reported: those of shorter ones are noise."""
 DEPTHS = 4
 _NGRAM = 4
 _LONGEST_EDGE = 1000
@@ -136,24 +161,32 @@ def drafted(prompts: Sequence[Sequence[int]], runs: Sequence[Run]) -> dict[str, 
         "call_reduction": sum(len(run.tokens) for run in runs) / sum(r.target_calls for r in runs),
         "depths": [sum(m >= depth for m in met) / len(met) for depth in range(1, DEPTHS + 1)],
         "by_lookup": lookup / max(1, sum(met)),
+        "nodes": sum(run.drafted for run in runs) / sum(r.target_calls for r in runs),
         "tokens": sum(len(run.tokens) for run in runs),
     }
 
 
-def speed(mounted: Mounted, prompts: Sequence[list[int]], rounds: int) -> dict[str, Any]:
-    """Decode-only speed over ``mlx_lm``, from the second token on and from the 17th on."""
+def compared(mounted: Mounted, prompts: Sequence[list[int]], rounds: int) -> Compared[str]:
+    """Ours, streams alone and mlx_lm twice on the same texts, in turn."""
     measure_costs(mounted, prompts)
     plainly = mounted.mlx_lm()
     ways = {MLX_LM: plainly, CONTROL: plainly, OURS: mounted.ours(None)}
     ways[STREAMS_ALONE] = mounted.ours(STREAMS_ALONE)
-    found = interleaved(prompts, ways, rounds)
-    return {
-        "streams_alone": found.speedup(STREAMS_ALONE, MLX_LM),
-        "speedup": found.speedup(OURS, MLX_LM),
-        "control": found.speedup(CONTROL, MLX_LM),
-        "later": _later(found.runs[OURS], found.runs[MLX_LM]),
-        "later_control": _later(found.runs[CONTROL], found.runs[MLX_LM]),
-    }
+    return interleaved(prompts, ways, rounds)
+
+
+def speed(found: Compared[str]) -> dict[str, Any]:
+    """Decode-only speed over ``mlx_lm``: of all texts, of the slowest, of what comes later."""
+    plain = found.runs[MLX_LM]
+    long = {number for number, runs in enumerate(plain) if len(runs[0].tokens) >= FAR}
+    row: dict[str, Any] = {"streams_alone": found.speedup(STREAMS_ALONE, MLX_LM)}
+    for way, suffix in ((OURS, ""), (CONTROL, "_control")):
+        ratios = found.ratios(way, MLX_LM)
+        row[f"speedup{suffix}"] = found.speedup(way, MLX_LM)
+        row[f"ratios{suffix}"] = {number: round(ratio, 3) for number, ratio in ratios.items()}
+        row[f"least{suffix}"] = min((ratios[number] for number in long & set(ratios)), default=None)
+        row[f"later{suffix}"] = _later(found.runs[way], plain)
+    return row
 
 
 def _later(ours: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> float | None:
@@ -166,37 +199,43 @@ def _later(ours: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> flo
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a line of the table is made of.
-
-    Attributes:
-        mode: of the streams.
-        task: whose texts are answered.
-    """
-
-    mode: str
-    task: str
-
-
 def measure(
-    base: Base, job: Job, texts: Texts, timed: int, rounds: int, shown: bool
+    mounted: Mounted, task: str, texts: Texts, timed: int, rounds: int, shown: bool
 ) -> dict[str, Any]:
-    """The row of one task in one mode."""
-    mounted = base.mount(adapter_of(job.task, job.mode))
-    found = texts.of_task(mounted.model, mounted.tokenizer, job.task)
-    items = task_items(texts.origin, job.task, texts.count)
-    ours, plainly = mounted.ours(None), mounted.ours(ONE_TOKEN)
+    """The row of one task, or of prose, with what is mounted.
+
+    Args:
+        mounted: what answers.
+        task: whose texts are answered.
+        texts: where they are from, and how many.
+        timed: how many of them are timed.
+        rounds: how often each of those is decoded.
+        shown: print the answers.
+    """
+    mode = mounted.model.mode
+    found = texts.of_task(mounted.model, mounted.tokenizer, task)
     prompts = [text.prompt for text in found]
-    runs = [ours(prompt) for prompt in track(prompts, f"{job.task}, {job.mode}")]
-    expected = [plainly(prompt) for prompt in prompts]
-    row = {"task": job.task, "mode": job.mode, "method": OURS, "items": len(found)}
-    row |= quality(job.task, [run.text.strip() for run in runs], items)
-    row |= drafted(prompts, runs) | {"perplexity": perplexity(mounted, found)}
-    pairs = zip(runs, expected, strict=True)
-    row["same_output_as_plain"] = sum(run.tokens == right.tokens for run, right in pairs)
+    ours, plainly = mounted.ours(None), mounted.ours(ONE_TOKEN)
+    runs = [ours(prompt) for prompt in track(prompts, f"{task}, {mode}")]
+    expected = [plainly(prompt).tokens for prompt in prompts]
+    decoded = [[run] for run in runs]
+    row = {"task": task, "mode": mode, "method": OURS, "items": len(found)}
+    row |= drafted(prompts, runs)
+    items = [] if task == PROSE else task_items(texts.origin, task, texts.count)
+    row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "from_text", "perplexity"))
+    if items:
+        row |= quality(task, [run.text.strip() for run in runs], items)
+        row["perplexity"] = perplexity(mounted, found)
     if timed:
-        row |= speed(mounted, prompts[:timed], rounds)
+        turns = compared(mounted, prompts[:timed], rounds)
+        row |= speed(turns)
+        for way in (OURS, MLX_LM) if mode == "lossless" else (OURS,):
+            for number, more in enumerate(turns.runs[way]):
+                decoded[number] += more
+    pairs = zip(decoded, expected, strict=True)
+    row["same_output_as_plain"] = sum(
+        all(run.tokens == right for run in some) for some, right in pairs
+    )
     if shown:
         for (text, accepted), run in zip(items, runs, strict=True):
             mark = "=" if exact_match([run.text], [accepted]) else " "
@@ -221,33 +260,37 @@ def edges(base: Base, shown: bool) -> dict[str, int]:
 
 
 COLUMNS = {
-    "task": "{task}",
-    "texts": "{items}",
+    "texts": "{task}",
+    "number": "{items}",
     "exact": "{exact:.2f}",
-    "unchanged": "{unchanged_shown}",
+    "unchanged": "{unchanged:.2f}",
     "ROUGE-L": "{rouge_l:.2f}",
     "from the text": "{from_text:.2f}",
     "perplexity": "{perplexity:.2f}",
     "CR": "{call_reduction:.2f}",
+    "nodes a call": "{nodes:.1f}",
     **{f"depth {depth + 1}": f"{{depths[{depth}]:.2f}}" for depth in range(DEPTHS)},
     "by lookup": "{by_lookup:.2f}",
 }
 TIMED_COLUMNS = {
     "speedup": "{speedup:.2f}x",
     "streams alone": "{streams_alone:.2f}x",
-    "control": "{control:.2f}x",
-    "later": "{later_shown}",
-    "later, control": "{later_control_shown}",
+    "control": "{speedup_control:.2f}x",
+    "least": "{least:.2f}x",
+    "least, control": "{least_control:.2f}x",
+    "later": "{later:.2f}x",
+    "later, control": "{later_control:.2f}x",
 }
 
 
-def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[str]:
     """The lines of the report: a table for each mode."""
     right = sum(row["same_output_as_plain"] for row in rows)
     timed = facts["timed"]
     about = (
         f"{measured_on(facts)}; {facts['commit']}; {facts['model']}, weights {facts['weights']}; "
-        f"{facts['texts']}, greedy, at most {facts['max_tokens']} tokens"
+        f"{facts['streams']} streams; {facts['texts']}, greedy, at most {facts['max_tokens']} "
+        "tokens"
     )
     if timed:
         about += f"; {timed} texts of each timed {facts['rounds']} times"
@@ -258,12 +301,8 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
         own = [row for row in rows if row["mode"] == mode]
         title = "Adapters (shared mode)" if mode == "shared" else "The base alone (lossless mode)"
         if timed:
-            means = (
-                statistics.geometric_mean([r[key] for r in own])
-                for key in ("speedup", "streams_alone")
-            )
-            title += ": {:.2f}x over mlx_lm, by streams alone {:.2f}x".format(*means)
-        lines += ["", f"{title}:", "", *table(columns, map(_with_gaps, own))]
+            title += over_mlx_lm(own)
+        lines += ["", f"{title}:", "", *table(columns, own)]
     if counts := facts["edges"]:
         lines += ["", f"Of {counts['texts']} texts that the adapters were not made for, "
                   f"{counts['as they are']} come back as they are, and the answers to "
@@ -271,49 +310,68 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[str]
     return lines
 
 
-def _with_gaps(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with figures that it may lack as text."""
-    shown = {"unchanged_shown": _shown(row["unchanged"])}
-    for name in ("later", "later_control"):
-        shown[f"{name}_shown"] = _shown(row.get(name), "x")
-    return row | shown
-
-
-def _shown(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.2f}{unit}"
+def over_mlx_lm(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rest of a table's title: the mean over tasks, and the slowest of all texts."""
+    tasks = [row for row in rows if row["task"] != PROSE] or rows
+    means = (
+        statistics.geometric_mean([row[key] for row in tasks])
+        for key in ("speedup", "streams_alone")
+    )
+    text = ": {:.2f}x over mlx_lm, by streams alone {:.2f}x".format(*means)
+    far = [row for row in rows if row["least"] is not None]
+    if far:
+        least, control = (min(row[key] for row in far) for key in ("least", "least_control"))
+        text += f", no text of {FAR} tokens or more below {least:.2f}x (control: {control:.2f}x)"
+    return text
 
 
 @one_line_errors
 def main(
-    texts: Annotated[
-        Literal["test", "dev", "held-out"], typer.Option(help="Which texts are answered.")
-    ] = "test",
-    items: Annotated[int, typer.Option(help="Texts of a task at most.", min=1)] = 100,
+    texts: Chosen = "test",
+    items: Items = 100,
     timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 12,
     rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 5,
     only: Tasks = "",
     modes: Modes = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 160,
+    max_tokens: MostTokens = 160,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            parser=one_of(2, 3, 4, 6, 8), help="Quantize the base anew, packed, for both."
+        ),
+    ] = None,
+    random_streams: Annotated[
+        bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
+    ] = False,
+    label: Annotated[
+        str, typer.Option("--name", parser=part_of_name, help="Part of the result files' name.")
+    ] = "",
     show: Annotated[bool, typer.Option("--show", help="Print the answers, too.")] = False,
     output: Output = RESULTS,
 ) -> None:
     """Score the demonstration model's answers to typed texts, and its drafts."""
-    chosen, wanted = chosen_tasks(only), names_in(modes, MODES, "mode")
-    base = Base(demonstration.base_path(), max_tokens)
+    known = [*INSTRUCTIONS, *([] if texts == "held-out" else [PROSE])]
+    chosen, wanted = names_in(only, known, "task"), names_in(modes, MODES, "mode")
+    base = Base(demonstration.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
+    decoded = Texts(texts, items)
     facts = base.facts() | {
         "commit": commit(),
         "model": demonstration.MODEL,
-        "texts": Texts(texts, items).facts()["texts"],
+        "texts": decoded.facts()["texts"],
         "timed": timed,
         "rounds": rounds,
         "max_tokens": max_tokens,
+        "streams": "random" if random_streams else "trained",
         "edges": edges(base, show) if "shared" in wanted and not only else None,
     }
-    name = "-".join(("answers", texts, machine_suffix(facts)))
+    name = "-".join(filter(None, ("answers", texts, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in [Job(mode, task) for mode in wanted for task in chosen]:
-        rows.append(measure(base, job, Texts(texts, items), timed, rounds, show))
+    for mode, task in [(mode, task) for mode in wanted for task in chosen]:
+        mounted = base.mount(adapter_of(task, mode))
+        if random_streams:
+            randomize(mounted.model)
+        rows.append(measure(mounted, task, decoded, timed, rounds, show))
         text = write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts))
     print(text)
     check_texts(rows)

@@ -14,43 +14,23 @@ _SMALL = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen twenty"
 ).split()
-_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_SMALL)} | {
-    **{"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "hundred": "100"},
-    **{
-        "a": "1",
-        "an": "1",
-        "first": "1",
-        "second": "2",
-        "third": "3",
-        "half": "30",
-        "quarter": "15",
-    },
-    **{"no": "0", "none": "0"},
-    **{"noon": "12", "midday": "12", "midnight": "12", "once": "1", "twice": "2", "couple": "2"},
-}
+_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_SMALL)} | dict(
+    pair.split(":")
+    for pair in (
+        "thirty:30 forty:40 fifty:50 sixty:60 hundred:100 a:1 an:1 first:1 second:2 third:3 "
+        "half:30 quarter:15 no:0 none:0 noon:12 midday:12 midnight:12 once:1 twice:2 couple:2"
+    ).split()
+)
 _DATES = (
     "monday tuesday wednesday thursday friday saturday sunday january february march april may "
     "june july august september october november december"
 ).split()
-_NOT_NAMES = {
-    *(
-        "i",
-        "i'm",
-        "i've",
-        "i'll",
-        "i'd",
-        "ok",
-        "hi",
-        "hello",
-        "dear",
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "am",
-    ),
-    *("pm", "tv", "uk", "usa", "english", "christmas", "internet"),
-}
+_NOT_NAMES = set(
+    (
+        "i i'm i've i'll i'd ok hi hello dear mr mrs ms dr am pm tv uk usa english christmas "
+        "internet"
+    ).split()
+)
 _SQL_WORDS = set(
     (
         "select from where and or not in is null like between group by order having limit asc "

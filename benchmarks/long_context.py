@@ -10,7 +10,6 @@ The weights are random, so the streams' drafts are hardly ever right: the ratio 
 the same tree at every context, and is no speedup.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -22,14 +21,13 @@ import typer
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from specstream_mlx import PromptCache, SpeculativeModel, StreamConfig
+from specstream_mlx import PromptCache, SpeculativeModel
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
-from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import track
 
-from .own_process import measured_by
-from .random_llama import random_llama
+from .own_process import in_own_process
+from .random_llama import random_llama, untrained_streams
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN
 
@@ -39,12 +37,9 @@ LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
 def random_model() -> SpeculativeModel:
     """A random Llama with random lossless streams on its two upper layers."""
     model, config = random_llama(LAYERS, HIDDEN, VOCABULARY, KV_HEADS)
-    stream_config = StreamConfig(
-        mode="lossless", num_streams=4, num_msa_layers=2, hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS, pruner_rank=0,
-    )  # fmt: skip
-    streams = Streams(stream_config)
-    mx.eval(streams.parameters())
+    streams = untrained_streams(
+        config, mode="lossless", num_streams=4, num_msa_layers=2, pruner_rank=0
+    )
     return SpeculativeModel(model, config, Path("in memory"), streams=streams)
 
 
@@ -100,7 +95,7 @@ COLUMNS = {
     "prefill, mlx_lm": "{plain_prefill:.1f}",
     "decoding, peak": "{decode:.1f}",
     "decoding, mlx_lm": "{plain_decode:.1f}",
-    "step": "{step}",
+    "step": "{step_ratio:.2f}x",
 }
 
 
@@ -108,16 +103,13 @@ def markdown(
     rows: list[dict[str, Any]], tokens: int, chunk: int, facts: dict[str, str]
 ) -> list[str]:
     """The lines of the report."""
-    ratios = [row["step_ratio"] for row in rows]
-    steps = ["not timed" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-    shown = [row | {"step": step} for row, step in zip(rows, steps, strict=True)]
     return [
         f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, {KV_HEADS} of 8 heads for "
         f"keys and values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; "
         "the last column is a step over a chain of 4 drafts with deferred streams against one of "
         "mlx_lm's.",
         "",
-        *table(COLUMNS, shown),
+        *table(COLUMNS, rows),
     ]
 
 
@@ -127,16 +119,11 @@ def main(
     chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
     output: Output = RESULTS,
     timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
-    one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure memory and speed by context."""
-    if one:
-        print(json.dumps(one_context(int(contexts), tokens, chunk)))
-        return
     rows = []
     for context in track(contexts.split(","), "contexts"):
-        sizes = ("--contexts", context, "--tokens", tokens, "--chunk", chunk)
-        row = measured_by("benchmarks.long_context", "--one", *sizes)
+        row = in_own_process(one_context, int(context), tokens, chunk)
         rows.append(row if timing else {**row, "step_ratio": None})
     facts = device.describe()
     name = f"long-context-{machine_suffix(facts)}"

@@ -1,9 +1,12 @@
 """Measurements in processes of their own, so that each one's peak of memory is its own."""
 
+import contextlib
 import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 
@@ -13,8 +16,8 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run_module(module: str, *arguments: object, torch_first: bool = False) -> str:
-    """What ``python -m module`` prints with these arguments.
+def run_module(module: str, *arguments: object, torch_first: bool = False) -> None:
+    """Run ``python -m module`` with these arguments.
 
     Args:
         module: its full name.
@@ -26,9 +29,32 @@ def run_module(module: str, *arguments: object, torch_first: bool = False) -> st
     if torch_first:
         start = ["-c", f"import torch, runpy; runpy.run_module({module!r}, run_name='__main__')"]
     command = [sys.executable, *start, *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def measured_by(module: str, *arguments: object, torch_first: bool = False) -> dict[str, Any]:
-    """The JSON object that ``python -m module`` prints, see ``run_module``."""
-    return json.loads(run_module(module, *arguments, torch_first=torch_first))
+def in_own_process(
+    function: Callable[..., Any], *arguments: object, torch_first: bool = False
+) -> Any:
+    """What a module's function returns in a new process; what it prints goes to standard error.
+
+    Args:
+        function: of a module, also of the one that is run.
+        arguments: those that JSON can hold, as is the result; paths arrive as strings.
+        torch_first: see ``run_module``.
+    """
+    module = function.__module__
+    if module == "__main__":
+        module = sys.modules[module].__spec__.name
+    call = json.dumps([module, function.__name__, arguments], default=str)
+    start = "import torch; " if torch_first else ""
+    command = [sys.executable, "-c", f"{start}from {__name__} import answer; answer()"]
+    done = subprocess.run(command, input=call, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def answer() -> None:
+    """Make the call that standard input describes, and print what it returns."""
+    module, name, arguments = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        value = getattr(import_module(module), name)(*arguments)
+    print(json.dumps(value))

@@ -1,213 +1,102 @@
-"""Figures in the papers' shape: temperature, streams, MSA layers, on the demonstration model.
+"""The papers' figures as tables: shape of a full tree, number of MSA layers.
 
-    python -m benchmarks.paper_figures                       # temperature and streams
+    python -m benchmarks.paper_figures                       # full trees of gamma streams
     python -m benchmarks.paper_figures msa-layers --adapters runs/msa
-    python -m benchmarks.paper_figures temperature streams msa-layers --adapters runs/msa
 
-``temperature``: call reduction and speed at T = 1 over top-k, mlx_lm drawing with the same
-sampler, by verify rule. ``streams``: full trees over width k and number of streams gamma, with and
-without pruning. ``msa-layers``: quality, call reduction and speed over the number of MSA layers,
-of adapters of one task; ``--adapters`` has a directory nsN for each, and without it the command
-says how to train them.
+``streams``: full trees over width k and number of streams gamma, with and without pruning.
+``msa-layers``: quality, call reduction and speed over the number of MSA layers, of adapters of one
+task; ``--adapters`` has a directory nsN for each, and without it the command says how to train
+them. Temperature has a benchmark of its own.
 
-Speed is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text).
-Points go to ``benchmarks/results/figures/NAME-MACHINE.json`` as they are measured, so the same
-command resumes; delete a file to measure anew. The PNG lies beside it.
+Speed is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text), greedy.
 """
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import mlx.core as mx
 import typer
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
-from specstream_mlx import DraftSettings, Sampling, UserError, demonstration
+from specstream_mlx import DraftSettings, UserError, demonstration
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
-from specstream_mlx.engine.verify.by_name import VerifyName
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 
-from .figure_plot import check_matplotlib, draw
-from .figure_points import Point, PointFile
-from .report import RESULTS, Output, machine_suffix
-from .runner import CHAIN, MLX_LM, Base, Mounted, Way, interleaved
-from .texts import MODES, Chosen, Texts, TextSet, adapter_of, chosen_tasks, score
+from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved
+from .texts import MODES, Chosen, Items, MostTokens, Texts, adapter_of, chosen_tasks, score
 
-TOP_K = (1, 2, 5, 10, 20, 50, 0)  # 0: all tokens
-VERIFIED: dict[str, tuple[VerifyName, DraftSettings]] = {
-    "keyed, likely tree": ("keyed", LIKELY_DRAFTS),
-    "keyed, chain": ("keyed", CHAIN),
-    "rejection, chain": ("rejection", CHAIN),
-}
 GAMMAS = WIDTHS = (1, 2, 3, 4)
-MSA_LAYERS = (1, 2, 4, 6, 8)
 
-Groups = Mapping[str, Callable[[], list[Point]]]
-"""What is measured together, by name."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """How a figure is drawn.
-
-    Attributes:
-        title: its first line.
-        x_label: of the horizontal axes.
-        measures: label of the vertical axis by field of ``Point``.
-    """
-
-    title: str
-    x_label: str
-    measures: dict[str, str]
-
-
-_RATES = {"call_reduction": "call reduction", "speedup": "tokens/s over mlx_lm"}
-FIGURES = {
-    "temperature": Figure("T = 1, by verify rule", "top-k of the sampler", _RATES),
-    "streams": Figure("Full trees of gamma streams, greedy", "width k of the tree", _RATES),
-    "msa-layers": Figure(
-        "Adapters by number of MSA layers, greedy",
-        "number of MSA layers",
-        {"quality": "exact match"} | _RATES,
-    ),
+COLUMNS = {
+    "task": "{task}",
+    "mode": "{mode}",
+    "streams": "{gamma}",
+    "MSA layers": "{msa_layers}",
+    "drafts": "{method}",
+    "quality": "{metric} {quality:.2f}",
+    "CR": "{call_reduction:.2f}",
+    "nodes a call": "{nodes:.1f}",
+    "speedup": "{speedup:.2f}x",
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured.
+def full_trees(
+    base: Base, task: str, texts: Texts, max_nodes: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of full trees in both modes, with and without pruning to ``max_nodes``."""
+    shapes = [(mode, gamma, width) for mode in MODES for gamma in GAMMAS for width in WIDTHS]
+    for mode, gamma, width in track(shapes, "full trees"):
+        tree = DraftSettings(num_streams=gamma, tree_width=width, tree_size=None)
+        ways = {
+            f"width {width}": tree,
+            f"width {width}, pruned": replace(tree, max_nodes=max_nodes),
+        }
+        yield measure(base.mount(adapter_of(task, mode)), ways, task, texts, gamma)
 
-    Attributes:
-        tasks: of ``temperature``; the first one is that of ``streams``.
-        origin: set of texts.
-        items: texts for a point.
-        quality_items: the same for ``msa-layers``.
-        max_tokens: of a text.
-        max_nodes: nodes that pruning keeps.
+
+def by_msa_layers(
+    base: Base, adapters: Mapping[int, Path], texts: Texts
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of adapters of SQL, by their number of MSA layers.
+
+    Raises:
+        UserError: an adapter has another number than its name says.
     """
-
-    tasks: tuple[str, ...]
-    origin: TextSet
-    items: int
-    quality_items: int
-    max_tokens: int
-    max_nodes: int
-
-
-def groups_of(name: str, base: Base, sizes: Sizes, adapters: Mapping[int, Path]) -> Groups:
-    """The groups of points of a figure."""
-    if name == "temperature":
-        return {
-            f"{task}, {mode}, {top_k}": partial(_top_k, base, sizes, task, mode, top_k)
-            for task in sizes.tasks
-            for mode in MODES
-            for top_k in TOP_K
-        }
-    if name == "streams":
-        return {
-            f"{mode}, {gamma}, {width}": partial(_full_trees, base, sizes, mode, gamma, width)
-            for mode in MODES
-            for gamma in GAMMAS
-            for width in WIDTHS
-        }
-    return {
-        f"{layers}": partial(_msa_layers, base, sizes, layers, adapter)
-        for layers, adapter in adapters.items()
-    }
+    ways = {"likely tree": LIKELY_DRAFTS, "chain": CHAIN}
+    for layers, adapter in track(adapters.items(), "MSA layers"):
+        with tempfile.TemporaryDirectory() as scratch:
+            mounted = base.mount(mlx_adapter(adapter, Path(scratch) / "adapter"))
+            config = mounted.model.streams.config
+            if config.num_msa_layers != layers:
+                raise UserError(
+                    f"{adapter} has {config.num_msa_layers} MSA layers, expected {layers} by its "
+                    "name"
+                )
+            yield measure(mounted, ways, "sql", texts, config.num_streams)
 
 
-def settings_of(name: str, sizes: Sizes, adapters: Mapping[int, Path]) -> dict[str, Any]:
-    """What a figure's points depend on; a file with other settings is measured anew."""
-    own = {
-        "temperature": {
-            "tasks": list(sizes.tasks),
-            "items": sizes.items,
-            "rules": list(VERIFIED),
-        },
-        "streams": {
-            "tasks": [sizes.tasks[0]],
-            "items": sizes.items,
-            "max_nodes": sizes.max_nodes,
-        },
-        "msa-layers": {"layers": list(adapters), "items": sizes.quality_items},
-    }
-    return own[name] | {
-        "max_tokens": sizes.max_tokens,
-        "texts": Texts(sizes.origin, 1).facts()["texts"],
-    }
-
-
-def _top_k(base: Base, sizes: Sizes, task: str, mode: str, top_k: int) -> list[Point]:
-    """T = 1 with one top-k, by verify rule."""
-    mx.random.seed(0)
-    sampler = Sampling(temp=1.0, top_k=top_k)
-    mounted = base.mount(adapter_of(task, mode))
-    ways = {
-        name: mounted.ours(settings, sampler, verify)
-        for name, (verify, settings) in VERIFIED.items()
-    }
-    label = {0: "all", 1: "1\n(greedy)"}.get(top_k, str(top_k))
-    plain = mounted.mlx_lm(sampler)
-    texts = Texts(sizes.origin, sizes.items)
-    return _points(mounted, plain, ways, task, texts, f"{task}, {mode}", label)
-
-
-def _full_trees(base: Base, sizes: Sizes, mode: str, gamma: int, width: int) -> list[Point]:
-    """Full trees of gamma streams, with and without pruning, greedy."""
-    task = sizes.tasks[0]
-    mounted = base.mount(adapter_of(task, mode))
-    tree = DraftSettings(num_streams=gamma, tree_width=width, tree_size=None)
-    ways = {
-        f"gamma {gamma}": mounted.ours(tree),
-        f"gamma {gamma}, pruned": mounted.ours(replace(tree, max_nodes=sizes.max_nodes)),
-    }
-    texts = Texts(sizes.origin, sizes.items)
-    panel = f"{task}, {mode}"
-    return _points(mounted, mounted.mlx_lm(), ways, task, texts, panel, str(width))
-
-
-def _msa_layers(base: Base, sizes: Sizes, layers: int, adapter: Path) -> list[Point]:
-    """An adapter of SQL with so many MSA layers, greedy."""
-    with tempfile.TemporaryDirectory() as scratch:
-        mounted = base.mount(mlx_adapter(adapter, Path(scratch) / "adapter"))
-        trained = mounted.model.streams.config.num_msa_layers
-        if trained != layers:
-            raise UserError(f"{adapter} has {trained} MSA layers, expected {layers} by its name")
-        ways = {"likely tree": mounted.ours(LIKELY_DRAFTS), "chain": mounted.ours(CHAIN)}
-        texts = Texts(sizes.origin, sizes.quality_items)
-        return _points(
-            mounted, mounted.mlx_lm(), ways, "sql", texts, "sql, shared", str(layers),
-            with_quality=True,
-        )  # fmt: skip
-
-
-def _points(
-    mounted: Mounted,
-    plain: Way,
-    ways: Mapping[str, Way],
-    task: str,
-    chosen: Texts,
-    panel: str,
-    x: str,
-    with_quality: bool = False,
-) -> list[Point]:
-    """The points of some ways beside mlx_lm, on texts of a task."""
+def measure(
+    mounted: Mounted, ways: Mapping[str, Drafts], task: str, chosen: Texts, gamma: int
+) -> list[dict[str, Any]]:
+    """The rows of some ways to draft beside mlx_lm, on texts of a task."""
     texts = chosen.of_task(mounted.model, mounted.tokenizer, task)
-    found = interleaved([text.prompt for text in texts], {MLX_LM: plain} | ways)
-    points = []
+    prompts = [text.prompt for text in texts]
+    decoders = {name: mounted.ours(drafts) for name, drafts in ways.items()}
+    found = interleaved(prompts, {MLX_LM: mounted.mlx_lm()} | decoders)
+    config = mounted.model.streams.config
+    rows = []
     for name in ways:
         outputs = [run.text for run in found.first_runs(name)]
-        _, quality = score(task, outputs, [text.answers for text in texts])
-        figures = found.figures(name, MLX_LM)
-        values = {key: figures[key] for key in ("call_reduction", "speedup", "nodes")}
-        points.append(Point(panel, name, x, **values, quality=quality if with_quality else None))
-    return points
+        metric, quality = score(task, outputs, [text.answers for text in texts])
+        row = {"task": task, "mode": config.mode, "gamma": gamma, "method": name}
+        row |= {"msa_layers": config.num_msa_layers, "metric": metric, "quality": quality}
+        rows.append(row | found.figures(name, MLX_LM))
+    return rows
 
 
 def mlx_adapter(directory: Path, target: Path) -> Path:
@@ -239,62 +128,40 @@ def find_adapters(directory: Path | None) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def figures(names: Sequence[str], adapters: Path | None, sizes: Sizes, output: Path) -> list[Path]:
-    """Measure what is missing of the named figures, draw them, and return the PNG files.
-
-    Raises:
-        UserError: an unknown name, no matplotlib or no adapters, before anything is measured.
-    """
-    for name in names:
-        if name not in FIGURES:
-            raise UserError(f"unknown figure {name!r}, expected some of {', '.join(FIGURES)}")
-    check_matplotlib()
-    by_layers = find_adapters(adapters) if "msa-layers" in names else {}
-    base = Base(demonstration.base_path(), sizes.max_tokens)
-    facts = base.facts()
-    machine = f"{facts['machine']}, {facts['cpu']}, MLX {facts['mlx']} on {facts['backend']}"
-    written = []
-    for name in dict.fromkeys(names):
-        figure, settings = FIGURES[name], settings_of(name, sizes, by_layers)
-        stem = f"{name}-{machine_suffix(facts)}"
-        file = PointFile(output / f"{stem}.json", settings)
-        groups = groups_of(name, base, sizes, by_layers)
-        for group, measure in track(groups.items(), name):
-            file.add(group, measure, facts)
-        title = f"{figure.title}\n{machine}; {settings['items']} {settings['texts']} a point"
-        written.append(output / f"{stem}.png")
-        draw(file.points(), written[-1], title, figure.x_label, figure.measures)
-    return written
-
-
 @one_line_errors
 def main(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help=f"Of {', '.join(FIGURES)}; the first two where none is named."),
-    ] = None,
+    figure: Annotated[
+        Literal["streams", "msa-layers"], typer.Argument(help="What is changed.")
+    ] = "streams",
     adapters: Annotated[
         Path | None, typer.Option(help="Directory with ns1, ns2, .. for msa-layers.")
     ] = None,
-    only: Annotated[
-        str, typer.Option("--tasks", help="Tasks of temperature; streams takes the first.")
-    ] = "sql,describe",
+    task: Annotated[str, typer.Option(help="Whose texts full trees are drafted for.")] = "sql",
     origin: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts for a point.", min=1)] = 6,
-    quality_items: Annotated[int, typer.Option(help="The same for msa-layers.", min=1)] = 40,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
+    items: Items = 6,
+    max_tokens: MostTokens = 96,
     max_nodes: Annotated[int, typer.Option(help="Nodes that pruning keeps.", min=2)] = 8,
-    output: Output = RESULTS / "figures",
+    output: Output = RESULTS,
 ) -> None:
-    """Measure and draw figures in the shape of the papers'."""
-    written = figures(
-        names or ["temperature", "streams"],
-        adapters,
-        Sizes(tuple(chosen_tasks(only)), origin, items, quality_items, max_tokens, max_nodes),
-        output,
+    """Measure what the shape of a tree, or the number of MSA layers, brings."""
+    (task,) = chosen_tasks(task)
+    by_layers = find_adapters(adapters) if figure == "msa-layers" else {}
+    base, texts = Base(demonstration.base_path(), max_tokens), Texts(origin, items)
+    facts = base.facts() | texts.facts()
+    about = f"{measured_on(facts)}; {facts['texts']}, {items} a line, at most {max_tokens} tokens."
+    measured = (
+        by_msa_layers(base, by_layers, texts)
+        if by_layers
+        else full_trees(base, task, texts, max_nodes)
     )
-    for path in written:
-        print(path)
+    rows: list[dict[str, Any]] = []
+    text = ""
+    for some in measured:
+        rows += some
+        lines = [about, "", *table(COLUMNS, rows)]
+        name = f"figure-{figure}-{machine_suffix(facts)}"
+        text = write_report(output, name, {"facts": facts, "rows": rows}, lines)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -149,13 +149,13 @@ COLUMNS = {
     "task, mode": "{task}, {mode}",
     "weights": "{variant}",
     "held": "{held}",
-    "MB stored": "{megabytes_stored:.1f}",
-    "MB in use": "{megabytes_in_use:.0f}",
+    "MB stored": "{stored:.1f}",
+    "MB in use": "{peak:.0f}",
     "mlx_lm tokens/s": "{plain_tps:.0f}",
     "SS tokens/s": "{tps:.0f}",
     "speedup": "{speedup:.2f}x",
     "CR": "{call_reduction:.2f}",
-    "of 16 bit": "{share}",
+    "of 16 bit": "{share:.2f}",
 }
 QUALITY_COLUMNS = {
     "quality, mlx_lm": "{metric} {plain_quality:.2f}",
@@ -167,12 +167,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
     """The lines of the report."""
     shown = []
     for row in sorted(rows, key=lambda row: (row["task"], row["mode"])):
-        share = share_of_whole(row, rows)
-        megabytes = {
-            "megabytes_stored": row["stored_bytes"] / 1e6,
-            "megabytes_in_use": row["peak_bytes"] / 1e6,
-        }
-        shown.append({**row, **megabytes, "share": "-" if share is None else f"{share:.2f}"})
+        sizes = {name: row[f"{name}_bytes"] / 1e6 for name in ("stored", "peak")}
+        shown.append({**row, **sizes, "share": share_of_whole(row, rows)})
     about = (
         f"{measured_on(facts)}; model {facts['model']}; {facts['texts']}, {facts['items']} a task."
     )

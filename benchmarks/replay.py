@@ -26,10 +26,6 @@ from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
 from specstream_mlx.train.validation import validate
 
-from .own_process import measured_by
-
-MODULE = "benchmarks.replay"
-
 _AT_ONCE = 16
 """Texts of a call."""
 
@@ -65,12 +61,6 @@ def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[
     batches = Batches(items, _AT_ONCE, seed=0).epoch(0)
     found = validate(forward, batches, settings.alphas(config.num_streams), settings.segment)
     return asdict(found) | {"texts": len(items)}
-
-
-def replayed(model: Path, adapter: Path, data: Path, max_seq_length: int = 512) -> dict[str, Any]:
-    """``replay`` in a process of its own."""
-    paths = ("--model", model, "--adapter-path", adapter, "--data", data)
-    return measured_by(MODULE, *paths, "--max-seq-length", max_seq_length)
 
 
 @one_line_errors

@@ -1,15 +1,18 @@
 """Reports: a JSON file of what was measured, and the Markdown table made from it."""
 
+import hashlib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from specstream_mlx.staging import staged_file
+from specstream_mlx import UserError
+from specstream_mlx.checked_files import read_json_lines
+from specstream_mlx.staging import append, staged_file
 
 RESULTS = Path("benchmarks/results")
 
@@ -45,13 +48,22 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list
 
     Args:
         columns: a format string for a row's values by the column's title.
-        rows: values by name.
+        rows: values by name; where one is ``None`` the cell is a dash.
     """
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
-        cells = (cell.format_map(row) for cell in columns.values())
+        cells = (_cell(cell, row) for cell in columns.values())
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _cell(template: str, row: Mapping[str, Any]) -> str:
+    try:
+        return template.format_map({key: row[key] for key in row if row[key] is not None})
+    except KeyError as error:
+        if error.args[0] not in row:
+            raise
+        return "-"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -66,3 +78,37 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
     write_text(directory / f"{name}.json", json.dumps(values, indent=2) + "\n")
     write_text(directory / f"{name}.md", text)
     return text
+
+
+class Kept:
+    """What has been measured, a line each, so that a command that was broken off goes on.
+
+    Args:
+        path: JSONL that every value is appended to; ``None``: nothing is kept.
+        facts: what all of it depends on; values of other facts are not used.
+
+    Raises:
+        UserError: the file cannot be read or written, or holds other things.
+    """
+
+    def __init__(self, path: Path | None, facts: Sequence[Any]):
+        self._path, self._facts = path, facts
+        if path is not None:
+            append(path, "")  # or fail before anything is measured
+        lines = read_json_lines(path) if path is not None else ()
+        try:
+            self._values = {line["key"]: line["value"] for _, line in lines}
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{path} holds other things, expected what this command keeps"
+            ) from None
+
+    def get(self, key: Sequence[Any], measure: Callable[[], Any]) -> Any:
+        """What ``measure`` returned under this key, now or before; JSON can hold it."""
+        text = json.dumps([*self._facts, *key])
+        name = hashlib.sha256(text.encode()).hexdigest()
+        if name not in self._values:
+            self._values[name] = measure()
+            if self._path is not None:
+                append(self._path, json.dumps({"key": name, "value": self._values[name]}) + "\n")
+        return self._values[name]

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -51,6 +51,18 @@ ONE_TOKEN = DraftSettings(speculation=False)
 CHAIN = DraftSettings(tree_width=1, tree_size=None)
 TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
+
+
+def fixed_ways(mode: str) -> dict[str, DraftSettings]:
+    """The fixed shapes whose steps are measured, with lossless streams beside or deferred."""
+    if mode == "shared":
+        return {"shared, chain": CHAIN, "shared, tree": TREE, "shared, tree, pruned": PRUNED}
+    ways: dict[str, DraftSettings] = {"one token a step": ONE_TOKEN}
+    for name, settings in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
+        ways[f"lossless, {name}"] = replace(settings, deferred=False)
+        ways[f"lossless, {name}, deferred"] = settings
+    return ways
+
 
 Drafts = DraftSettings | None
 """How to draft: always alike, or (``None``) as is worth most, step by step."""
@@ -385,14 +397,18 @@ class Compared(Generic[Name]):
         Raises:
             UserError: no prompt has a second token.
         """
-        ratios = [
-            rate / self.rates[baseline, number]
-            for (other, number), rate in self.rates.items()
-            if other == name and (baseline, number) in self.rates
-        ]
+        ratios = self.ratios(name, baseline)
         if not ratios:
             raise UserError("no text got a second token, expected one that can be timed")
-        return statistics.median(ratios)
+        return statistics.median(ratios.values())
+
+    def ratios(self, name: Name, baseline: Name) -> dict[int, float]:
+        """A way's rate over the baseline's on each prompt that has both."""
+        return {
+            number: rate / self.rates[baseline, number]
+            for (other, number), rate in self.rates.items()
+            if other == name and (baseline, number) in self.rates
+        }
 
     def first_runs(self, name: Name) -> list[Run]:
         """A way's first run of each prompt."""

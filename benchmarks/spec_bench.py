@@ -18,7 +18,6 @@ both sides have those that were written.) Its answers have up to 1,024 tokens; t
 ``python -m benchmarks.spec_bench`` is the same command in a clone.
 """
 
-import hashlib
 import json
 import statistics
 import sys
@@ -35,9 +34,8 @@ from specstream_mlx import DraftSettings, UserError
 from specstream_mlx.checked_files import read_json_lines
 from specstream_mlx.config import is_integer, shown
 from specstream_mlx.prompts import check_prompt, encode_prompt
-from specstream_mlx.staging import append
 
-from .report import machine_suffix, measured_on, table, write_report, write_text
+from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
 from .runner import (
     CHAIN,
     LOOKUP_ALONE,
@@ -250,43 +248,18 @@ def accept_lengths(run: Run) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-class Kept:
-    """Runs without what is not reported, of which those in a file are not made again.
+def kept_way(kept: Kept, name: str, way: Way) -> Way:
+    """A way that makes only runs that are not kept yet, without what is not reported."""
 
-    Args:
-        path: JSONL that every run is appended to; ``None``: nothing is kept.
-        facts: what a run depends on besides way and prompt; those of other facts are not used.
-
-    Raises:
-        UserError: the file cannot be read or written, or holds other things.
-    """
-
-    def __init__(self, path: Path | None, facts: Sequence[Any]):
-        self._path, self._facts = path, facts
-        if path is not None:
-            append(path, "")  # or fail before anything is decoded
-        lines = read_json_lines(path) if path is not None else ()
-        try:
-            self._runs = {values["key"]: Run(**values["run"]) for _, values in lines}
-        except (KeyError, TypeError):
-            raise UserError(f"{path} holds other things, expected runs kept by --runs") from None
-
-    def way(self, name: str, way: Way) -> Way:
-        """A way that makes only runs that are not there yet."""
-
-        def run(prompt: Sequence[int]) -> Run:
-            text = json.dumps([*self._facts, name, list(prompt)])
-            key = hashlib.sha256(text.encode()).hexdigest()
-            if key in self._runs:
-                return self._runs[key]
+    def run(prompt: Sequence[int]) -> Run:
+        def decoded() -> dict[str, Any]:
             found = way(prompt)
             calls = [(tokens, None) for tokens, _ in found.calls]
-            found = replace(found, calls=calls, rows=(), arrivals=())
-            if self._path is not None:
-                append(self._path, json.dumps({"key": key, "run": asdict(found)}) + "\n")
-            return found
+            return asdict(replace(found, calls=calls, rows=(), arrivals=()))
 
-        return run
+        return Run(**kept.get((name, list(prompt)), decoded))
+
+    return run
 
 
 def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[str, Any]]:
@@ -427,7 +400,7 @@ def compare(
         output: the directory of the result files.
         acceptance: measure acceptance alone.
         answers: the directory of the answers in Spec-Bench's format, ``METHOD.jsonl``.
-        kept: JSONL of runs, see ``Kept``.
+        kept: JSONL of runs, see ``report.Kept``.
 
     Returns:
         the Markdown text and the rows.
@@ -457,7 +430,7 @@ def compare(
     timed = [] if acceptance else [name for name in ways if name == MLX_LM or name in BY_WORTH]
     for name in timed:
         ways[name](prompts[0])  # warms up
-    ways = {name: runs.way(name, way) for name, way in ways.items()}
+    ways = {name: kept_way(runs, name, way) for name, way in ways.items()}
     answered = answer(mounted, questions, ways, timed)
     rows = rows_of(answered, timed)
     means, facts = means_of(rows), facts | {"left_out": answered.left_out}

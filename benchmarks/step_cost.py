@@ -4,6 +4,8 @@
     python -m benchmarks.step_cost --adapter sql --steps 60
     python -m benchmarks.step_cost --random-llama 8x1024    # random weights, untrained streams
     python -m benchmarks.step_cost --model DIR --streams DIR    # a model of yours
+    python -m benchmarks.step_cost --graphs         # what the host does; nothing is computed
+    python -m benchmarks.step_cost --graphs --no-timing         # on a busy machine
 
 A step over n nodes sends n rows through the lower layers, the kept nodes and their streams through
 the MSA layers and a few rows through the head; see ``bare_forwards`` for what it is divided by.
@@ -11,7 +13,8 @@ It is the decoding loop itself that is timed, by the clock between two of its st
 a call, commits its rows, grows the next tree and enqueues the next call. The bare forwards run
 behind each text of some steps, over the same rows behind the same tokens. ``overhead`` is the share
 of a step beyond its bare forwards, ``products`` what the model's own products with weights take.
-What a step does with its time, ``specstream-mlx generate --profile`` says.
+What a step does with its time, ``specstream-mlx generate --profile`` says; what it costs the host,
+the operations it hands over and the bytes they read, ``--graphs`` (``step_graphs``).
 
 ``plain decoding`` compares loops: ``stream_generate`` without drafts, milliseconds a token, against
 mlx_lm's in interleaved pairs.
@@ -21,7 +24,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +41,8 @@ from specstream_mlx.terminal.progress import track
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
-from .runner import CHAIN, MLX_LM, ONE_TOKEN, PRUNED, TREE, Mounted, interleaved
+from .runner import MLX_LM, Mounted, fixed_ways, interleaved
+from .step_graphs import SHAPES, report
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import INSTRUCTIONS, Texts
 
@@ -80,17 +84,6 @@ def measure(
             newest = tokens[-1]
         times.products += [1e3 * bare.products(rows) for rows, _ in decoded[WARM_UP:]]
     return times, rows
-
-
-def methods(model: SpeculativeModel) -> dict[str, DraftSettings]:
-    """What is measured of the mounted adapter."""
-    if model.mode == "shared":
-        return {"shared, chain": CHAIN, "shared, tree": TREE, "shared, tree, pruned": PRUNED}
-    chosen: dict[str, DraftSettings] = {"one token a step": ONE_TOKEN}
-    for name, settings in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
-        chosen[f"lossless, {name}"] = replace(settings, deferred=False)
-        chosen[f"lossless, {name}, deferred"] = settings
-    return chosen
 
 
 def plain_decoding(
@@ -188,9 +181,17 @@ def main(
     ] = None,
     items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
+    graphs: Annotated[
+        bool,
+        typer.Option("--graphs", help="Only: host time, operations and bytes of three models."),
+    ] = False,
+    timing: Annotated[bool, typer.Option(help="With --graphs: time the host.")] = True,
     output: Output = RESULTS,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
+    if graphs:
+        print(report(list(SHAPES), steps if timing else 0, output))
+        return
     size = random and Size.parse(random)
     check_both(model_path, streams)
     base_path = model_path or demonstration.base_path()
@@ -215,7 +216,7 @@ def main(
     for name, model in models:
         if plain is None:  # lossless comes first
             plain = plain_decoding(model, tokenizer, prompts)
-        for method, settings in track(methods(model).items(), f"steps, {name}"):
+        for method, settings in track(fixed_ways(model.mode).items(), f"steps, {name}"):
             rows.append(row(method, name, *measure(model, prompts, settings, steps)))
     facts = device.describe()
     summary = {"facts": facts, "rows": rows, "plain_decoding": plain}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.temperature                         # T = 1, all tasks, both modes
     python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
+    python -m benchmarks.temperature --top-k 20
 
 Every text has a seed, and mlx_lm draws with ``keyed_sampler`` of the same seed. The ways:
 
@@ -16,7 +17,7 @@ same text.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ from specstream_mlx.terminal.progress import track
 
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, Chosen, Tasks, Texts, adapter_of, chosen_tasks
+from .texts import MODES, Chosen, Items, MostTokens, Tasks, Texts, adapter_of, chosen_tasks
 
 
 class StreamsAlone(KeyedRule):
@@ -55,30 +56,37 @@ WAYS: dict[str, tuple[type[VerifyRule], DraftSettings]] = {
 }
 
 
-def sampler_of(prompt: Sequence[int], temp: float) -> KeyedSampler:
-    """A fresh sampler with the seed of a text."""
-    return keyed_sampler(sum(prompt), temp)
+SamplerOf = Callable[[Sequence[int]], KeyedSampler]
+"""Makes a fresh sampler with the seed of a text."""
 
 
-def ours(mounted: Mounted, temp: float, rule: type[VerifyRule], drafts: DraftSettings) -> Way:
+def ours(
+    mounted: Mounted, sampler_of: SamplerOf, rule: type[VerifyRule], drafts: DraftSettings
+) -> Way:
     """A way of ours under each text's own seed."""
-    return lambda prompt: mounted.ours(drafts, sampler_of(prompt, temp), rule)(prompt)
+    return lambda prompt: mounted.ours(drafts, sampler_of(prompt), rule)(prompt)
 
 
-def measure(base: Base, mode: str, task: str, temp: float, texts: Texts) -> list[dict[str, Any]]:
+def measure(
+    base: Base, mode: str, task: str, temp: float, top_k: int, texts: Texts
+) -> list[dict[str, Any]]:
     """The rows of one task: all ways on its texts, in turn."""
+
+    def sampler_of(prompt: Sequence[int]) -> KeyedSampler:
+        return keyed_sampler(sum(prompt), temp, top_k=top_k)
+
     mounted = base.mount(adapter_of(task, mode))
     prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
     conditioned = mounted.model.streams.config.stream_head == "conditioned"
     names = [name for name in WAYS if not (conditioned and name == "rejection")]
     ways: dict[str, Way] = {
-        MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt, temp))(prompt),
-        **{name: ours(mounted, temp, *WAYS[name]) for name in names},
+        MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt))(prompt),
+        **{name: ours(mounted, sampler_of, *WAYS[name]) for name in names},
     }
     found = interleaved(prompts, ways)
     expected = found.first_runs(MLX_LM)
     if mode == "shared":
-        plain = ours(mounted, temp, KeyedRule, ONE_TOKEN)
+        plain = ours(mounted, sampler_of, KeyedRule, ONE_TOKEN)
         expected = [plain(prompt) for prompt in prompts]
     return [
         {
@@ -98,7 +106,7 @@ COLUMNS = {
     "CR": "{call_reduction:.2f}",
     "nodes a call": "{nodes:.1f}",
     "tokens/s over mlx_lm": "{speedup:.2f}x",
-    "same text": "{same_text}",
+    "same text": "{same} of {items}",
 }
 
 
@@ -120,15 +128,11 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
     """The lines of the report."""
-    shown = [
-        {**row, "same_text": "-" if row["same"] is None else f"{row['same']} of {row['items']}"}
-        for row in [*means(rows), *rows]
-    ]
     about = (
         f"{measured_on(facts)}; {facts['texts']}, {facts['items']} a task, each with a seed of its "
-        "own."
+        f"own, top-k {facts['top_k'] or 'none'}."
     )
-    return [about, "", *table(COLUMNS, shown)]
+    return [about, "", *table(COLUMNS, [*means(rows), *rows])]
 
 
 @one_line_errors
@@ -136,10 +140,11 @@ def main(
     temp: Annotated[
         list[float] | None, typer.Option(help="A temperature above 0; may be given several times.")
     ] = None,
+    top_k: Annotated[int, typer.Option(help="Tokens that are drawn from; 0: all.", min=0)] = 0,
     only: Tasks = "",
     origin: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 96,
+    items: Items = 4,
+    max_tokens: MostTokens = 96,
     output: Output = RESULTS,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the demonstration model.
@@ -154,9 +159,9 @@ def main(
     ]
     rows = []
     for mode, task, one in track(cases, "temperature"):
-        rows += measure(base, mode, task, one, texts)
-    facts = base.facts() | texts.facts()
-    file = f"temperature-{machine_suffix(facts)}"
+        rows += measure(base, mode, task, one, top_k, texts)
+    facts = base.facts() | texts.facts() | {"top_k": top_k}
+    file = f"temperature-{f'top-{top_k}-' if top_k else ''}{machine_suffix(facts)}"
     print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))
 
 

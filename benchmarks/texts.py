@@ -25,10 +25,19 @@ TYPED = Path(__file__).parent / "typed"
 INSTRUCTIONS: dict[str, str] = json.loads((TYPED / "instructions.json").read_text())
 """What the base is told to do, by task; an adapter knows its task."""
 
+PROSE, PROSE_ADAPTER = "prose", "friendly"
+"""Beginnings of prose, which belong to no task and have no right answer, and who goes on."""
+
 TextSet = Literal["test", "dev", "held-out"]
 
 Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
 """``--tasks``, see ``chosen_tasks``."""
+
+Items = Annotated[int, typer.Option(help="Texts of a task at most.", min=1)]
+"""``--items``, the ``count`` of ``Texts``."""
+
+MostTokens = Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)]
+"""``--max-tokens``."""
 
 Chosen = Annotated[TextSet, typer.Option("--texts", help="Which texts are decoded.")]
 """``--texts``, the ``origin`` of ``Texts``."""
@@ -86,7 +95,8 @@ class Texts:
         """The texts of ``task``, or the user's own.
 
         An adapter's own instruction is put around them. Without one, shared adapters get the text
-        alone, and others the task's instruction, which the user's texts do without.
+        alone, and others the task's instruction, which the user's texts do without. Prose stands
+        alone.
 
         Raises:
             UserError: a text is longer than the model's context.
@@ -94,6 +104,9 @@ class Texts:
         template = model.prompt_template
         if self.own:
             items = [(text, ()) for text in self.own[: self.count]]
+        elif task == PROSE:
+            lines = (TYPED / self.origin / "prose.txt").read_text(encoding="utf-8").splitlines()
+            items, template = [(line, ()) for line in lines[: self.count]], None
         else:
             items = task_items(self.origin, task, self.count)
             if template is None and model.mode == "lossless":
@@ -161,7 +174,9 @@ def chosen_tasks(names: str) -> list[str]:
 
 def adapter_of(task: str, mode: str) -> Path:
     """The bundled adapter of a task in shared mode, else the base's lossless streams."""
-    return bundled.adapter_path(task) if mode == "shared" else bundled.streams_path()
+    if mode == "lossless":
+        return bundled.streams_path()
+    return bundled.adapter_path(PROSE_ADAPTER if task == PROSE else task)
 
 
 Answers = Sequence[str]

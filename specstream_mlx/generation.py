@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -248,7 +250,8 @@ def respond(
         stop: strings that end the text; none is empty.
     """
     prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
-    detokenizer = tokenizer.detokenizer
+    with _every_token(tokenizer):
+        detokenizer = tokenizer.detokenizer
     response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
     held = ""  # text that may be the beginning of a stop string
     start = time.perf_counter()
@@ -273,7 +276,8 @@ def respond(
             response.accepted_tokens += response.from_draft
             ended = token in tokenizer.eos_token_ids
             if not ended:
-                detokenizer.add_token(token)
+                with _every_token(tokenizer):
+                    detokenizer.add_token(token)
             if not ended and response.generation_tokens == request.max_tokens:
                 response.finish_reason = "length"
             if ended:
@@ -294,6 +298,23 @@ def respond(
             yield replace(response, text=text)
             if response.finish_reason:
                 return
+
+
+@contextmanager
+def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
+    """A context in which mlx_lm's detokenizer takes for granted that each id has a token.
+
+    Raises:
+        UserError: one has none.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, TypeError):
+        known = set(tokenizer.get_vocab().values())
+        hole = next(token for token in count() if token not in known)
+        raise UserError(
+            f"the tokenizer has no token {hole}, expected one for each id that the model writes"
+        ) from None
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:

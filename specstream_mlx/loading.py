@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from . import bundled
 from .adapters.files import Adapter, read_adapter
-from .adapters.lora import unmount
+from .adapters.lora import base_weights, unmount
 from .adapters.mounting import mount
 from .arguments import check_arguments
 from .checked_files import (
@@ -69,6 +69,9 @@ class SpeculativeModel:
     adapter: Adapter | None = None
     streams: Streams | None = None
     held: HeldWeights | None = None
+    _replaced: list[tuple[str, mx.array]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )  # the base's own weights, where an adapter has others
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
@@ -102,20 +105,31 @@ class SpeculativeModel:
                 mounting itself fails, the bare base is left.
         """
         if directory is None:
-            unmount(self.model)
+            self._unmount()
             self.adapter = self.streams = None
             return
         check_arguments(adapter_path=directory)
         if not Path(directory).exists() and str(directory) in bundled.adapter_names():
             directory = bundled.adapter_path(str(directory))
-        adapter = read_adapter(directory, self.model, self.config)
+        adapter = read_adapter(directory, self.model, self.config, full=True)
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
+            if adapter.is_full or self._replaced:
+                self._unmount()
+            if adapter.is_full:
+                own = base_weights(self.model)
+                self._replaced = [(name, own[name]) for name in adapter.lora]
             self.streams = mount(self.model, adapter, previous)
         except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
-            unmount(self.model)
+            self._unmount()
             raise
         self.adapter = adapter
+
+    def _unmount(self) -> None:
+        """Leave the bare base, with its own weights."""
+        unmount(self.model)
+        self.model.load_weights(self._replaced, strict=False)
+        self._replaced = []
 
     @property
     def base_fingerprint(self) -> str:

@@ -146,7 +146,7 @@ def lora_digest(adapter: Adapter | None) -> str | None:
     """A digest of an adapter's LoRA, upon which the rows of a prompt depend; ``None``: no LoRA."""
     if adapter is None or not adapter.lora:
         return None
-    parameters = adapter.config["lora_parameters"], adapter.config.get("fine_tune_type", "lora")
+    parameters = adapter.config.get("lora_parameters"), adapter.config.get("fine_tune_type", "lora")
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for name, tensor in sorted(adapter.lora.items()):
         digest.update(name.encode())

@@ -12,7 +12,6 @@ model and text: how often a model of yours accepts must be measured on it.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -25,7 +24,7 @@ from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 
 from ..report import RESULTS, Output, table, write_text
-from ..texts import Chosen, Tasks, Texts, adapter_of, chosen_tasks
+from ..texts import Chosen, Items, Tasks, Texts, adapter_of, chosen_tasks
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -118,7 +117,7 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) ->
 @one_line_errors
 def main(
     origin: Chosen = "test",
-    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 8,
+    items: Items = 8,
     only: Tasks = "",
     output: Output = RESULTS,
 ) -> None:

@@ -44,177 +44,74 @@ class Point:
         return asdict(self) | rounded
 
 
+MISTRAL = Shape("Mistral 7B", 32, 4096, 14336, 32, 8, 128, 32768)
+LARGEST = Shape("70B", 80, 8192, 28672, 64, 8, 128, 250112)
+"""mlx #3791 says D = 8192 and outputs of 1024, 8192, 28672 and 250112; 80 layers make it 70 B."""
+
+PLAIN: tuple[tuple[str, Shape, Bits, int, float, str], ...] = (
+    ("M3 Ultra", Shape("Llama 3.1 8B", 32, 4096, 14336, 32, 8, 128, 128256), 4, 100, 1e3 / 119.39,
+     "https://github.com/raullenchai/Rapid-MLX/pull/586"),
+    ("M3 Pro", Shape("Qwen3 4B", 36, 2560, 9728, 32, 8, 128, 151936), 4, 2048, 1e3 / 44.62,
+     "https://github.com/ml-explore/mlx-lm/pull/1569"),
+    ("M4 Pro", Shape("Qwen3 0.6B", 28, 1024, 3072, 16, 8, 128, 151936), 8, 100, 1e3 / 284.2,
+     "https://github.com/waybarrios/vllm-mlx/issues/531"),
+)  # fmt: skip
+"""Plain decoding: chip, model, bits, tokens in the cache, milliseconds a token, source."""
+
+
 def points() -> list[Point]:
     """All of them."""
-    return _m3_max() + _m4_pro() + _m5_max() + _m2_ultra() + _m1() + _dense() + _plain()
-
-
-def _m3_max() -> list[Point]:
-    table = {
-        1: 0.129,
-        2: 0.129,
-        4: 0.165,
-        6: 0.263,
-        8: 0.323,
-        9: 0.405,
-        10: 0.508,
-        16: 0.509,
-        32: 0.513,
-        33: 1.002,
-    }
-    return [
-        Point(
-            "M3 Max, 5120 x 17408, 4 bits, ms",
-            rows,
-            ms,
-            product_ms(chip("M3 Max"), 4, rows, 5120, 17408, OLD_LIMIT),
-            rows in (4, 6, 32),
-            f"{_MLX}/pull/3863",
-        )
-        for rows, ms in table.items()
-    ]
-
-
-def _m4_pro() -> list[Point]:
-    small = chip("M4 Pro")
+    m3_max, m4_pro, m5_max = (chip(f"M{name}") for name in ("3 Max", "4 Pro", "5 Max"))
     found = []
-    for inputs, outputs, table, source in (
-        (4096, 24576, {2: 1.03, 3: 1.22, 4: 1.47, 6: 2.07, 8: 2.69}, f"{_MLX}/issues/3839"),
-        (
-            5120,
-            17408,
-            {2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5},
-            f"{_MLX}/issues/3852",
-        ),
+    table = {
+        **{1: 0.129, 2: 0.129, 4: 0.165, 6: 0.263, 8: 0.323, 9: 0.405, 10: 0.508},
+        **{16: 0.509, 32: 0.513, 33: 1.002},
+    }
+    for rows, ms in table.items():
+        predicted = product_ms(m3_max, 4, rows, 5120, 17408, OLD_LIMIT)
+        what, source = "M3 Max, 5120 x 17408, 4 bits, ms", f"{_MLX}/pull/3863"
+        found.append(Point(what, rows, ms, predicted, rows in (4, 6, 32), source))
+    for inputs, outputs, table, issue in (
+        (4096, 24576, {2: 1.03, 3: 1.22, 4: 1.47, 6: 2.07, 8: 2.69}, 3839),
+        (5120, 17408, {2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5}, 3852),
     ):
-        one = product_ms(small, 4, 1, inputs, outputs)
-        found += [
-            Point(
-                f"M4 Pro, {inputs} x {outputs}, 4 bits, times one row",
-                rows,
-                times,
-                product_ms(small, 4, rows, inputs, outputs, OLD_LIMIT) / one,
-                False,
-                source,
-            )
-            for rows, times in table.items()
-        ]
-    return found
-
-
-def _m5_max() -> list[Point]:
-    # The pull request says D = 8192 and outputs of 1024, 8192, 28672 and 250112; 80 layers make it
-    # 70 B. It was measured with limits of 10 and, where this says so, of 16.
-    shape = Shape("70B", 80, 8192, 28672, 64, 8, 128, 250112)
-    largest = chip("M5 Max")
-    found = [
-        Point(
-            "M5 Max, 70B model, 4 bits, ms",
-            rows,
-            ms,
-            forward_ms(largest, shape, 4, rows, 400, 16),
-            rows in (8, 12),
-            f"{_MLX}/pull/3791",
-        )
-        for rows, ms in {1: 75.9, 3: 84.8, 5: 112.7, 8: 170.8, 12: 241.5}.items()
-    ]
-    base = product_ms(chip("M5"), 4, 32, 5120, 13824)
-    return [
-        *found,
-        Point("M5, 5120 x 13824, 4 bits, ms", 32, 0.804, base, True, f"{_MLX}/pull/4171"),
-    ]
-
-
-def _m2_ultra() -> list[Point]:
+        what = f"M4 Pro, {inputs} x {outputs}, 4 bits, times one row"
+        one = product_ms(m4_pro, 4, 1, inputs, outputs)
+        for rows, times in table.items():
+            predicted = product_ms(m4_pro, 4, rows, inputs, outputs, OLD_LIMIT) / one
+            found.append(Point(what, rows, times, predicted, False, f"{_MLX}/issues/{issue}"))
+    # The pull request was measured with limits of 10 and, where this says so, of 16.
+    for rows, ms in {1: 75.9, 3: 84.8, 5: 112.7, 8: 170.8, 12: 241.5}.items():
+        predicted = forward_ms(m5_max, LARGEST, 4, rows, 400, 16)
+        what, source = "M5 Max, 70B model, 4 bits, ms", f"{_MLX}/pull/3791"
+        found.append(Point(what, rows, ms, predicted, rows in (8, 12), source))
+    predicted = product_ms(chip("M5"), 4, 32, 5120, 13824)
+    what, source = "M5, 5120 x 13824, 4 bits, ms", f"{_MLX}/pull/4171"
+    found.append(Point(what, 32, 0.804, predicted, True, source))
     # The machine is not named. Only an Ultra still runs qmv at 10 rows, and the thread's plots are
     # of M2 Ultra and M3 Max.
-    shape = Shape("Mistral 7B", 32, 4096, 14336, 32, 8, 128, 32768)
-    return [
-        Point(
-            "M2 Ultra (inferred), Mistral 7B, 4 bits, ms",
-            rows,
-            ms,
-            forward_ms(chip("M2 Ultra"), shape, 4, rows, 0, limit),
-            True,
-            f"{_MLX}/pull/2031",
-        )
-        for rows, ms, limit in ((6, 19.4, None), (8, 25.4, None), (10, 31.3, None), (10, 31.4, 2))
-    ]
-
-
-def _m1() -> list[Point]:
+    for rows, ms, limit in ((6, 19.4, None), (8, 25.4, None), (10, 31.3, None), (10, 31.4, 2)):
+        predicted = forward_ms(chip("M2 Ultra"), MISTRAL, 4, rows, 0, limit)
+        what = "M2 Ultra (inferred), Mistral 7B, 4 bits, ms"
+        found.append(Point(what, rows, ms, predicted, True, f"{_MLX}/pull/2031"))
     # A hybrid with recurrent layers, of which only the products of 27 B weights are modelled.
-    one = product_ms(chip("M1 Ultra"), 4, 3, 5120, 17408) * 27e9 / (5120 * 17408)
-    return [
-        Point(
-            "M1 Ultra, 27B hybrid model, 4 bits, ms",
-            3,
-            100.5,
-            one,
-            True,
-            "https://github.com/lablup/mlxcel/pull/1197",
-        )
-    ]
-
-
-def _dense() -> list[Point]:
-    small = replace(chip("M4"), cores=8)
-    fourteen = replace(chip("M1 Pro"), cores=14)
-    return [
-        Point(
-            "M1 Pro (14 cores), 2048 x 32000, 16 bits, ms",
-            4,
-            1.294,
-            product_ms(fourteen, 16, 4, 2048, 32000),
-            False,
-            f"{_MLX}/issues/3967",
-        ),
-        Point(
-            "M4 (8 cores), 2048 x 2048, 16 bits, ms",
-            4,
-            0.078,
-            product_ms(small, 16, 4, 2048, 2048),
-            False,
-            "https://github.com/sonos/tract/pull/2547",
-        ),
-    ]
-
-
-def _plain() -> list[Point]:
-    cases: list[tuple[str, Shape, Bits, int, float, str]] = [
-        (
-            "M3 Ultra",
-            Shape("Llama 3.1 8B", 32, 4096, 14336, 32, 8, 128, 128256),
-            4,
-            100,
-            1e3 / 119.39,
-            "https://github.com/raullenchai/Rapid-MLX/pull/586",
-        ),
-        (
-            "M3 Pro",
-            Shape("Qwen3 4B", 36, 2560, 9728, 32, 8, 128, 151936),
-            4,
-            2048,
-            1e3 / 44.62,
-            "https://github.com/ml-explore/mlx-lm/pull/1569",
-        ),
-        (
-            "M4 Pro",
-            Shape("Qwen3 0.6B", 28, 1024, 3072, 16, 8, 128, 151936),
-            8,
-            100,
-            1e3 / 284.2,
-            "https://github.com/waybarrios/vllm-mlx/issues/531",
-        ),
-    ]
-    return [
-        Point(
-            f"{name}, {shape.name}, {bits} bits, ms a token",
-            1,
-            ms,
-            forward_ms(chip(name), shape, bits, 1, context),
-            name == "M3 Ultra",
-            source,
-        )
-        for name, shape, bits, context, ms, source in cases
-    ]
+    predicted = product_ms(chip("M1 Ultra"), 4, 3, 5120, 17408) * 27e9 / (5120 * 17408)
+    what, source = (
+        "M1 Ultra, 27B hybrid model, 4 bits, ms",
+        "https://github.com/lablup/mlxcel/pull/1197",
+    )
+    found.append(Point(what, 3, 100.5, predicted, True, source))
+    predicted = product_ms(replace(chip("M1 Pro"), cores=14), 16, 4, 2048, 32000)
+    what = "M1 Pro (14 cores), 2048 x 32000, 16 bits, ms"
+    found.append(Point(what, 4, 1.294, predicted, False, f"{_MLX}/issues/3967"))
+    predicted = product_ms(replace(chip("M4"), cores=8), 16, 4, 2048, 2048)
+    what, source = (
+        "M4 (8 cores), 2048 x 2048, 16 bits, ms",
+        "https://github.com/sonos/tract/pull/2547",
+    )
+    found.append(Point(what, 4, 0.078, predicted, False, source))
+    for name, shape, bits, context, ms, source in PLAIN:
+        predicted = forward_ms(chip(name), shape, bits, 1, context)
+        what = f"{name}, {shape.name}, {bits} bits, ms a token"
+        found.append(Point(what, 1, ms, predicted, name == "M3 Ultra", source))
+    return found

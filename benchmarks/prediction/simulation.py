@@ -9,14 +9,14 @@ For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a 
 Where no tree beats plain decoding it says plain. Without ``--tree`` the acceptance is that of the
 demonstration model, once ``benchmarks.prediction.acceptance_table`` has measured it; another model
 need not reach it. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
-measurement. The tables, the JSON file and, with matplotlib, the plot go to ``benchmarks/results``,
-under a name that tells a prediction of your own (``--tree``, ``--context``, ``--msa-layers``,
-``--stream-head``) from the one there.
+measurement. The tables and the JSON file go to ``benchmarks/results``, under a name that tells a
+prediction of your own (``--tree``, ``--context``, ``--msa-layers``, ``--stream-head``) from the one
+there.
 """
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -27,14 +27,12 @@ from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.terminal.errors import one_line_errors
-from specstream_mlx.terminal.notes import note
 
-from ..report import RESULTS, Output, table, write_text
+from ..report import RESULTS, Output, table, write_report
 from . import metal_cost
 from .acceptance_table import AcceptanceTable, table_file
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
-from .predicted_speed import Prediction
 from .published_points import Point, points
 
 Head = Literal["plain", "shortlists", "whole"]
@@ -81,6 +79,57 @@ ASSUMPTIONS = (
     "kernels",
     "all trained streams run, through whole layers and through the head in a pass of their own",
 )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One chip, model and number of bits.
+
+    Attributes:
+        chip, model, bits, mode: what is predicted.
+        placement: ``deferred`` or ``beside``; ``plain`` where no tree pays; ``does not fit``.
+        draft: ``chain``, ``tree`` or ``none``.
+        rows: of the tree that a step verifies, the root included.
+        plain_ms: a step of plain decoding.
+        step_ms: a step with this tree.
+        accepted_length: expected tokens a step.
+    """
+
+    chip: str
+    model: str
+    bits: int
+    mode: Mode
+    placement: str
+    draft: str
+    rows: int
+    plain_ms: float
+    step_ms: float
+    accepted_length: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Expected rate."""
+        return 1e3 * self.accepted_length / self.step_ms
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding; 1 where that is what is chosen."""
+        return self.accepted_length * self.plain_ms / self.step_ms
+
+    def values(self) -> dict[str, Any]:
+        """The line of the JSON file."""
+        rates = {"tokens_per_second": self.tokens_per_second, "speedup": self.speedup}
+        found = asdict(self) | rates
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+
+    def cell(self) -> str:
+        """The cell of the table."""
+        if self.placement in ("plain", "does not fit"):
+            return self.placement
+        return (
+            f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, "
+            f"{self.rows}{self.draft[0]}{self.placement[0]}"
+        )
 
 
 def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
@@ -223,7 +272,7 @@ CHIP_COLUMNS = {
     "cores": "{c.cores}",
     "GHz": "{c.clock}",
     "TFLOPS": "{c.tflops:.1f}",
-    "of matrix units": "{matrix}",
+    "of matrix units": "{matrix:.1f}",
     "memory, GB": "{c.memory}",
     "MLX's kernels": "{c.kernels}",
     "source": "{c.source}",
@@ -231,15 +280,10 @@ CHIP_COLUMNS = {
 }
 
 
-def _chip_row(chip: Chip) -> dict[str, Any]:
-    matrix = "none" if chip.matrix_tflops is None else f"{chip.matrix_tflops:.1f}"
-    return {"c": chip, "matrix": matrix}
-
-
 def markdown(
     found: list[Prediction], tables: dict[Mode, AcceptanceTable], checked: list[Point], setting: str
-) -> str:
-    """The report."""
+) -> list[str]:
+    """The lines of the report."""
     lines = [
         f"# {LABEL}: Speculative Streaming on Apple chips",
         "",
@@ -284,21 +328,9 @@ def markdown(
         "",
         "TFLOPS are derived: cores x 128 x clock x 2, matrix units cores x 1024 x clock.",
         "",
-        *table(CHIP_COLUMNS, map(_chip_row, CHIPS)),
+        *table(CHIP_COLUMNS, ({"c": c, "matrix": c.matrix_tflops} for c in CHIPS)),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def dump(values: dict[str, Any]) -> str:
-    """JSON with a line for each element of a list."""
-    parts = []
-    for key, value in values.items():
-        if isinstance(value, list):
-            body = "[\n    " + ",\n    ".join(json.dumps(v) for v in value) + "\n  ]"
-        else:
-            body = json.dumps(value)
-        parts.append(f"  {json.dumps(key)}: {body}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    return lines
 
 
 def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, AcceptanceTable]:
@@ -349,33 +381,23 @@ def main(
     tables = acceptance_tables(tree, mode)
     found, checked = predict_all(tables, msa_layers, context, head), points()
     setting = f"{context} tokens in the cache, {msa_layers} MSA layers; stream heads: {head}."
-    values = dump(
-        {
-            "label": LABEL,
-            "kind": "prediction",
-            "replaced_by": COMMAND,
-            "context": context,
-            "msa_layers": msa_layers,
-            "stream_head": head,
-            "assumptions": list(ASSUMPTIONS),
-            "acceptance": {name: table.acceptance for name, table in tables.items()},
-            "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
-            "published_points": [p.values() for p in checked],
-            "predictions": [p.values() for p in found],
-        }
-    )
-    text = markdown(found, tables, checked, setting)
+    values = {
+        "label": LABEL,
+        "kind": "prediction",
+        "replaced_by": COMMAND,
+        "context": context,
+        "msa_layers": msa_layers,
+        "stream_head": head,
+        "assumptions": list(ASSUMPTIONS),
+        "acceptance": {name: table.acceptance for name, table in tables.items()},
+        "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
+        "published_points": [p.values() for p in checked],
+        "predictions": [p.values() for p in found],
+    }
     name = file_name(tree, mode, context, msa_layers, head)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / f"{name}.json", values)
-    write_text(output / f"{name}.md", text)
-    print(values if as_json else text)
-    try:
-        from .simulation_plot import draw
-    except ImportError:
-        note('no plot: it needs matplotlib (pip install -e ".[plots]")')
-    else:
-        draw(found, LABEL, output / f"{name}.png")
+    text = write_report(output, name, values, markdown(found, tables, checked, setting))
+    print(json.dumps(values) if as_json else text)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from ..own_process import measured_by, peak_bytes, run_module
+from ..own_process import in_own_process, peak_bytes
 
-MODULE = "benchmarks.studies.convert_memory"
 GIB = 1 << 30
 SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
     "20M": (256, 8, 4, 704),
@@ -33,6 +32,9 @@ SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
     "200M": (1024, 14, 16, 2816),
     "1.1B": (2048, 22, 32, 5632),
 }
+
+Size = Annotated[Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")]
+"""``--size``, a key of ``SHAPES``."""
 
 
 def config(size: str) -> dict[str, Any]:
@@ -54,23 +56,24 @@ def config(size: str) -> dict[str, Any]:
     }
 
 
-def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> None:
+def make_model(path: str, size: str, dtype: str, file_bytes: int) -> None:
     """Write a Hugging Face directory with random weights.
 
     Args:
-        directory: an empty one.
-        size: a key of the table above.
-        dtype: of the weights.
+        path: of the directory, which is made.
+        size: a key of ``SHAPES``.
+        dtype: MLX's name of that of the weights.
         file_bytes: largest file.
     """
-    values = config(size)
+    directory, values = Path(path), config(size)
+    directory.mkdir()
     (directory / "config.json").write_text(json.dumps(values))
     words = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(directory)
     files: list[dict[str, mx.array]] = [{}]
     held = 0
     for name, parameter in tree_flatten(Model(ModelArgs.from_dict(values)).parameters()):
-        tensor = mx.random.normal(parameter.shape, dtype, scale=0.02)
+        tensor = mx.random.normal(parameter.shape, getattr(mx, dtype), scale=0.02)
         if held + tensor.nbytes > file_bytes and files[-1]:
             files.append({})
             held = 0
@@ -85,38 +88,26 @@ def make_model(directory: Path, size: str, dtype: mx.Dtype, file_bytes: int) -> 
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
+def convert_measured(source: str, target: str, bits: int | None) -> dict[str, float]:
+    """Convert in this process: peak memory before and after, and seconds."""
+    before, began = peak_bytes(), time.perf_counter()
+    convert_base(Path(source), Path(target), bits)
+    return {"before": before, "peak": peak_bytes(), "seconds": time.perf_counter() - began}
+
+
 def main(
-    size: Annotated[
-        Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")
-    ] = "1.1B",
+    size: Size = "1.1B",
     bits: Annotated[Literal["4", "8"] | None, typer.Option(help="Quantize to so many.")] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the made weights.")
     ] = "bfloat16",
     file_mb: Annotated[int, typer.Option(help="Largest file, MB.")] = 1000,
-    made: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    target: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the peak memory of a conversion."""
-    if target is not None:
-        before = peak_bytes()
-        began = time.perf_counter()
-        convert_base(made, target, int(bits) if bits else None)
-        seconds = time.perf_counter() - began
-        print(json.dumps({"before": before, "peak": peak_bytes(), "seconds": seconds}))
-        return
-    options = ("--size", size, "--dtype", dtype, "--file-mb", file_mb)
-    if made is not None:
-        make_model(made, size, getattr(mx, dtype), file_mb * 1_000_000)
-        return
     with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "source"
-        source.mkdir()
-        run_module(MODULE, *options, "--made", source)
-        quantize = ("--bits", bits) if bits else ()
-        target = Path(scratch) / "mlx"
-        places = ("--made", source, "--target", target)
-        result = measured_by(MODULE, *options, *quantize, *places)
+        source, target = Path(scratch) / "source", Path(scratch) / "mlx"
+        in_own_process(make_model, source, size, dtype, file_mb * 1_000_000)
+        result = in_own_process(convert_measured, source, target, int(bits) if bits else None)
         sizes = [file.stat().st_size for file in source.glob("*.safetensors")]
     bound = 1.5 * max(sizes) + GIB
     print(f"{size} {dtype}, {len(sizes)} files of at most {max(sizes) / 1e6:.0f} MB")

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import geometric_mean
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from specstream_mlx.convert.demo_model import tasks
@@ -38,10 +38,10 @@ from specstream_mlx.loop import Request, decode
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 
+from ..answers import FAR
 from ..report import RESULTS, Output, measured_on, table, write_report
 from ..runner import Base, measure_costs
-from ..texts import MODES, adapter_of
-from ..typed_text import FAR, PROSE, prompts_of
+from ..texts import MODES, PROSE, Items, MostTokens, Texts, adapter_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
@@ -219,8 +219,8 @@ def least_of(
 
 @one_line_errors
 def main(
-    items: Annotated[int, typer.Option(help="Texts of a task.", min=1)] = 12,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 64,
+    items: Items = 12,
+    max_tokens: MostTokens = 64,
     output: Output = RESULTS,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""
@@ -237,8 +237,9 @@ def main(
         for name in (*tasks.TASKS, *([PROSE] if texts == "dev" else []))
     ]
     for mode, texts, name in track(jobs, "Recording"):
-        mounted = base.mount(adapter_of("friendly" if name == PROSE else name, mode))
-        prompts = prompts_of(base.tokenizer, texts, name, items)
+        mounted = base.mount(adapter_of(name, mode))
+        decoded = Texts(texts, items).of_task(mounted.model, base.tokenizer, name)
+        prompts = [text.prompt for text in decoded]
         model, ends = mounted.model, base.tokenizer.eos_token_ids
         if mode not in costs:
             measure_costs(mounted, prompts)

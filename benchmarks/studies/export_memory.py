@@ -9,60 +9,51 @@ counts; what the imports alone take is printed beside it. It exits with 1 where 
 the bound.
 """
 
-import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import mlx.core as mx
 import typer
 from specstream_mlx.convert.to_mlx.base import convert_base
 
 from specstream_mlx.terminal.progress import progress
 
-from ..own_process import measured_by, peak_bytes, run_module
-from .convert_memory import make_model
+from ..own_process import in_own_process, peak_bytes
+from .convert_memory import Size, make_model
 
-MODULE = "benchmarks.studies.export_memory"
 BOUND = 3.0
 FILE_BYTES = 1_000_000_000
 
 
-def export_measured(base: Path, output: Path, context: int) -> dict[str, float]:
+def make_base(path: str, size: str) -> None:
+    """Write a random Llama in 4 bits, and beside it what it was converted from."""
+    base = Path(path)
+    source = base.with_name("source")
+    make_model(str(source), size, "float16", FILE_BYTES)
+    convert_base(source, base, 4)
+
+
+def export_measured(base: str, output: str, context: int) -> dict[str, float]:
     """Export in this process: peak memory before and after, and seconds."""
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
     before, began = peak_bytes(), time.perf_counter()
     with progress("Exporting") as show:
-        export(base, output, [], Sizes(context), show=show)
+        export(Path(base), Path(output), [], Sizes(context), show=show)
     return {"before": before, "peak": peak_bytes(), "seconds": time.perf_counter() - began}
 
 
 def main(
-    size: Annotated[
-        Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")
-    ] = "1.1B",
+    size: Size = "1.1B",
     context: Annotated[int, typer.Option(help="Tokens of prompt and text.")] = 2048,
-    base: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    output: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the peak memory of an export in 4 bits."""
-    if output is not None:
-        print(json.dumps(export_measured(base, output, context)))
-        return
-    if base is not None:
-        source = base.with_name("source")
-        source.mkdir()
-        make_model(source, size, mx.float16, FILE_BYTES)
-        convert_base(source, base, 4)
-        return
     with tempfile.TemporaryDirectory() as scratch:
         base, package = Path(scratch) / "mlx", Path(scratch) / "x.mlpackage"
-        run_module(MODULE, "--size", size, "--base", base)
-        places = ("--base", base, "--output", package)
-        result = measured_by(MODULE, "--context", context, *places)
+        in_own_process(make_base, base, size)
+        result = in_own_process(export_measured, base, package, context)
         (weights,) = (file.stat().st_size for file in package.rglob("weight.bin"))
         held = sum(file.stat().st_size for file in base.glob("*.safetensors"))
     ratio = result["peak"] / weights

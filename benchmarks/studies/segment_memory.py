@@ -6,7 +6,6 @@ Every row runs in a process of its own, so that its peak is its own. The figure 
 peak resident memory above what it held before the first step.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,18 +20,16 @@ from specstream_mlx.hardware import device
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import default_alphas
 
-from ..own_process import measured_by, peak_bytes
+from ..own_process import in_own_process, peak_bytes
 from ..report import RESULTS, Output, table, write_report
-
-MODULE = "benchmarks.studies.segment_memory"
 
 
 def one_step(
-    model_dir: Path, prompt: int, completion: int, batch: int, segments: int
+    model_dir: str, prompt: int, completion: int, batch: int, segments: int
 ) -> dict[str, Any]:
     """Two steps of shared-mode training on random tokens: bytes above the model, seconds."""
     torch.manual_seed(0)
-    settings = TrainSettings(model=model_dir, data=Path(), output=Path(), mode="shared")
+    settings = TrainSettings(model=Path(model_dir), data=Path(), output=Path(), mode="shared")
     model = build_model(settings)
     length = prompt + completion
     tokens = torch.randint(model.causal_lm.config.vocab_size, (batch, length))
@@ -79,17 +76,11 @@ def main(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 4,
     segments: Annotated[str, typer.Option(help="Numbers of segments.")] = "1,2,4,8,16",
     output: Output = RESULTS,
-    one: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure a training step's memory by number of segments."""
-    if one:
-        print(json.dumps(one_step(model, prompt, completion, batch, int(segments))))
-        return
-    sizes = ("--prompt", prompt, "--completion", completion, "--batch", batch)
+    sizes = (model, prompt, completion, batch)
     rows = [
-        measured_by(
-            MODULE, "--one", "--model", model, *sizes, "--segments", number, torch_first=True
-        )
+        in_own_process(one_step, *sizes, int(number), torch_first=True)
         for number in track(segments.split(","), "segments")
     ]
     facts = device.describe()

@@ -179,29 +179,32 @@ def quality(
 COLUMNS = {
     "context": "{context}",
     **{
-        f"{title}, {layers} MSA layers": f"{{{kind} {layers}}}"
+        name: cell
         for layers in MSA_LAYERS
-        for title, kind in (("step", "all"), ("p keys / all", "ratio"))
+        for name, cell in (
+            (f"step, {layers} MSA layers", f"{{all_{layers}:.1f}}"),
+            (f"p keys / all, {layers} MSA layers", f"{{ratio_{layers}:.2f}}"),
+        )
     },
-    "accepted length, all keys": "{accepted_all}",
-    "p keys": "{accepted_few}",
+    "accepted length, all keys": "{accepted_all:.2f}",
+    "p keys": "{accepted_few:.2f}",
     "right by stream, all keys": "{right_all}",
     "right, p keys": "{right_few}",
 }
 
 
-def shown(row: dict[str, Any]) -> dict[str, str]:
-    """A row's cells; "-" where nothing was measured."""
-    cells = dict.fromkeys(("accepted_all", "accepted_few", "right_all", "right_few"), "-")
-    cells["context"] = str(row["context"])
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's values; ``None`` where nothing was measured."""
+    values = dict.fromkeys(("accepted_all", "accepted_few", "right_all", "right_few"))
+    values["context"] = row["context"]
     for layers in MSA_LAYERS:
         times = row["times"].get(str(layers))
-        cells[f"all {layers}"] = f"{times['all']:.1f}" if times else "-"
-        cells[f"ratio {layers}"] = f"{times['few'] / times['all']:.2f}" if times else "-"
-    for kind, values in row["quality"].items():
-        cells[f"accepted_{kind}"] = f"{values['accepted']:.2f}"
-        cells[f"right_{kind}"] = " ".join(f"{share:.2f}" for share in values["right"])
-    return cells
+        values[f"all_{layers}"] = times and times["all"]
+        values[f"ratio_{layers}"] = times and times["few"] / times["all"]
+    for kind, found in row["quality"].items():
+        values[f"accepted_{kind}"] = found["accepted"]
+        values[f"right_{kind}"] = " ".join(f"{share:.2f}" for share in found["right"])
+    return values
 
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:

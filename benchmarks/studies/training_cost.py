@@ -10,9 +10,6 @@ through all of them in turn. Memory is the process's peak above what it held bef
 and what MLX itself counts: its peak over the model's weights.
 """
 
-import contextlib
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -47,10 +44,9 @@ from specstream_mlx.train.run import Run
 from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
 
-from ..own_process import measured_by, peak_bytes, run_module
+from ..own_process import in_own_process, peak_bytes
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
-
-MODULE = "benchmarks.studies.training_cost"
+from .export_memory import make_base
 
 _MLX_LM = "mlx_lm.lora"
 
@@ -97,10 +93,6 @@ class Setup:
         size = (self.batch, self.prompt + self.completion)
         tokens = np.random.default_rng(0).integers(vocab_size, size=size)
         return [Item(row, self.prompt) for row in tokens.tolist()]
-
-    def flags(self) -> list[object]:
-        """The options that make it."""
-        return [part for name, value in vars(self).items() for part in (f"--{name}", value)]
 
 
 def mlx_lm_steps(setup: Setup, scratch: Path, checkpointed: bool) -> dict[str, Any]:
@@ -204,8 +196,9 @@ class Memory:
         }
 
 
-def one_run(way: str, setup: Setup) -> dict[str, Any]:
+def one_run(way: str, model: str, sizes: dict[str, int]) -> dict[str, Any]:
     """Run one of ``WAYS``: each step's seconds, and bytes above the start."""
+    setup = Setup(Path(model), **sizes)
     trainer, _, variant = way.partition(", ")
     with tempfile.TemporaryDirectory() as scratch:
         if trainer == _MLX_LM:
@@ -235,8 +228,8 @@ COLUMNS = {
     "completion tokens/s": "{tokens_per_second:.0f}",
     "peak above the model, MB": "{megabytes:.0f}",
     "of mlx_lm.lora ": "{share:.2f}",
-    "counted by MLX, MB": "{counted_megabytes}",
-    "of mlx_lm.lora  ": "{counted_share}",
+    "counted by MLX, MB": "{counted_megabytes:.0f}",
+    "of mlx_lm.lora  ": "{counted_share:.2f}",
 }
 
 
@@ -249,8 +242,8 @@ def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> l
             "times": row["seconds"] / first["seconds"],
             "megabytes": row["process"] / 1e6,
             "share": row["process"] / first["process"],
-            "counted_megabytes": f"{row['counted'] / 1e6:.0f}" if row["counted"] else "",
-            "counted_share": f"{row['counted'] / first['counted']:.2f}" if row["counted"] else "",
+            "counted_megabytes": row["counted"] and row["counted"] / 1e6,
+            "counted_share": row["counted"] and row["counted"] / first["counted"],
         }
         for row in rows
     ]
@@ -274,7 +267,6 @@ def main(
     rounds: Annotated[int, typer.Option(help="Runs of each.", min=1)] = 3,
     ways: Annotated[str, typer.Option(help="Trainers, by semicolons; all.")] = ";".join(WAYS),
     output: Output = RESULTS,
-    one: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure a training step of each trainer."""
     chosen = [way.strip() for way in ways.split(";")]
@@ -285,29 +277,24 @@ def main(
         model = model or demonstration.base_path()
         if random is not None:
             model = Path(scratch) / random
-            run_module("benchmarks.studies.export_memory", "--size", random, "--base", model)
-        setup = Setup(model, layers, steps, batch, prompt, completion)
-        if one:
-            with contextlib.redirect_stdout(sys.stderr):
-                found = one_run(one, setup)
-            print(json.dumps(found))
-            return
+            in_own_process(make_base, model, random)
+        sizes = {"layers": layers, "steps": steps, "batch": batch}
+        sizes |= {"prompt": prompt, "completion": completion}
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in chosen}
         for way in track(chosen * rounds, "trainers"):
-            torch_first = way.startswith("PyTorch")
-            arguments = (*setup.flags(), "--one", way)
-            runs[way].append(measured_by(MODULE, *arguments, torch_first=torch_first))
+            first = way.startswith("PyTorch")
+            runs[way].append(in_own_process(one_run, way, model, sizes, torch_first=first))
         held = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     rows = [summary(way, own, batch * completion) for way, own in runs.items()]
     facts = device.describe()
-    sizes = (
+    about = (
         f"{random or model.name}, {held / 1e6:.0f} MB: {batch} sequences of {prompt} prompt and "
         f"{completion} completion tokens; the top {layers} layers are trained; gamma = 4, "
         "conditioned heads."
     )
-    lines = markdown(rows, sizes, facts)
+    lines = markdown(rows, about, facts)
     name = f"training-cost{f'-random-{random}' if random else ''}-{machine_suffix(facts)}"
-    print(write_report(output, name, {"facts": facts, "sizes": sizes, "rows": rows}, lines))
+    print(write_report(output, name, {"facts": facts, "sizes": about, "rows": rows}, lines))
 
 
 if __name__ == "__main__":

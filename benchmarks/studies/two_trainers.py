@@ -22,7 +22,7 @@ from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 
 from ..own_process import run_module
-from ..replay import replayed
+from ..replay import replay
 from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
 
 _MOST_TOKENS = 512
@@ -74,7 +74,7 @@ def one_run(
         began = time.monotonic()
         adapter = TRAINERS[trainer](model, data, output, seed=seed, **sizes)
         minutes = (time.monotonic() - began) / 60
-        found = replayed(model, adapter, valid, _MOST_TOKENS)
+        found = replay(model, adapter, valid, _MOST_TOKENS)
         file.write_text(json.dumps({"trainer": trainer, "seed": seed, "minutes": minutes} | found))
     return json.loads(file.read_text())
 

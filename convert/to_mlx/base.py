@@ -79,7 +79,7 @@ def convert_base(
         count = counted(progress, total + sum(file.stat().st_size for file in files))
         for file in files:  # quantization would make numbers of NaN
             check_finite(file, count)
-        write_weights(scratch, weights, parameters, count)
+        write_weights(scratch, weights, parameters, count, source=source)
         save_config(config, scratch / "config.json")
         tokenizer.save_pretrained(scratch)
         generation = source / "generation_config.json"

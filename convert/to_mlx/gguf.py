@@ -127,7 +127,8 @@ def convert_gguf(
         sizes = {name: sum(a.nbytes for a in parts.values()) for name, parts in arrays.items()}
         weights = {name: array for parts in arrays.values() for name, array in parts.items()}
         parameters = sum(prod(tensor.shape) for tensor in tensors.values())
-        write_weights(scratch, weights, parameters, counted(progress, sum(sizes.values())))
+        count = counted(progress, sum(sizes.values()))
+        write_weights(scratch, weights, parameters, count, source=header.path)
         save_config(config, scratch / "config.json")
         (scratch / "generation_config.json").write_text(json.dumps(special, indent=4))
         tokenizer.save_pretrained(scratch)

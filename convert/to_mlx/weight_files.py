@@ -14,6 +14,9 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.utils import make_shards
 
+from specstream_mlx.checked_files import not_finite
+from specstream_mlx.config import UserError
+
 _DTYPES = {
     mx.float32: "F32",
     mx.float16: "F16",
@@ -49,6 +52,8 @@ def write_weights(
     weights: dict[str, mx.array] | dict[str, Deferred],
     parameters: int,
     count: Callable[[int], None] = lambda _: None,
+    *,
+    source: Path,
 ) -> None:
     """Write weights as mlx-lm's ``save_model`` does: ``model*.safetensors`` and their index.
 
@@ -58,6 +63,10 @@ def write_weights(
             the arrays.
         parameters: the number of parameters that the index gives, before packing.
         count: told the bytes of each tensor that has been written.
+        source: what they come from, for the error.
+
+    Raises:
+        UserError: a tensor is not finite in the dtype that it is written in.
     """
     total = sum(tensor.nbytes for tensor in weights.values())
     shards = make_shards(weights)
@@ -68,7 +77,7 @@ def write_weights(
         if len(shards) > 1:
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         places |= dict.fromkeys(shard, name)
-        _write_file(directory / name, shard, count)
+        _write_file(directory / name, shard, count, source)
     index = {
         "metadata": {"total_size": total, "total_parameters": parameters},
         "weight_map": dict(sorted(places.items())),
@@ -77,7 +86,10 @@ def write_weights(
 
 
 def _write_file(
-    path: Path, tensors: dict[str, mx.array | Deferred], count: Callable[[int], None]
+    path: Path,
+    tensors: dict[str, mx.array | Deferred],
+    count: Callable[[int], None],
+    source: Path,
 ) -> None:
     """Write one safetensors file, emptying ``tensors``; ``count`` is told the bytes of each."""
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
@@ -98,6 +110,11 @@ def _write_file(
             tensor = tensors.pop(name)
             if isinstance(tensor, Deferred):
                 tensor = tensor.make()
+            if not_finite({name: tensor}):
+                dtype = str(tensor.dtype).removeprefix("mlx.core.")
+                raise UserError(
+                    f"{source}: {name} is not finite in {dtype}, expected finite numbers"
+                )
             file.write(memoryview(tensor.reshape(-1).view(mx.uint8)))
             count(tensor.nbytes)
             del tensor

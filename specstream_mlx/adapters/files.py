@@ -25,7 +25,10 @@ from .description import (
     check_vocabulary,
     describe,
 )
-from .lora import adapter_shapes, selected_modules
+from .lora import adapter_shapes, base_weights, selected_modules
+
+FULL = "full"
+"""``fine_tune_type`` of an adapter that holds weights of the base's layers, tuned."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Adapter:
         path: the directory.
         config: its ``adapter_config.json``.
         stream_config: its streams, or ``None`` for a plain LoRA adapter.
-        lora: LoRA tensors by name.
+        lora: LoRA tensors by name; if ``is_full``, weights that stand in for the base's own.
         stream_tensors: ``streams.*`` and ``pruner.*`` by name.
     """
 
@@ -45,6 +48,11 @@ class Adapter:
     stream_config: StreamConfig | None
     lora: dict[str, mx.array]
     stream_tensors: dict[str, mx.array]
+
+    @property
+    def is_full(self) -> bool:
+        """True for what ``mlx_lm.lora --fine-tune-type full`` wrote."""
+        return self.config.get("fine_tune_type") == FULL
 
     @property
     def name(self) -> str:
@@ -57,13 +65,16 @@ class Adapter:
         return sum(t.nbytes for t in (*self.lora.values(), *self.stream_tensors.values()))
 
 
-def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str, Any]) -> Adapter:
+def read_adapter(
+    directory: str | Path, model: nn.Module, base_config: dict[str, Any], full: bool = False
+) -> Adapter:
     """Check an adapter directory against its base and read its tensors.
 
     Args:
         directory: the adapter directory.
         model: the base as an mlx-lm model, with or without LoRA mounted.
         base_config: the base's ``config.json``.
+        full: whether it may hold tuned weights instead of LoRA.
 
     Raises:
         UserError: one sentence with the file, the tensor or field, what was found and what
@@ -78,7 +89,8 @@ def read_adapter(directory: str | Path, model: nn.Module, base_config: dict[str,
         )
     found.check_base(base_config)
     found.stream_headers()
-    lora = read_lora(found, model)
+    tuned = full and found.config.get("fine_tune_type") == FULL
+    lora = _read_full(found, model) if tuned else read_lora(found, model)
     if lora:
         found.check_lora()
     file = found.stream_file
@@ -115,6 +127,14 @@ def read_lora(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array
     if expected or path.exists():
         check_tensors(path, tensor_headers(path), expected)
     return read_arrays(path) if expected else {}
+
+
+def _read_full(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
+    """Tuned weights by the names of those that they replace, as mlx_lm reads them."""
+    path = found.path / LORA_FILE
+    headers, own = tensor_headers(path), base_weights(model)
+    check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
+    return read_arrays(path)
 
 
 def _expected_lora(

@@ -8,6 +8,7 @@ embedding module of those layers is taken. That is what ``mlx_lm.tuner`` does.
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
@@ -48,6 +49,19 @@ def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
         if isinstance(module, (*_LINEAR, *_EXPERTS, *_EMBEDDING)) and name not in inner
     }
     return modules | {name: module for name, (_, module) in mounted.items()}
+
+
+def base_weights(model: nn.Module) -> dict[str, mx.array]:
+    """The base's own weights by the names that they have without LoRA."""
+    around = _mounted(model)
+    named = {inner: name for name, (inner, _) in around.items()}
+    return {
+        f"{named.get(path, path)}.{key}": value
+        for path, module in model.named_modules()
+        if path not in around
+        for key, value in module.items()
+        if isinstance(value, mx.array)
+    }
 
 
 def place_in_layer(name: str) -> tuple[int, str] | None:

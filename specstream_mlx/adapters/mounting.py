@@ -7,7 +7,7 @@ from mlx.utils import tree_flatten
 from ..config import VOCABULARY
 from ..models.streams import Streams
 from .files import Adapter
-from .lora import put_on, unmount
+from .lora import base_weights, put_on, unmount
 
 
 def _dtype(model: nn.Module) -> mx.Dtype:
@@ -16,7 +16,7 @@ def _dtype(model: nn.Module) -> mx.Dtype:
 
 
 def _same_layout(first: Adapter | None, second: Adapter) -> bool:
-    if first is None or not first.lora or not second.lora:
+    if first is None or not first.lora or not second.lora or first.is_full or second.is_full:
         return False
     scales = [adapter.config["lora_parameters"]["scale"] for adapter in (first, second)]
     shapes = [{name: tensor.shape for name, tensor in a.lora.items()} for a in (first, second)]
@@ -25,6 +25,8 @@ def _same_layout(first: Adapter | None, second: Adapter) -> bool:
 
 def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:
     """Put ``adapter``'s LoRA onto ``model`` in place of ``previous``; no base weight moves.
+
+    One that ``is_full`` replaces base weights, which the caller keeps and restores.
 
     Args:
         model: an mlx-lm model; changed in place.
@@ -37,11 +39,15 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     dtype = _dtype(model)
     if not _same_layout(previous, adapter):
         unmount(model)
-        if adapter.lora:
+        if adapter.lora and not adapter.is_full:
             dora = adapter.config.get("fine_tune_type") == "dora"
             parameters = adapter.config["lora_parameters"]
             put_on(model, adapter.config["num_layers"], parameters, dora)
-    if adapter.lora:
+    if adapter.is_full:
+        own = base_weights(model)
+        tuned = [(name, tensor.astype(own[name].dtype)) for name, tensor in adapter.lora.items()]
+        model.load_weights(tuned, strict=False)
+    elif adapter.lora:
         # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
         pairs = [
             (name, tensor if name.endswith(".m") else tensor.astype(dtype))

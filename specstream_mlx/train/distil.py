@@ -14,6 +14,7 @@ from ..checked_files import prompt_lines, read_json, read_json_lines
 from ..config import UserError, shown
 from ..engine.sampling import keyed_sampler
 from ..loading import SpeculativeModel
+from ..models.architectures import context_length
 from ..prompts import chat_prompt
 from ..staging import append, staged_file
 
@@ -101,7 +102,7 @@ def fitting(
     Returns:
         Those that leave room for a token of an answer.
     """
-    most = min(most_tokens, model.config.get("max_position_embeddings") or most_tokens)
+    most = min(most_tokens, context_length(model.config) or most_tokens)
     return [p for p in prompts if len(chat_prompt(tokenizer, p, answering.template)) < most]
 
 

@@ -12,10 +12,10 @@ from mlx_lm.tuner.lora import LoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
-from tiny_peft import edit, mlx_logits
+from tiny_peft import mlx_logits
 from typer.testing import CliRunner
 
-from specstream_mlx import UserError, load
+from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.lora import unmount
 from specstream_mlx.adapters.mounting import mount
@@ -133,11 +133,64 @@ def test_an_adapter_without_streams_says_so(base, tmp_path):
     assert (values["identical"], values["accepted_length"]) == (True, 1.0)
 
 
-def test_full_fine_tuning_is_refused(base, tmp_path):
-    directory = mlx_lm_directory(base, tmp_path / "lora", "lora", None, 2)
-    edit(directory / "adapter_config.json", fine_tune_type="full", lora_parameters=None)
-    with pytest.raises(UserError, match="fine_tune_type is 'full', expected 'lora' or 'dora'"):
-        load(base, adapter_path=directory)
+@pytest.fixture
+def tuned(base, tmp_path):
+    """What ``mlx_lm.lora --fine-tune-type full`` leaves: weights of the layers that it tuned."""
+    weights = dict(mx.load(str(base / "model.safetensors")))
+    layers = {name: 1.1 * array for name, array in weights.items() if ".layers.3." in name}
+    (tmp_path / "full").mkdir()
+    mx.save_safetensors(str(tmp_path / "full" / "adapters.safetensors"), layers)
+    config = {"fine_tune_type": "full", "num_layers": 1, "lora_parameters": {"rank": 8}}
+    (tmp_path / "full" / "adapter_config.json").write_text(json.dumps(config))
+    return tmp_path / "full"
+
+
+def test_full_fine_tuning_runs_as_in_mlx_lm_and_swapping_restores_the_base(base, tuned, tmp_path):
+    lora = mlx_lm_directory(base, tmp_path / "lora", "lora", None, 2)
+    model, tokenizer = load(base)
+    expected = {
+        path: mlx_logits(mlx_lm.load(str(base), adapter_path=path and str(path))[0])
+        for path in (None, tuned, lora)
+    }
+    assert not np.array_equal(expected[None], expected[tuned])
+    own = dict(tree_flatten(model.model.parameters()))
+    for path in (tuned, None, lora, tuned, tuned, lora, None):
+        model.swap_adapter(path)
+        np.testing.assert_allclose(mlx_logits(model.model), expected[path], atol=1e-5)
+    after = dict(tree_flatten(model.model.parameters()))
+    assert after.keys() == own.keys()
+    assert all(mx.array_equal(after[name], array) for name, array in own.items())
+    plain, _ = mlx_lm.load(str(base), adapter_path=str(tuned))
+    model.swap_adapter(tuned)
+    text = mlx_lm.generate(plain, tokenizer, [5, 6, 7, 5, 6], max_tokens=20)
+    assert generate(model, tokenizer, [5, 6, 7, 5, 6], max_tokens=20) == text
+
+
+def test_rows_of_the_base_are_not_those_of_tuned_weights(base, tuned):
+    """A prompt cache that the base has filled is read anew."""
+    model, tokenizer = load(base)
+    cache, prompt = PromptCache(), [5, 6, 7, 8]
+    generate(model, tokenizer, prompt, max_tokens=4, prompt_cache=cache)
+    model.swap_adapter(tuned)
+    expected = generate(model, tokenizer, prompt, max_tokens=12)
+    assert generate(model, tokenizer, prompt, max_tokens=12, prompt_cache=cache) == expected
+    assert cache.reused == 0
+
+
+def test_weights_that_the_base_does_not_have_are_refused(base, tuned):
+    path = tuned / "adapters.safetensors"
+    tensors = dict(mx.load(str(path)))
+    model, _ = load(base)
+    before = mlx_logits(model.model)
+    for change, sentence in (
+        ({"model.layers.9.mlp.up_proj.weight": mx.zeros((2, 2))}, "has an unexpected tensor model"),
+        ({"model.layers.3.mlp.up_proj.weight": mx.zeros((2, 2))}, "has shape (2, 2), expected (96"),
+    ):
+        mx.save_safetensors(str(path), tensors | change)
+        with pytest.raises(UserError) as error:
+            model.swap_adapter(tuned)
+        assert sentence in str(error.value)
+        np.testing.assert_array_equal(mlx_logits(model.model), before)
 
 
 def test_mounted_lora_is_ours_and_comes_off(base, tmp_path):

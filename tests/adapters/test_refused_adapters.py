@@ -44,7 +44,8 @@ def refusal(model, adapter):
     ("fields", "sentence"),
     [
         ({"num_layers": 9}, "num_layers is 9, expected 0 to 4, or -1 for all"),
-        ({"fine_tune_type": "full"}, "fine_tune_type is 'full', expected 'lora' or 'dora'"),
+        ({"fine_tune_type": "ia3"}, "fine_tune_type is 'ia3', expected 'lora' or 'dora'"),
+        ({"fine_tune_type": "full"}, "has an unexpected tensor "),
         ({"lora_parameters": None}, "has no lora_parameters and num_layers, expected mlx-lm's"),
         ({"peft_type": "LORA"}, "is a PEFT directory: convert it first with `specstream-mlx"),
         ({STREAM_KEY: []}, "speculative_streaming is [], expected an object"),

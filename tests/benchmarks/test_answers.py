@@ -1,15 +1,56 @@
 """The scores of answers, and who is credited with an accepted draft."""
 
+import json
 from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from benchmarks.answers import by_lookup, drafted, perplexity, quality
+from benchmarks import answers, texts
+from benchmarks.answers import by_lookup, drafted, over_mlx_lm, perplexity, quality
 from benchmarks.runner import Run
 from benchmarks.texts import Text
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.slow
+def test_every_kind_of_text_has_a_row_beside_a_control(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "PROSE_ADAPTER", "sql")  # the toy has no other
+    app = typer.Typer()
+    app.command()(answers.main)
+    options = "--texts dev --tasks sql,prose --items 1 --timed 1 --rounds 1 --max-tokens 24".split()
+    result = CliRunner().invoke(app, [*options, "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.glob("*.json")
+    rows = json.loads(path.read_text())["rows"]
+    kinds = [(row["mode"], row["task"]) for row in rows]
+    assert kinds == [(mode, kind) for mode in ("lossless", "shared") for kind in ("sql", "prose")]
+    for row in rows:
+        assert row["same_output_as_plain"] == row["items"] == 1
+        assert row["speedup"] > 0 and row["speedup_control"] > 0 and row["call_reduction"] >= 1
+        assert (row["perplexity"] is None) == (row["task"] == "prose")
+
+
+def row(task, speedup, least, control):
+    return {
+        "task": task,
+        "speedup": speedup,
+        "streams_alone": 1.0,
+        "least": least,
+        "least_control": control,
+    }
+
+
+def test_the_title_names_the_mean_over_tasks_and_the_slowest_text_beside_the_control():
+    rows = [row("sql", 1.0, None, None), row("concise", 4.0, 0.9, 0.8), row("prose", 1.5, 1.2, 0.7)]
+    assert over_mlx_lm(rows) == (
+        ": 2.00x over mlx_lm, by streams alone 1.00x, no text of 30 tokens or more below 0.90x "
+        "(control: 0.70x)"
+    )
 
 
 def run_of(calls):
@@ -52,10 +93,10 @@ class Digits:
 
 def test_perplexity_is_that_of_the_likeliest_accepted_answer():
     mounted = SimpleNamespace(plain=next_number, tokenizer=Digits())
-    texts = [Text([0], ("12", "0")), Text([0, 1], ("0",))]
+    items = [Text([0], ("12", "0")), Text([0, 1], ("0",))]
     # "12" and its end: three times 1/2; "0": twice 1/6
-    assert perplexity(mounted, texts[:1]) == pytest.approx(2.0)
-    assert perplexity(mounted, texts) == pytest.approx((2**3 * 6**2) ** (1 / 5))
+    assert perplexity(mounted, items[:1]) == pytest.approx(2.0)
+    assert perplexity(mounted, items) == pytest.approx((2**3 * 6**2) ** (1 / 5))
 
 
 def test_drafts_are_lookups_where_no_stream_proposed_them():

@@ -154,10 +154,25 @@ def test_written_files_are_what_safetensors_reads(tmp_path):
         "words": mx.arange(7, dtype=mx.uint32),
     }
     expected = {name: tensor.tolist() for name, tensor in tensors.items()}
-    weight_files.write_weights(tmp_path, tensors, parameters=0)
+    weight_files.write_weights(tmp_path, tensors, parameters=0, source=tmp_path)
     assert tensors == {}
     found = load_file(tmp_path / "model.safetensors")
     assert {name: tensor.tolist() for name, tensor in found.items()} == expected
+
+
+def test_what_the_wanted_dtype_does_not_hold_is_refused(tmp_path):
+    """float16 ends at 65504; before, infinity was written, which no command could load."""
+    directory = tmp_path / "base"
+    tiny_llama_directory(directory)
+    path = directory / "model.safetensors"
+    arrays = dict(mx.load(str(path)))
+    arrays["model.norm.weight"] = arrays["model.norm.weight"] * 1e6
+    mx.save_safetensors(str(path), arrays, {"format": "mlx"})
+    flags = ("--model", directory, "--mlx-path", tmp_path / "mlx")
+    sentence = refusal(convert(*flags, "--dtype", "float16"))
+    assert f"{directory}: model.norm.weight is not finite in float16" in sentence
+    assert not (tmp_path / "mlx").exists()
+    assert convert(*flags).exit_code == 0
 
 
 def test_a_repository_is_read_from_the_cache_without_network(tied, tmp_path, monkeypatch):

@@ -111,8 +111,8 @@ def test_what_comes_while_a_conversion_runs_is_kept(model, tmp_path, monkeypatch
     flags = ("--model", model, "--mlx-path", target)
     for more, sentence in ((), "exists already"), (("--overwrite",), "such as notes.txt"):
 
-        def write_weights(scratch, *args):
-            weight_files.write_weights(scratch, *args)
+        def write_weights(scratch, *args, **named):
+            weight_files.write_weights(scratch, *args, **named)
             target.mkdir(exist_ok=True)
             (target / "notes.txt").write_text("mine")
 

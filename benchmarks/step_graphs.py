@@ -1,0 +1,417 @@
+"""What a step asks of host and memory, without computing it: its graph is built, never evaluated.
+
+On a GPU the host builds the next step while the device waits, so the milliseconds of Python count,
+as do the operations that it hands over and the bytes that these read. All three follow from the
+graph. The loop itself runs, ours and mlx_lm's, and is told that a device has answered. So weights
+need not be there either, and a model of any size takes no memory.
+
+What ``mx.fast`` computes in one kernel on a GPU and in many on a CPU counts as one operation
+(rotations, norms, attention, dequantized rows; whether Metal has a kernel for so many rows of
+attention is its own affair), as does what ``mx.compile`` has fused. Milliseconds are of the CPU
+that builds the graph.
+
+``python -m benchmarks.step_cost --graphs`` writes the tables.
+"""
+
+import io
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import patch
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.llama import Model, ModelArgs
+from specstream_mlx.drafting.drafter import fixed_drafting
+
+from specstream_mlx import DraftSettings, SpeculativeModel
+from specstream_mlx.config import Mode
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.step import Decoder, StepResult
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.hardware import device
+from specstream_mlx.loop import Request, steps
+from specstream_mlx.models.streams import Streams
+from specstream_mlx.terminal.progress import track
+from specstream_mlx.train.stream_settings import StreamSettings
+
+from .own_process import in_own_process
+from .report import commit, machine_suffix, measured_on, table, write_report
+from .runner import MLX_LM, fixed_ways
+from .step_rows import PLAIN_ROWS, StepRows, rows_of
+
+SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
+    "30 x 576": (30, 576, 9, 3, 1536, 49152),
+    "28 x 1024": (28, 1024, 16, 8, 3072, 151936),
+    "36 x 2560": (36, 2560, 32, 8, 9728, 151936),
+}
+"""Those of the demonstration model, and of models of 0.6 and 4 B."""
+
+CONTEXT = 512
+"""Rows of the KV cache."""
+
+WARM_UP = 3
+"""Steps until trees have their size."""
+
+FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+DEQUANTIZE = "dequantize"
+"""What is one operation on a GPU, by its name in ``mx.fast`` and ``mx``."""
+
+_NODE = re.compile(r'(\d+) \[label ="(\w+)"')
+_EDGE = re.compile(r'"(\w+)" -> (\d+)')
+_FUSED = re.compile(r"Compiled\w+")
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """What one step is made of.
+
+    Attributes:
+        operations: of its graph, by kind; what ``mx.compile`` has fused is one.
+        weight_bytes: of the weights that it reads, as often as it reads them.
+        kv_bytes: of the keys and values that it reads.
+        first_ms: Python from reading the step before to the first hand-over to the device.
+        last_ms: the same to the last one.
+        all_ms: the same to where the host waits; medians.
+    """
+
+    operations: Mapping[str, int]
+    weight_bytes: int
+    kv_bytes: int
+    first_ms: float | None
+    last_ms: float | None
+    all_ms: float | None
+
+
+# Models without weights ---------------------------------------------------------------------
+
+
+def never_there(module: nn.Module, dtype: mx.Dtype | None = None) -> None:
+    """Replace a module's parameters by arrays of their shapes that hold a single number."""
+
+    def empty(array: mx.array) -> mx.array:
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        return _empty(array.shape, dtype if dtype is not None and floating else array.dtype)
+
+    module.update(tree_map(empty, module.parameters()))
+
+
+@cache
+def _empty(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    array = mx.broadcast_to(mx.zeros((), dtype), shape)
+    mx.eval(array)
+    return array
+
+
+def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
+    """A Llama of one of ``SHAPES``, with streams as the trainers make them; without weights."""
+    layers, hidden, heads, kv_heads, mlp, vocabulary = SHAPES[name]
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 64 if hidden < 1024 else 128,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+        "quantization": {"group_size": 64, "bits": bits},
+    }
+    model = Model(ModelArgs.from_dict(config))
+    model.set_dtype(mx.float16)
+    nn.quantize(model, 64, bits)
+    never_there(model)
+    fields = StreamSettings(mode=mode, num_streams=4, num_msa_layers=4).stream_config(
+        hidden_size=hidden, num_hidden_layers=layers, base_model=name, base_fingerprint=""
+    )
+    streams = Streams(fields)
+    never_there(streams, mx.float16)
+    return SpeculativeModel(model, config, Path(name), streams=streams)
+
+
+# Steps that are not computed ----------------------------------------------------------------
+
+
+class _Uncomputed(Decoder):
+    """A decoder whose results are not those of its graphs, which are kept, but made-up ones.
+
+    Every step accepts one draft, and the streams' guesses are all different.
+    """
+
+    def __init__(self, model: SpeculativeModel):
+        super().__init__(model.model, model.streams, make_caches(model.model, model.config))
+        self.graphs: list[Sequence[mx.array]] = []
+
+    def prefill(self, tokens: mx.array) -> None:
+        super().prefill(tokens)
+        _forget(self.caches)
+
+    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
+        return self._made_up(super().step(plan, rule))
+
+    def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
+        return self._made_up(super().next_token(token, rule))
+
+    def _made_up(self, result: StepResult) -> StepResult:
+        self.graphs.append(result.arrays())
+        nodes = result.predictions.shape[0]
+        found = result.streams
+        if found is not None:
+            parents = None if found.parents is None else _ranks(found.parents.shape)
+            found = replace(
+                found,
+                candidates=_ranks(found.candidates.shape),
+                log_probs=_log_probs(found.log_probs.shape),
+                parents=parents,
+                present=None,
+            )
+        return StepResult(
+            mx.array(min(1, nodes - 1)),
+            _ranks((nodes,)),
+            None,
+            None if result.kept is None else _ranks((nodes,)),
+            None if result.in_play is None else _ranks((nodes,)) >= 0,
+            found,
+        )
+
+
+@cache
+def _ranks(shape: tuple[int, ...]) -> mx.array:
+    array = mx.broadcast_to(mx.arange(shape[-1]), shape)
+    mx.eval(array)
+    return array
+
+
+@cache
+def _log_probs(shape: tuple[int, ...]) -> mx.array:
+    array = -0.5 * (1 + _ranks(shape).astype(mx.float32))
+    mx.eval(array)
+    return array
+
+
+def _forget(caches: Sequence[Any]) -> None:
+    """Leave the rows of caches, as if they had been computed, without what they are made from."""
+    for one in caches:
+        one.keys, one.values = (_empty(a.shape, a.dtype) for a in (one.keys, one.values))
+
+
+# What they say ------------------------------------------------------------------------------
+
+
+@cache
+def _mark(name: str) -> mx.array:
+    """What every operation of that kind depends on, by which its graph tells it."""
+    array = mx.zeros(())
+    mx.eval(array)
+    return array
+
+
+@contextmanager
+def as_on_a_gpu(hand_over: Callable[..., None]) -> Iterator[None]:
+    """Build graphs as for a GPU: ``FAST`` are one operation each, whose values mean nothing.
+
+    Args:
+        hand_over: called instead of ``mx.async_eval``.
+    """
+
+    def one_operation(name: str) -> Callable[..., mx.array]:
+        def stand_in(x: mx.array, *given: Any, **named: Any) -> mx.array:
+            others = [one for one in (*given, *named.values()) if isinstance(one, mx.array)]
+            return mx.depends(x, [*others, _mark(name)])
+
+        return stand_in
+
+    def dequantize(
+        w: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int, **_: Any
+    ) -> mx.array:
+        rows = _empty((*w.shape[:-1], w.shape[-1] * 32 // bits), scales.dtype)
+        return mx.depends(rows, [w, scales, biases, _mark(DEQUANTIZE)])
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(mx, "async_eval", hand_over))
+        patches.enter_context(patch.object(mx, DEQUANTIZE, dequantize))
+        for name in FAST:
+            patches.enter_context(patch.object(mx.fast, name, one_operation(name)))
+        yield
+
+
+def operations(arrays: Sequence[mx.array]) -> Counter[str]:
+    """The operations that arrays wait for, by kind."""
+    graph = io.StringIO()
+    names = (*FAST, DEQUANTIZE)
+    mx.export_to_dot(graph, *arrays, **{name: _mark(name) for name in names})
+    text = graph.getvalue()
+    marked = {node: name for name, node in _EDGE.findall(text) if name in names}
+    nodes = _NODE.findall(text)  # calls of one compiled function are several under one number
+    return Counter(marked.get(node) or _FUSED.sub("fused", kind) for node, kind in nodes)
+
+
+def measured(
+    graphs: Sequence[Sequence[mx.array]], run: Iterator[Any], timed: int
+) -> tuple[dict[str, int], dict[str, float | None]]:
+    """A step's operations by kind, and the fields of ``StepGraph`` that are milliseconds.
+
+    Args:
+        graphs: grows by one with every step of ``run``, and is never evaluated.
+        run: a step each.
+        timed: steps whose Python is timed.
+    """
+    handed: list[float] = []
+    marks: list[tuple[float, float, float]] = []
+    with as_on_a_gpu(lambda *_: handed.append(time.perf_counter())):
+        for number in range(WARM_UP + timed):
+            handed.clear()
+            began = time.perf_counter()
+            next(run)
+            whole = time.perf_counter() - began
+            if number >= WARM_UP:
+                marks.append((handed[0] - began, handed[-1] - began, whole))
+        next(run)
+    # Nothing has been evaluated, so the steps before are in the last graph, too.
+    earlier, last = graphs[-2:]
+    found = operations([*earlier, *last]) - operations(earlier)
+    names = ("first_ms", "last_ms", "all_ms")
+    medians = [1e3 * statistics.median(column) for column in zip(*marks, strict=True)]
+    return dict(found.most_common()), dict(zip(names, medians or [None] * 3, strict=True))
+
+
+def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0) -> StepGraph:
+    """A step of ours behind ``CONTEXT`` tokens.
+
+    Args:
+        model: whose weights need not be there.
+        settings: of the drafts.
+        timed: steps whose Python is timed; 0: no milliseconds.
+    """
+    decoder = _Uncomputed(model)
+    decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
+    streams = model.streams and model.streams.config
+    run = steps(decoder, Request([0], settings), fixed_drafting(settings, streams, [0]))
+    found, milliseconds = measured(decoder.graphs, run, timed)
+    return StepGraph(found, *bytes_read(model, rows_of(next(run).plan)), **milliseconds)
+
+
+def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
+    """A step of mlx_lm's own loop on the same model; arguments as of ``step_graph``."""
+    graphs: list[Sequence[mx.array]] = []
+    caches = make_prompt_cache(model.model)
+    model.model(mx.zeros((1, CONTEXT), mx.int32), cache=caches)
+    _forget(caches)
+    token = mx.zeros((1,), mx.int32)
+    mx.eval(token)
+
+    def greedy(log_probs: mx.array) -> mx.array:
+        graphs.append([mx.argmax(log_probs, axis=-1)])
+        return token
+
+    run = generate_step(token, model.model, max_tokens=-1, sampler=greedy, prompt_cache=caches)
+    found, milliseconds = measured(graphs, run, timed)
+    return StepGraph(found, *bytes_read(model, PLAIN_ROWS), **milliseconds)
+
+
+def bytes_read(model: SpeculativeModel, rows: StepRows) -> tuple[int, int]:
+    """Bytes of weights, and of keys and values, that a step reads behind ``CONTEXT`` tokens.
+
+    Every pass reads the weights of its layers, or those of the head, once. Shortlists are left out.
+    """
+    layers, streams = model.model.layers, model.streams
+    first = streams.config.first_msa_layer if streams else len(layers)
+    head = _bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
+    weights = sum(map(_bytes, layers)) + len(rows.heads) * head
+    read = first * (CONTEXT + rows.lower) + (len(layers) - first) * (CONTEXT + rows.upper)
+    if rows.deferred:
+        weights += sum(map(_bytes, layers[first:])) + head
+        read += (len(layers) - first) * (CONTEXT + rows.lower + rows.deferred)
+    if rows.deferred or rows.upper > rows.lower:
+        weights += _bytes(streams)
+    (cache, *_) = caches = make_prompt_cache(model.model)
+    model.model(mx.zeros((1, 1), mx.int32), cache=caches)
+    return weights, read * (cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2]
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+
+
+# The tables ---------------------------------------------------------------------------------
+
+COLUMNS = {
+    "model": "{model}",
+    "method": "{method}",
+    "operations": "{operations}",
+    "of mlx_lm's": "{share:.2f}",
+    "MB of weights": "{weights:.0f}",
+    "MB of keys and values": "{kv:.1f}",
+    "ms to the first hand-over": "{first_ms:.2f}",
+    "to the last": "{last_ms:.2f}",
+    "in all": "{all_ms:.2f}",
+    "of mlx_lm's step": "{time_share:.2f}",
+}
+
+
+def rows_of_model(name: str, timed: int) -> list[dict[str, Any]]:
+    """A row for mlx_lm's plain step and for each method, on a model of ``SHAPES``."""
+    rows: list[dict[str, Any]] = []
+    for mode in get_args(Mode):
+        model = model_of(name, mode)
+        graphs = {} if rows else {MLX_LM: plain_graph(model, timed)}
+        for method, settings in fixed_ways(mode).items():
+            graphs[method] = step_graph(model, settings, timed)
+        rows += [{"model": name, "method": method} | vars(one) for method, one in graphs.items()]
+    return rows
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """The lines of the report: what a step asks for, and the operations of each kind."""
+    plain = {row["model"]: row for row in rows if row["method"] == MLX_LM}
+    shown = []
+    for row in rows:
+        base, count = plain[row["model"]], sum(row["operations"].values())
+        shares = {"share": count / sum(base["operations"].values())}
+        shares["time_share"] = row["all_ms"] and row["all_ms"] / base["all_ms"]
+        sizes = {"weights": row["weight_bytes"] / 1e6, "kv": row["kv_bytes"] / 1e6}
+        shown.append({**row, **shares, **sizes, "operations": count})
+    lines = [
+        f"{measured_on(facts)}; {facts['commit']}. Llamas of layers x hidden size in 4 bits, "
+        f"{CONTEXT} tokens in the cache, four streams in four layers as the trainers make them. "
+        "Graphs are built and never evaluated; what is one kernel on a GPU is one operation.",
+        "",
+        *table(COLUMNS, shown),
+    ]
+    for name in plain:
+        own = [row for row in rows if row["model"] == name]
+        kinds = Counter[str]()
+        for row in own:
+            kinds.update(row["operations"])
+        columns = {f"operation, {name}": "{kind}"}
+        columns |= {row["method"]: f"{{counts[{place}]}}" for place, row in enumerate(own)}
+        counts = [
+            {"kind": kind, "counts": [row["operations"].get(kind, 0) for row in own]}
+            for kind, _ in kinds.most_common()
+        ]
+        lines += ["", *table(columns, counts)]
+    return lines
+
+
+def report(names: Sequence[str], timed: int, output: Path) -> str:
+    """Build the graphs of some of ``SHAPES``, each in a process of its own; returns the text."""
+    rows: list[dict[str, Any]] = []
+    for name in track(names, "graphs"):
+        rows += in_own_process(rows_of_model, name, timed)
+    facts = device.describe() | {"commit": commit(), "context": CONTEXT, "timed": timed}
+    name = f"step-graphs-{machine_suffix(facts)}"
+    return write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts))

@@ -1,0 +1,36 @@
+"""The papers' figures as tables: a line for every shape, and the adapters that are found."""
+
+import json
+
+import pytest
+
+from benchmarks import paper_figures
+from benchmarks.paper_figures import find_adapters
+from benchmarks.runner import Base
+from specstream_mlx import UserError
+
+
+@pytest.mark.slow
+def test_full_trees_of_every_shape_in_both_modes(tmp_path, monkeypatch, toy):
+    monkeypatch.setattr(paper_figures, "Base", lambda *given: Base(*given, fastest_baseline=False))
+    monkeypatch.setattr(paper_figures, "GAMMAS", (2,))
+    monkeypatch.setattr(paper_figures, "WIDTHS", (1, 3))
+    paper_figures.main(items=1, max_tokens=12, max_nodes=4, output=tmp_path)
+    (file,) = tmp_path.glob("figure-streams-*.json")
+    rows = json.loads(file.read_text())["rows"]
+    ways = ["width 1", "width 1, pruned", "width 3", "width 3, pruned"]
+    named = [(row["mode"], row["method"]) for row in rows]
+    assert named == [(mode, way) for mode in ("lossless", "shared") for way in ways]
+    nodes = {(row["mode"], row["method"]): row["nodes"] for row in rows}
+    for mode in ("lossless", "shared"):
+        assert nodes[mode, "width 1"] <= 2 < nodes[mode, "width 3"] <= 3 + 9
+        assert nodes[mode, "width 3, pruned"] <= 3  # and the root
+
+
+def test_adapters_are_found_by_their_number(tmp_path):
+    with pytest.raises(UserError, match="expected what the PyTorch trainer writes"):
+        find_adapters(tmp_path)
+    for number in (4, 10, 2):
+        (tmp_path / f"ns{number}" / "sql" / "adapter").mkdir(parents=True)
+        (tmp_path / f"ns{number}" / "sql" / "adapter" / "adapter_config.json").touch()
+    assert list(find_adapters(tmp_path)) == [2, 4, 10]

@@ -1,0 +1,107 @@
+"""Graphs that are never evaluated: they are those of steps that are, and take no memory."""
+
+import time
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+
+from benchmarks import step_graphs
+from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
+from benchmarks.step_graphs import (
+    as_on_a_gpu,
+    markdown,
+    measured,
+    model_of,
+    operations,
+    rows_of_model,
+    step_graph,
+)
+from specstream_mlx.loop import Request, decode
+
+LAYERS, MSA_LAYERS = 6, 4
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(step_graphs.SHAPES, "small", (LAYERS, 128, 2, 1, 256, 5000))
+
+
+def test_what_a_step_asks_for():
+    """Counted by hand for each layer, behind which ours needs few operations in a plain step."""
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    rows = rows_of_model("small", timed=1)
+    weights = next(row["weight_bytes"] for row in rows)
+    assert mx.get_peak_memory() - before < weights / 10
+    by_method = {row["method"]: row for row in rows}
+    for name in (MLX_LM, "one token a step"):
+        counts = by_method[name]["operations"]
+        assert counts["QuantizedMatmul"] == 7 * LAYERS + 1
+        assert counts["rope"] == counts["SliceUpdate"] == 2 * LAYERS
+        assert counts["scaled_dot_product_attention"] == LAYERS
+        assert counts["rms_norm"] == 2 * LAYERS + 1
+        assert counts["dequantize"] == 1 and counts["fused"] == LAYERS
+    totals = {name: sum(row["operations"].values()) for name, row in by_method.items()}
+    assert abs(totals["one token a step"] - totals[MLX_LM]) <= 5
+    beside, deferred = by_method["lossless, chain"], by_method["lossless, chain, deferred"]
+    assert beside["operations"]["scaled_dot_product_attention"] == LAYERS
+    assert deferred["operations"]["scaled_dot_product_attention"] == LAYERS + MSA_LAYERS
+    assert deferred["weight_bytes"] > beside["weight_bytes"] > weights
+    assert deferred["kv_bytes"] > 1.5 * beside["kv_bytes"]
+    assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
+    facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b", "commit": "x"}
+    text = "\n".join(markdown(rows, facts))
+    assert f"| small | mlx_lm | {totals[MLX_LM]} | 1.00 |" in text
+    assert "| rope | 12 | 12 | 12 | 20 |" in text
+
+
+def test_bytes_of_weights_are_those_of_a_model_that_is_there():
+    config = model_of("small", "lossless").config
+    model = Model(ModelArgs.from_dict(config))
+    model.set_dtype(mx.float16)
+    nn.quantize(model, 64, 4)
+    parameters = [*tree_flatten(model.layers), *tree_flatten(model.model.embed_tokens)]
+    held = sum(array.nbytes for _, array in parameters)
+    plain = step_graphs.plain_graph(model_of("small", "lossless"))
+    assert plain.weight_bytes == held and plain.all_ms is None
+    assert plain.kv_bytes == LAYERS * (step_graphs.CONTEXT + 1) * 2 * 64 * 2
+
+
+@pytest.mark.parametrize("settings", [ONE_TOKEN, CHAIN], ids=["plain", "chain"])
+def test_the_graph_is_that_of_a_step_that_is_computed(settings):
+    """The real loop hands over as many operations of each kind, with weights that are there."""
+    model = model_of("small", "lossless")
+    handed = []
+
+    def compute(*arrays):
+        handed.append(operations(arrays))
+        mx.eval(*arrays)
+
+    with as_on_a_gpu(compute):
+        run = decode(model, Request([0, 1], settings))
+        for _ in range(5):
+            next(run)
+    found = step_graph(model, settings).operations
+    assert found == dict(handed[-1])
+    assert "Depends" not in found
+
+
+def test_hand_overs_are_timed_from_the_step_before():
+    graphs = []
+
+    def steps():
+        while True:
+            time.sleep(0.01)
+            mx.async_eval()
+            time.sleep(0.02)
+            mx.async_eval()
+            time.sleep(0.03)
+            graphs.append([mx.zeros((2,)) + len(graphs)])
+            yield
+
+    counts, found = measured(graphs, steps(), 1)
+    assert counts["Add"] == 1
+    assert 10 <= found["first_ms"] < found["last_ms"] - 20 < found["all_ms"] - 50
