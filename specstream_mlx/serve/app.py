@@ -4,12 +4,12 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -44,6 +44,8 @@ _TYPES = {
     503: "overloaded_error",
 }
 
+_HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
+
 _SLOWEST_BODY = 30.0  # seconds
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -73,7 +75,7 @@ class Limits:
     body_bytes: int = 1 << 20
 
 
-def make_app(service: Service, limits: Limits = Limits()) -> Starlette:  # noqa: B008
+def make_app(service: Service, limits: Limits = Limits()) -> Starlette:
     """The application; when it ends it closes the service."""
     metrics, started = Metrics(service.worker), int(time.time())
 
@@ -205,17 +207,14 @@ def _check_caller(request: Request, limits: Limits) -> None:
         RefusedError: it does not.
     """
     if limits.hosts:
-        try:
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname
-        except ValueError:
-            host = None
-        if host not in limits.hosts:
+        found = _HOST.fullmatch(request.headers.get("host", "").lower())
+        if found is None or found[1].strip("[]") not in limits.hosts:
             raise RefusedError(403, "the Host is none of this server's, expected its own name")
     if limits.api_key is None or request.url.path == "/health":
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     given = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(given.strip().encode(), limits.api_key.encode()):
+    if not hmac.compare_digest(given.strip().encode("latin-1"), limits.api_key.encode()):
         raise RefusedError(
             401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
         )

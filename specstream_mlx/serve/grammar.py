@@ -58,7 +58,10 @@ class Grammars:
                 )
             except ValueError as error:
                 raise UserError(f"schemas need a fast tokenizer: {error}") from None
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _AS_PYTHON_WRITES)
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _AS_PYTHON_WRITES)
+        except ValueError as error:
+            raise UserError(f"the schema cannot be followed: {error}") from None
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             line = matcher.get_error().strip().splitlines()[0]

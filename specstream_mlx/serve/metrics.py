@@ -1,14 +1,11 @@
 """What ``/metrics`` counts, in Prometheus's format."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from .decoding import Ended
 from .worker import Worker
-
-if TYPE_CHECKING:
-    from .replies import Choice
 
 
 class Metrics:
@@ -42,10 +39,9 @@ class Metrics:
             gauge = Gauge(name(kind), f"{type(worker).__name__}: {kind}.", registry=registry)
             gauge.set_function(lambda kind=kind: getattr(worker, kind))
 
-    def wrote(self, model: str, choices: Sequence["Choice"]) -> None:
+    def wrote(self, model: str, texts: Iterable[Ended]) -> None:
         """Count the texts of a reply."""
-        for choice in choices:
-            ended = choice.ended
+        for ended in texts:
             counts = {
                 "prompt": ended.prompt_tokens,
                 "cached": ended.cached_tokens,

@@ -82,7 +82,7 @@ async def reply(
         work.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await work
-    metrics.wrote(running.asked[0].name, choices)
+    metrics.wrote(running.asked[0].name, [choice.ended for choice in choices])
     return JSONResponse(writer.whole(choices))
 
 
@@ -118,7 +118,7 @@ async def _stream(
                     text = "".join(token.text for token in tokens)
                     for piece in writer.wrote(number, text, tokens):
                         yield piece
-        metrics.wrote(running.asked[0].name, choices)
+        metrics.wrote(running.asked[0].name, [choice.ended for choice in choices])
         complete = True
         for piece in writer.end(choices):
             yield piece

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..config import UserError
 from ..engine.sampling import Sampling
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
@@ -21,7 +20,7 @@ from .decoding import Asked, Ended, Read, Written
 from .errors import RefusedError
 from .grammar import Grammars
 from .resident import BASE
-from .worker import Event, Job, Worker
+from .worker import Event, Job, StoppedError, Worker
 
 Result = TypeVar("Result")
 
@@ -83,15 +82,15 @@ class Service:
         """Put the texts of a request into the queue.
 
         Raises:
-            RefusedError: it asks for what cannot be done.
+            RefusedError, UserError: it asks for what cannot be done.
             BusyError: the queue is full.
             StoppedError: the server is shutting down.
         """
-        prepare = asyncio.get_running_loop().run_in_executor(self._preparing, self.asked, wish)
         try:
-            return Running(self.worker, await prepare)
-        except UserError as error:
-            raise RefusedError(400, str(error)) from None
+            preparing = self._preparing.submit(self.asked, wish)
+        except RuntimeError:  # of a pool that was shut down
+            raise StoppedError("the server is shutting down") from None
+        return Running(self.worker, await asyncio.wrap_future(preparing))
 
     def close(self) -> None:
         """Break off all texts and end the threads."""
@@ -149,9 +148,8 @@ class Service:
             ]
         ids = encode_prompt(self.tokenizer, messages, tools=wish.tools)
         if wish.tools and ids == encode_prompt(self.tokenizer, messages):
-            raise RefusedError(
-                400, "tools: the model's chat template has no place for them", "tools"
-            )
+            sentence = "tools are not supported: the model's chat template has no place for them"
+            raise RefusedError(400, sentence, "tools")
         return ids
 
     def _max_tokens(self, asked: int | None, model: SpeculativeModel, prompt: int) -> int:
