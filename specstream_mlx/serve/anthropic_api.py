@@ -14,11 +14,14 @@ from .service import Running, Wish
 
 def wish_of_messages(body: Messages) -> Wish:
     """What a request asks for."""
-    turns = [{"role": one.role, "content": text_of(one.content)} for one in body.messages]
-    system = text_of(body.system)
+    turns: list[dict[str, Any]] = [
+        {"role": one.role, "content": text_of(one.content)} for one in body.messages
+    ]
+    if system := text_of(body.system):
+        turns.insert(0, {"role": "system", "content": system})
     return Wish(
         model=body.model,
-        prompt=[{"role": "system", "content": system}, *turns] if system else turns,
+        prompt=turns,
         max_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,

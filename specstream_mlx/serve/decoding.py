@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
@@ -175,7 +176,7 @@ def decoded(
         if response.finish_reason or not response.from_draft:
             yield Written(tokens)
             tokens = []
-    ended.reason, ended.tokens = response.finish_reason, response.generation_tokens
+    ended.reason, ended.tokens = response.finish_reason or "", response.generation_tokens
     ended.target_calls = response.target_calls
     ended.drafted_tokens, ended.accepted_tokens = response.drafted_tokens, response.accepted_tokens
     if ended.reason == "stop" and response.token not in tokenizer.eos_token_ids:
@@ -202,10 +203,10 @@ def read_prompt(
 def _token(text: str, token: int, log_probs: mx.array, top: int | None) -> Token:
     if top is None:
         return Token(text, token)
-    best: list[int] = []
+    best: Any = []
     if top:
         best = mx.argpartition(-log_probs, top - 1)[:top].tolist()
-    scores = log_probs[mx.array([token, *best])].tolist()
+    scores: Any = log_probs[mx.array([token, *best])].tolist()
     pairs = sorted(zip(best, scores[1:], strict=True), key=lambda pair: -pair[1])
     return Token(text, token, scores[0], pairs)
 

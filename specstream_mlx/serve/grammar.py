@@ -6,8 +6,8 @@ and change no text.
 """
 
 import json
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import UserError
 
-_AS_PYTHON_WRITES = {
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_AS_PYTHON_WRITES: "JsonCompileOptions" = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
@@ -74,7 +77,7 @@ class _Mask:
     """A logits processor; see ``Grammars.json``."""
 
     def __init__(
-        self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int, ends: Collection[int]
+        self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int, ends: frozenset[int]
     ):
         self._matcher, self._prompt_tokens = matcher, prompt_tokens
         self._vocab_size, self._ends = vocab_size, ends
@@ -82,7 +85,7 @@ class _Mask:
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """The (1, vocab) logits of tokens that may follow; of no text's own path, all of them."""
-        path = tokens[self._prompt_tokens :].tolist()
+        path: Any = tokens[self._prompt_tokens :].tolist()
         if not self._goes_to(path):
             return logits
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

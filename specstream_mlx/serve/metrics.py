@@ -1,6 +1,7 @@
 """What ``/metrics`` counts, in Prometheus's format."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -37,7 +38,7 @@ class Metrics:
         )
         for kind in ("waiting", "decoding", "kept_tokens"):
             gauge = Gauge(name(kind), f"{type(worker).__name__}: {kind}.", registry=registry)
-            gauge.set_function(lambda kind=kind: getattr(worker, kind))
+            gauge.set_function(partial(getattr, worker, kind))
 
     def wrote(self, model: str, texts: Iterable[Ended]) -> None:
         """Count the texts of a reply."""

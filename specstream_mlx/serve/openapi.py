@@ -53,7 +53,7 @@ def document(
     for path, kind in bodies.items():
         schema = {"$ref": place.format(model=kind.__name__)}
         responses = _responses("application/json", _REFUSALS)
-        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        responses["200"]["content"]["text/event-stream"] = {}
         paths[path] = {
             "post": {
                 "summary": kind.__doc__,

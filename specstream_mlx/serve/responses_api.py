@@ -15,7 +15,7 @@ from .service import Running, Wish
 
 def wish_of_response(body: Response) -> Wish:
     """What a request asks for."""
-    turns = [{"role": "user", "content": body.input}]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": body.input}]
     if not isinstance(body.input, str):
         roles = {"developer": "system"}
         turns = [

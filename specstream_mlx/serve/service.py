@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -182,7 +182,7 @@ class Running:
         BusyError, StoppedError: see ``Worker.submit``.
     """
 
-    def __init__(self, worker: Worker, asked: Sequence[Asked]):
+    def __init__(self, worker: Worker, asked: list[Asked]):
         self.asked = asked
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -193,7 +193,7 @@ class Running:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
-    async def events(self) -> AsyncIterator[tuple[int, Read | Written | Ended] | None]:
+    async def events(self) -> AsyncGenerator[tuple[int, Read | Written | Ended] | None]:
         """Yield (number of the text, event) up to all texts' ends; ``None``: there is no news.
 
         When it is closed, whoever closed it has left, and the texts are written no further.

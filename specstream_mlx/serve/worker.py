@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +138,8 @@ class Worker:
     def cancel(self, job: Job) -> None:
         """Write a text no further; a place in the queue is free at once."""
         job.left = True
-        with self._changed:
-            jobs = self._waiting.get(job.asked.name, ())
-            if job in jobs:
-                jobs.remove(job)
+        with self._changed, suppress(KeyError, ValueError):  # it does not wait
+            self._waiting[job.asked.name].remove(job)
 
     def stop(self) -> None:
         """End the thread; texts that are not complete end with a ``StoppedError``."""
@@ -152,7 +151,8 @@ class Worker:
     # The worker's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with device.wired_limit(self._base, [device.generation_stream]):
+        streams: Any = [device.generation_stream]
+        with device.wired_limit(self._base, streams):
             while self._next_round():
                 for text in list(self._texts):
                     self._turn(text)
