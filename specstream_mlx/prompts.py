@@ -96,12 +96,16 @@ def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: boo
 
 
 def _chat(
-    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, Any]], continue_final_message: bool
+    tokenizer: TokenizerWrapper,
+    messages: Sequence[Mapping[str, Any]],
+    continue_final_message: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """The template's text of messages, left open or up to where the answer begins."""
     try:
         text = tokenizer.apply_chat_template(
             messages,
+            tools=tools,
             tokenize=False,
             add_generation_prompt=not continue_final_message,
             continue_final_message=continue_final_message,
@@ -113,7 +117,10 @@ def _chat(
 
 
 def encode_prompt(
-    tokenizer: TokenizerWrapper, prompt: Prompt, template: str | None = None
+    tokenizer: TokenizerWrapper,
+    prompt: Prompt,
+    template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a prompt.
 
@@ -127,6 +134,7 @@ def encode_prompt(
         tokenizer: from ``load``.
         prompt: text, token ids, or messages, each with a ``role`` and a ``content``.
         template: the adapter's ``prompt_template``.
+        tools: descriptions of tools for the chat template, where the prompt is messages.
 
     Raises:
         UserError: it is none of these, or the chat template refuses it.
@@ -149,7 +157,7 @@ def encode_prompt(
         if all(map(is_integer, items)):
             return [int(token) for token in items]
         if all(isinstance(item, Mapping) for item in items):
-            return _encode_messages(tokenizer, items)
+            return _encode_messages(tokenizer, items, tools)
     raise UserError(f"prompt is {shown(prompt)}, expected text, token ids or chat messages")
 
 
@@ -162,7 +170,9 @@ def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
 
 
 def _encode_messages(
-    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, Any]]
+    tokenizer: TokenizerWrapper,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
 ) -> list[int]:
     for message in messages:
         if not isinstance(message.get("role"), str) or "content" not in message:
@@ -174,7 +184,7 @@ def _encode_messages(
             "prompt is chat messages and the tokenizer has no chat template, expected text or "
             "token ids"
         )
-    text = _chat(tokenizer, list(messages), messages[-1]["role"] == "assistant")
+    text = _chat(tokenizer, list(messages), messages[-1]["role"] == "assistant", tools)
     return tokenizer.encode(text, add_special_tokens=False)
 
 

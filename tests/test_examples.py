@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from demonstration_weights import installed
+from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from tiny_gguf import tiny_gguf
@@ -59,6 +60,9 @@ NOT_RUN = {
     "python -m mypy": "reads the clone; .ci/run runs it",
     "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
     "python -m specstream_mlx.convert.demo_model.bundle": "replaces what is bundled",
+    "specstream-mlx serve": "serves until it is told to end; tests/serve/test_command.py runs it",
+    "curl": "asks a server; tests/serve do",
+    "pip install": "brings what is installed",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "
     "tests/benchmarks/test_spec_bench.py runs it",
@@ -231,7 +235,7 @@ def test_what_is_left_out_is_what_is_listed():
     left_out = [command for command in commands if command.left_out]
     assert {command.left_out for command in left_out} == set(NOT_RUN)
     assert {block.place for block in RUN} >= SLOW
-    names = ("specstream-mlx ", "python -m ", "bash ")
+    names = ("specstream-mlx ", "python -m ", "bash ", "curl ", "pip install ")
     assert all(command.line.startswith(names) for command in commands)
 
 
@@ -463,14 +467,28 @@ def test_commands_do_what_is_shown(block, on_the_toy, tmp_path):
             assert comparable(found) == comparable(command.shown)
 
 
+SERVER = "http://127.0.0.1:8080"
+
+
+@pytest.fixture
+def server():
+    """The address of a server that stands in for the one at ``SERVER``."""
+    toy = Resident(TOY / "base", TOY / "streams", proofread=TOY / "adapters" / "sql")
+    with running(toy.service()) as address:
+        yield address
+
+
 @pytest.mark.parametrize("block", cases(PYTHON))
-def test_snippets_run_as_they_stand(block, capsys):
+def test_snippets_run_as_they_stand(block, capsys, request):
+    text = block.text
+    if SERVER in text:
+        text = text.replace(SERVER, request.getfixturevalue("server"))
     if "demonstration." in block.text:
         need_the_demonstration_model()
     model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
     exec(  # the snippets of one page go on from its first one
-        compile(block.text, block.place, "exec"),
+        compile(text, block.place, "exec"),
         {"model": model, "tokenizer": tokenizer, "prompt": prompt},
     )
     if block.after:

@@ -18,7 +18,7 @@ FLOORS = [
     {"prompt_cache"},
     {"loop"},
     {"acceptance", "generation", "batch"},
-    {"chat", "train"},
+    {"chat", "train", "serve"},
     {"convert"},
     {"demonstration"},
     {"apps", "convert.demo_model"},

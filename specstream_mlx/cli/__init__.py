@@ -22,6 +22,7 @@ from .doctor import doctor
 from .export_coreml import export_coreml
 from .generate import generate
 from .inspect import inspect
+from .serve import serve
 from .train import train
 from .writing_tools import writing_tools
 
@@ -55,6 +56,7 @@ app.command("coreml-verify")(coreml_verify)
 app.command()(inspect)
 app.command()(autotune)
 app.command()(train)
+app.command()(serve)
 app.command()(writing_tools)
 app.add_typer(
     benchmark.app,

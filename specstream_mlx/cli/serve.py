@@ -1,0 +1,126 @@
+"""``specstream-mlx serve``."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from .. import bundled
+from ..config import UserError
+from ..demonstration import MODEL
+from ..terminal.notes import note
+from ..terminal.parsing import at_least
+from .options import ModelOptions
+
+_NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="DIR|REPO",
+            help="The base, in MLX format: a directory or a Hugging Face repository. Default: "
+            f"{MODEL} with its adapters.",
+        ),
+    ] = None,
+    adapter_path: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=DIR",
+            help="An adapter, which clients call base:NAME; may be given several times. "
+            "base=DIR are lossless streams of the base itself.",
+        ),
+    ] = None,
+    adapters: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="A folder of adapters, each in a directory of its name."),
+    ] = None,
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, Option(parser=at_least(0), metavar="N", help="The port; 0: a free one.")
+    ] = 8080,
+    api_key: Annotated[
+        str | None,
+        Option(
+            envvar="SPECSTREAM_API_KEY",
+            metavar="KEY",
+            help="What clients must send as their API key.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Tokens of a text at most.")
+    ] = 4096,
+    texts: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Texts that are written at a time.")
+    ] = 4,
+    queue: Annotated[
+        int, Option(parser=at_least(0), metavar="N", help="Texts that may wait; more get 429.")
+    ] = 32,
+    kept_tokens: Annotated[
+        int,
+        Option(
+            parser=at_least(0),
+            metavar="N",
+            help="Prompt tokens whose KV rows are kept for prompts that begin alike.",
+        ),
+    ] = 16384,
+    body_bytes: Annotated[
+        int, Option(parser=at_least(1), metavar="N", help="Bytes of a request at most.")
+    ] = 1 << 20,
+) -> None:
+    """Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
+
+    One base stays in memory, and each request says which adapter it wants: base, base:proofread, ..
+    It ends with Ctrl-C, when the replies under way are complete.
+
+    [bold]Examples[/bold]
+
+    The demonstration model and its adapters, on port 8080:
+
+    [cyan]  specstream-mlx serve[/cyan]
+
+    Your own model, streams and adapters:
+
+    [cyan]  specstream-mlx serve --model my-model --adapter-path base=streams
+    --adapter-path sql=path/to/adapter --port 8000[/cyan]
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"the server needs {', '.join(missing)}: pip install 'specstream-mlx[serve]'"
+        )
+    from ..serve.run import listening
+
+    with listening(host, port) as opened:
+        from ..serve.app import LOOPBACK, Limits, make_app
+        from ..serve.resident import BASE, adapters_in, resident
+        from ..serve.run import serve as serve_app
+        from ..serve.service import Service
+        from ..serve.worker import Worker
+
+        named: dict[str, str | Path] = {}
+        if adapters is not None:
+            named |= adapters_in(adapters)
+        elif model is None and not adapter_path:
+            named |= {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+        for one in adapter_path or ():
+            name, equals, directory = one.partition("=")
+            if not equals:
+                raise UserError(f"--adapter-path is {one}, expected NAME=DIR")
+            named[name] = directory
+        streams = named.pop(BASE, None)
+        source = ModelOptions(model, None, None if streams is None else Path(streams)).source()
+        base, tokenizer = source.load()
+        models = resident(base, named)
+        is_local = host in LOOPBACK
+        if not is_local and api_key is None:
+            note(f"Whoever reaches {host} can use this server: see --api-key")
+        worker = Worker(tokenizer, texts, queue, kept_tokens, base.model)
+        limits = Limits(api_key, LOOPBACK if is_local else frozenset(), body_bytes)
+        app = make_app(Service(models, tokenizer, worker, max_tokens), limits)
+        shown = f"[{host}]" if ":" in host else host
+        note(f"Serving {', '.join(models)}")
+        note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
+        serve_app(app, opened)

@@ -1,0 +1,1 @@
+"""A server: one resident base, many adapters, the APIs that clients know."""

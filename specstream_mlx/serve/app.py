@@ -1,0 +1,255 @@
+"""The HTTP side: routes, who may ask, how much, and how errors are told."""
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..config import UserError
+from .anthropic_api import MessagesWriter, wish_of_messages
+from .bodies import Chat, Completion, Messages
+from .bodies import Response as ResponseBody
+from .errors import RefusedError, checked
+from .metrics import Metrics
+from .openai_api import ChatWriter, CompletionWriter, wish_of_chat, wish_of_completion
+from .openapi import document
+from .replies import reply, sentence_of
+from .responses_api import ResponseWriter, wish_of_response
+from .service import Service
+from .worker import BusyError, StoppedError
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+_HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
+
+_SLOWEST_BODY = 30.0  # seconds
+
+Body = TypeVar("Body", bound=BaseModel)
+
+APIS: dict[str, tuple[type[BaseModel], Any, Any]] = {
+    "/v1/chat/completions": (Chat, wish_of_chat, ChatWriter),
+    "/v1/completions": (Completion, wish_of_completion, CompletionWriter),
+    "/v1/responses": (ResponseBody, wish_of_response, ResponseWriter),
+    "/v1/messages": (Messages, wish_of_messages, MessagesWriter),
+}
+"""By path: what a request may say, what it asks for, and the form of the reply."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Who may ask, and how much.
+
+    Attributes:
+        api_key: that every request but those for ``/health`` must bear; ``None``: none.
+        hosts: names that a request's Host may have; empty: any. A page of another site that has
+            its name resolved to this machine gets nothing.
+        body_bytes: of one request.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    hosts: frozenset[str] = LOOPBACK
+    body_bytes: int = 1 << 20
+
+
+def make_app(service: Service, limits: Limits = Limits()) -> Starlette:
+    """The application; when it ends it closes the service."""
+    metrics, started = Metrics(service.worker), int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    def answering(path: str) -> Callable[[Request], Awaitable[Response]]:
+        kind, wish_of, writer = APIS[path]
+
+        async def answer(request: Request) -> Response:
+            body: Any = checked(kind, await _json(request, limits.body_bytes))
+            running = await service.start(wish_of(body))
+            form = writer(body, running, service.tokenizer)
+            return await reply(request, running, form, bool(body.stream), metrics)
+
+        return answer
+
+    def model_object(name: str) -> dict[str, Any]:
+        model = service.models[name]
+        bytes_ = None if model.adapter is None else model.adapter.nbytes
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "specstream-mlx",
+            "specstream": {
+                "base": model.path.name,
+                "mode": model.mode,
+                "streams": 0 if model.streams is None else model.streams.config.num_streams,
+                "adapter_bytes": bytes_,
+            },
+        }
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [*map(model_object, service.models)]})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in service.models:
+            raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
+        return JSONResponse(model_object(name))
+
+    async def health(_: Request) -> Response:
+        worker = service.worker
+        return JSONResponse(
+            {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
+        )
+
+    async def show_metrics(_: Request) -> Response:
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(_: Request) -> Response:
+        bodies = {path: kind for path, (kind, _, _) in APIS.items()}
+        return JSONResponse(document(bodies, service.models, with_key=limits.api_key is not None))
+
+    def guarded(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Any:
+        async def guard(request: Request) -> Response:
+            start = time.perf_counter()
+            try:
+                _check_caller(request, limits)
+                response = await handler(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            except Exception as error:
+                response = refusal(path, error)
+            metrics.requests.labels(path, response.status_code).inc()
+            metrics.seconds.labels(path).observe(time.perf_counter() - start)
+            return response
+
+        return guard
+
+    gets = {
+        "/health": health,
+        "/metrics": show_metrics,
+        "/openapi.json": openapi,
+        "/v1/models": models,
+        "/v1/models/{name}": one_model,
+    }
+    routes = [
+        Route(path, guarded(path, handler), methods=["GET"]) for path, handler in gets.items()
+    ]
+    routes += [Route(path, guarded(path, answering(path)), methods=["POST"]) for path in APIS]
+
+    async def no_such_place(request: Request, error: Exception) -> Response:
+        return refusal(request.url.path, error)
+
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: no_such_place},
+    )
+
+
+def refusal(path: str, error: Exception) -> Response:
+    """The answer that tells of an error, in the form of the path's API."""
+    sentence, status, name, headers = sentence_of(error), 500, None, {}
+    if isinstance(error, RefusedError):
+        status, name, headers = error.status, error.field, error.headers
+    elif isinstance(error, BusyError):
+        status, headers = 429, {"Retry-After": str(error.retry_after)}
+    elif isinstance(error, StoppedError):
+        status = 503
+    elif isinstance(error, UserError):
+        status = 400
+    elif isinstance(error, RecursionError):
+        status, sentence = 400, "the body is nested too deeply"
+    elif isinstance(error, HTTPException):
+        status, sentence, headers = error.status_code, error.detail, dict(error.headers or {})
+    else:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+    kind = _TYPES.get(status, "invalid_request_error")
+    if path == "/v1/messages":
+        content: dict[str, Any] = {
+            "type": "error",
+            "error": {"type": kind, "message": sentence},
+        }
+    else:
+        code = "model_not_found" if status == 404 and name == "model" else None
+        content = {"error": {"message": sentence, "type": kind, "param": name, "code": code}}
+    return JSONResponse(content, status, headers)
+
+
+def _check_caller(request: Request, limits: Limits) -> None:
+    """Check that a request comes from somebody who may ask.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    if limits.hosts:
+        found = _HOST.fullmatch(request.headers.get("host", "").lower())
+        if found is None or found[1].strip("[]") not in limits.hosts:
+            raise RefusedError(403, "the Host is none of this server's, expected its own name")
+    if limits.api_key is None or request.url.path == "/health":
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    given = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if not hmac.compare_digest(given.strip().encode("latin-1"), limits.api_key.encode()):
+        raise RefusedError(
+            401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
+        )
+
+
+async def _json(request: Request, most: int) -> Any:
+    """The value of a request's body.
+
+    Raises:
+        RefusedError: it is none, too large, or too slow in coming.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise RefusedError(415, "the Content-Type is another, expected application/json")
+    too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and (len(said) > 18 or int(said) > most):
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_SLOWEST_BODY):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise RefusedError(408, "the body was too slow in coming") from None
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_number)
+        json.dumps(
+            value, ensure_ascii=False, allow_nan=False
+        ).encode()  # half a character of UTF-16 is no text
+    except ValueError as error:
+        raise RefusedError(400, f"the body is no JSON: {error}") from None
+    return value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,212 @@
+"""What requests may say: each API's fields, and what their values may be.
+
+A field that is not listed here is refused by its name, so nothing that a client asks for is
+ignored. Lists of accepted fields in README.md and in the OpenAPI document come from here.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+def _says_nothing(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("extra_forbidden", "unsupported")
+    return value
+
+
+Text = Annotated[str, Field(max_length=1_000_000)]
+Temperature = Annotated[float | None, Field(ge=0, le=2, description="0: the likeliest token.")]
+Share = Annotated[float | None, Field(ge=0, le=1)]
+Count = Annotated[int | None, Field(ge=1)]
+Seed = Annotated[int | None, Field(ge=0, lt=1 << 63, description="Repeats what was drawn.")]
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)] | Stops | None
+Choices = Annotated[int | None, Field(ge=1, le=8, description="Texts, with seeds one apart.")]
+Draft = Annotated[bool | None, Field(description="False: no drafts; the text stays the same.")]
+Unsupported = Annotated[
+    Any,
+    AfterValidator(_says_nothing),
+    Field(description="Accepted where it asks for nothing: null, 0, false or empty."),
+]
+Labels = Annotated[
+    dict[str, Any] | None, Field(max_length=16, description="A label without effect.")
+]
+Label = Annotated[str | None, Field(max_length=512, description="A label without effect.")]
+Tools = Annotated[
+    list[dict[str, Any]] | None,
+    Field(min_length=1, max_length=128, description="Put into the chat template; calls are text."),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Part(_Body):
+    """A piece of a message's text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+    annotations: Unsupported = None
+    logprobs: Unsupported = None
+    cache_control: Annotated[
+        dict[str, Any] | None, Field(description="All prompts are kept, marked or not.")
+    ] = None
+
+
+Content = Text | list[Part]
+
+
+def text_of(content: Content | None) -> str | None:
+    """The text of a message."""
+    if content is None or isinstance(content, str):
+        return content
+    return "".join(part.text for part in content)
+
+
+class Message(_Body):
+    """A turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(_Body):
+    """What a stream holds besides text."""
+
+    include_usage: bool | None = None
+
+
+class Schema(_Body):
+    """A JSON schema with a name."""
+
+    name: Annotated[str, Field(max_length=64)] = "schema"
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: Annotated[bool | None, Field(description="Every schema is followed strictly.")] = None
+
+
+class TextFormat(_Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JSONFormat(_Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(_Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+class NamedSchemaFormat(Schema):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+
+
+Format = Annotated[TextFormat | JSONFormat | SchemaFormat, Field(discriminator="type")]
+FlatFormat = Annotated[TextFormat | JSONFormat | NamedSchemaFormat, Field(discriminator="type")]
+
+
+class _Sampled(_Body):
+    """What all APIs have."""
+
+    model: Annotated[str, Field(max_length=128)]
+    stream: bool | None = None
+    temperature: Temperature = None
+    top_p: Share = None
+    seed: Seed = None
+    draft: Draft = None
+
+
+class _OpenAI(_Sampled):
+    max_tokens: Count = None
+    min_p: Share = None
+    top_k: Annotated[int | None, Field(ge=0)] = None
+    stop: Stop = None
+    n: Choices = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: Unsupported = None
+    presence_penalty: Unsupported = None
+    logit_bias: Unsupported = None
+    user: Label = None
+
+
+class Chat(_OpenAI):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    max_completion_tokens: Count = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: Tools = None
+    tool_choice: Literal["auto", "none"] | None = None
+    response_format: Format | None = None
+    metadata: Labels = None
+    store: Unsupported = None
+
+
+class Completion(_OpenAI):
+    """Body of ``/v1/completions``."""
+
+    prompt: Text | Annotated[list[int], Field(min_length=1)]
+    logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    echo: Unsupported = None
+
+
+class Item(_Body):
+    """A turn of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponseText(_Body):
+    """What a response's text is."""
+
+    format: FlatFormat | None = None
+
+
+class Response(_Sampled):
+    """Body of ``/v1/responses``."""
+
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=1024)]
+    instructions: Text | None = None
+    max_output_tokens: Count = None
+    text: ResponseText | None = None
+    metadata: Labels = None
+    user: Label = None
+    store: Unsupported = None
+
+
+class AnthropicMessage(_Body):
+    """A turn of a chat."""
+
+    role: Literal["user", "assistant"]
+    content: Content
+
+
+class Messages(_Sampled):
+    """Body of ``/v1/messages``."""
+
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=1024)]
+    max_tokens: Annotated[int, Field(ge=1)]
+    system: Content | None = None
+    stop_sequences: Stops | None = None
+    top_k: Annotated[int | None, Field(ge=0)] = None
+    metadata: Labels = None

@@ -1,0 +1,110 @@
+"""Texts that a JSON schema allows: before each token, those that may not come are masked out.
+
+A draft tree's node is masked at its own place in the grammar: a logits processor is given the
+tokens of the node's path, and one matcher goes back and forth to where they lead. So drafts stay on
+and change no text.
+"""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from mlx_lm.sample_utils import LogitsProcessor
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..config import UserError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_AS_PYTHON_WRITES: "JsonCompileOptions" = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+}
+"""White space is fixed, else a model may write it for ever."""
+
+
+class Grammars:
+    """Makes masks for the texts of one model.
+
+    Args:
+        tokenizer: of the model, a fast one.
+        vocab_size: columns of the model's logits.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int):
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._tokens: LLTokenizer | None = None  # made when first needed, which takes a second
+
+    def json(
+        self, schema: dict[str, Any] | bool, prompt_tokens: int
+    ) -> Callable[[], LogitsProcessor]:
+        """A function that makes the mask of one text, which is JSON that fits a schema.
+
+        Args:
+            schema: a JSON schema.
+            prompt_tokens: of the text's prompt.
+
+        Raises:
+            UserError: the schema is none, or cannot be followed token by token.
+        """
+        ends = sorted(self._tokenizer.eos_token_ids)
+        if self._tokens is None:
+            try:
+                self._tokens = from_tokenizer(
+                    self._tokenizer._tokenizer, n_vocab=self._vocab_size, eos_token=ends
+                )
+            except ValueError as error:
+                raise UserError(f"schemas need a fast tokenizer: {error}") from None
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _AS_PYTHON_WRITES)
+        except ValueError as error:
+            raise UserError(f"the schema cannot be followed: {error}") from None
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            line = matcher.get_error().strip().splitlines()[0]
+            raise UserError(f"the schema cannot be followed: {line}")
+        size = self._vocab_size
+        return lambda: _Mask(matcher.deep_copy(), prompt_tokens, size, frozenset(ends))
+
+
+class _Mask:
+    """A logits processor; see ``Grammars.json``."""
+
+    def __init__(
+        self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int, ends: frozenset[int]
+    ):
+        self._matcher, self._prompt_tokens = matcher, prompt_tokens
+        self._vocab_size, self._ends = vocab_size, ends
+        self._consumed: list[int] = []
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """The (1, vocab) logits of tokens that may follow; of no text's own path, all of them."""
+        path: Any = tokens[self._prompt_tokens :].tolist()
+        if not self._goes_to(path):
+            return logits
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        if self._matcher.is_error() or not allowed.any():
+            raise UserError("the schema became too complex to follow")
+        return mx.where(mx.array(allowed), logits, -mx.inf)
+
+    def _goes_to(self, path: list[int]) -> bool:
+        """Take the matcher to the end of a path; false: the grammar does not lead there."""
+        if not self._ends.isdisjoint(path):  # calls are enqueued behind what may be the end
+            return False
+        common = 0
+        for ours, theirs in zip(self._consumed, path, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        if common < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - common)
+        done = self._matcher.try_consume_tokens(path[common:])
+        self._consumed = path[: common + done]
+        return common + done == len(path)

@@ -1,0 +1,211 @@
+"""OpenAI's ``/v1/chat/completions`` and ``/v1/completions``."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from .bodies import Chat, Completion, Format, JSONFormat, Message, SchemaFormat, text_of
+from .decoding import Token
+from .errors import RefusedError
+from .replies import Choice, event, figures, usage
+from .service import Running, Wish
+
+
+def wish_of_chat(body: Chat) -> Wish:
+    """What a chat asks for.
+
+    Raises:
+        RefusedError: two fields contradict each other.
+    """
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise RefusedError(
+            400, "max_tokens and max_completion_tokens were both given, expected one", "max_tokens"
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
+    return Wish(
+        prompt=[_message(message) for message in body.messages],
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        tools=None if body.tool_choice == "none" else body.tools,
+        schema=_schema(body.response_format),
+        **_common(body),
+    )
+
+
+def wish_of_completion(body: Completion) -> Wish:
+    """What a completion asks for."""
+    return Wish(
+        prompt=body.prompt,
+        max_tokens=body.max_tokens,
+        top_logprobs=body.logprobs,
+        **_common(body),
+    )
+
+
+def _common(body: Chat | Completion) -> dict[str, Any]:
+    names = "model temperature top_p top_k min_p seed stop n draft"
+    return {name: getattr(body, name) for name in names.split()}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    content = text_of(message.content)
+    if content is None and message.tool_calls is None:
+        raise RefusedError(400, f"a message of the {message.role} has no content", "messages")
+    others = {
+        name: value
+        for name in ("name", "tool_calls", "tool_call_id")
+        if (value := getattr(message, name)) is not None
+    }
+    return {"role": role, "content": content or "", **others}
+
+
+def _schema(wanted: Format | None) -> dict[str, Any] | None:
+    if isinstance(wanted, JSONFormat):
+        return {"type": "object"}
+    return wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
+
+
+class CompletionWriter:
+    """Replies of ``/v1/completions``, whole and in chunks.
+
+    Args:
+        body: the request's.
+        running: its texts.
+        tokenizer: names the tokens of log-probabilities.
+    """
+
+    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, body: Chat | Completion, running: Running, tokenizer: TokenizerWrapper):
+        self._body, self._running, self._tokenizer = body, running, tokenizer
+        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        options = body.stream_options
+        self._trailer = options is not None and bool(options.include_usage)
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Make the reply that is sent in one piece."""
+        made = [
+            self._choice(number, choice.text, choice.tokens, choice.ended.reason)
+            for number, choice in enumerate(choices)
+        ]
+        return self._object(self.kind, made, choices)
+
+    def begin(self) -> Iterator[str]:
+        """Yield nothing: the first text comes first."""
+        yield from ()
+
+    def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
+        """Yield a chunk with new text, if there is any that can be read."""
+        if text or (tokens and self._running.asked[0].top_logprobs is not None):
+            choice = self._piece(number, text, tokens, None)
+            yield event(self._object(self.chunk_kind, [choice]))
+
+    def end(self, choices: Sequence[Choice]) -> Iterator[str]:
+        """Yield each text's last chunk, the counts if they were asked for, and the end."""
+        last = len(choices) - 1
+        for number, choice in enumerate(choices):
+            piece = self._piece(number, "", (), choice.ended.reason)
+            chunk = self._object(self.chunk_kind, [piece])
+            if number == last and not self._trailer:
+                chunk["specstream"] = figures(choices, self._running)
+            yield event(chunk)
+        if self._trailer:
+            yield event(self._object(self.chunk_kind, [], choices))
+        yield "data: [DONE]\n\n"
+
+    def failed(self, sentence: str) -> str:
+        """Make the event of an error."""
+        return event({"error": {"message": sentence, "type": "api_error"}})
+
+    def _object(
+        self, kind: str, made: list[dict[str, Any]], choices: Sequence[Choice] | None = None
+    ) -> dict[str, Any]:
+        values = {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._body.model,
+            "choices": made,
+        }
+        if choices is not None:
+            values |= {"usage": usage(choices), "specstream": figures(choices, self._running)}
+        elif self._trailer:
+            values["usage"] = None
+        return values
+
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": reason,
+        }
+
+    _piece = _choice
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if self._running.asked[0].top_logprobs is None or not tokens:
+            return None
+        return {
+            "tokens": [self._name(token.id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{self._name(i): p for i, p in token.top} for token in tokens],
+        }
+
+    def _name(self, token: int) -> str:
+        return self._tokenizer.decode([token])
+
+
+class ChatWriter(CompletionWriter):
+    """Replies of ``/v1/chat/completions``."""
+
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def begin(self) -> Iterator[str]:
+        """Yield a chunk of each text that says who speaks."""
+        for number in range(len(self._running.asked)):
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield event(self._object(self.chunk_kind, [choice]))
+
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
+    ) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._around(number, {"message": message}, tokens, reason)
+
+    def _piece(
+        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
+    ) -> dict[str, Any]:
+        delta = {"content": text} if text else {}
+        return self._around(number, {"delta": delta}, tokens, reason)
+
+    def _around(
+        self, number: int, said: dict[str, Any], tokens: Sequence[Token], reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(tokens)
+        return {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if self._running.asked[0].top_logprobs is None or not tokens:
+            return None
+        return {
+            "content": [
+                self._scored(token.id, token.logprob)
+                | {"top_logprobs": [self._scored(*pair) for pair in token.top]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
+        name = self._name(token)
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}

@@ -1,0 +1,56 @@
+"""Serving an application on a socket until a signal comes."""
+
+import socket
+from contextlib import suppress
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ..config import UserError
+
+_FAREWELL = 30  # seconds that running replies have after the first signal
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to.
+
+    Args:
+        host: a name or an address.
+        port: 0: a free one.
+
+    Raises:
+        UserError: the port is in use, or the host is none of this machine's.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+        opened.listen(128)
+    except OSError as error:
+        raise UserError(
+            f"port {port} of {host} cannot be listened on ({error.strerror}), expected a free one"
+        ) from None
+    return opened
+
+
+def serve(app: Starlette, opened: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM; replies under way are completed, a second signal breaks them.
+
+    Args:
+        app: from ``make_app``.
+        opened: from ``listening``.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_FAREWELL,
+        h11_max_incomplete_event_size=16384,
+        limit_concurrency=1024,
+        http="h11",
+        ws="none",
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([opened])

@@ -1,0 +1,158 @@
+"""Schemas: every node of a tree is masked at its own place, and every text fits."""
+
+import json
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from random_models import random_prompt
+from tiny_models import VOCAB_SIZE
+
+from specstream_mlx import stream_generate
+from specstream_mlx.config import UserError
+from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.serve.grammar import Grammars
+
+TREE = {"tree_width": 4, "tree_size": 8, "lookup": True}
+
+
+def random_schema(rng, depth=0):
+    """A schema whose texts are short."""
+    kind = rng.choice("enum integer boolean string null const".split() + ["array", "object"] * 2)
+    if depth > 2 and kind in ("array", "object"):
+        kind = "boolean"
+    if kind == "enum":
+        return {"enum": rng.sample(["the team", "noon", 7, True, None, 2.5], rng.randint(1, 4))}
+    if kind == "const":
+        return {"const": rng.choice(["report", 12, [1, "a"]])}
+    if kind == "integer":
+        low = rng.randint(-50, 50)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 200)}
+    if kind == "string":
+        return {"type": "string", "minLength": 1, "maxLength": rng.randint(1, 6)}
+    if kind == "array":
+        items = random_schema(rng, depth + 1)
+        least = rng.randint(0, 2)
+        return {"type": "array", "items": items, "minItems": least, "maxItems": least + 1}
+    if kind == "object":
+        names = rng.sample(["name", "when", "n", "right", "table"], rng.randint(1, 3))
+        return {
+            "type": "object",
+            "properties": {name: random_schema(rng, depth + 1) for name in names},
+            "required": names[: rng.randint(0, len(names))],
+            "additionalProperties": False,
+        }
+    return {"type": kind}
+
+
+def fits(value, schema):
+    """Whether a value fits such a schema."""
+    if "enum" in schema or "const" in schema:
+        return any(
+            type(value) is type(one) and value == one
+            for one in schema.get("enum", [schema.get("const")])
+        )
+    kind = schema["type"]
+    if kind == "object":
+        properties = schema["properties"]
+        return (
+            isinstance(value, dict)
+            and set(schema["required"]) <= set(value) <= set(properties)
+            and all(fits(item, properties[name]) for name, item in value.items())
+        )
+    if kind == "array":
+        return (
+            isinstance(value, list)
+            and schema["minItems"] <= len(value) <= schema["maxItems"]
+            and all(fits(item, schema["items"]) for item in value)
+        )
+    if kind == "integer":
+        return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
+    if kind == "string":
+        return isinstance(value, str) and 1 <= len(value) <= schema["maxLength"]
+    return value is None if kind == "null" else type(value) is bool
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny):
+    return Grammars(tiny.tokenizer, VOCAB_SIZE)
+
+
+def written(tiny, grammars, name, prompt, schema, temperature, **settings):
+    responses = list(
+        stream_generate(
+            tiny.models[name],
+            tiny.tokenizer,
+            prompt,
+            160,
+            sampler=keyed_sampler(1, temperature),
+            logits_processors=[grammars.json(schema, len(prompt))()],
+            **settings,
+        )
+    )
+    assert responses[-1].finish_reason == "stop"
+    return "".join(one.text for one in responses), [one.token for one in responses]
+
+
+def check(tiny, grammars, seed):
+    rng = random.Random(seed)
+    schema, prompt = random_schema(rng), random_prompt(20, seed=seed)
+    name, temperature = rng.choice([*tiny.models]), rng.choice([0.0, 1.0])
+    case = tiny, grammars, name, prompt, schema, temperature
+    text, tokens = written(*case, **TREE)
+    assert fits(json.loads(text), schema), (schema, text)
+    assert tokens == written(*case, speculation=False)[1]
+    assert tokens == written(*case)[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_fit_with_drafts_and_without(tiny, grammars, seed):
+    check(tiny, grammars, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 208))
+def test_two_hundred_schemas(tiny, grammars, seed):
+    check(tiny, grammars, seed)
+
+
+def test_a_mask_is_that_of_its_path_wherever_it_was_before(tiny, grammars):
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}}
+    texts = ["[12, 3, 45]", "[12, 34, 5]", "[1]", "[]", "[999, 999"]
+    prompt = random_prompt(5)
+    mask = grammars.json(schema, len(prompt))()
+    tokens = from_tokenizer(tiny.tokenizer._tokenizer, n_vocab=VOCAB_SIZE)
+    grammar = LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), {"item_separator": ", ", "whitespace_flexible": False}
+    )
+    paths = [tiny.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    paths = [path[:size] for path in paths for size in range(len(path) + 1)]
+    random.Random(0).shuffle(paths)
+    for path in paths:
+        fresh = LLMatcher(tokens, grammar)
+        assert fresh.consume_tokens(path)
+        bits = np.frombuffer(fresh.compute_bitmask(), np.uint8)
+        expected = np.unpackbits(bits, bitorder="little")[:VOCAB_SIZE].astype(bool)
+        found = mask(mx.array([*prompt, *path]), mx.zeros((1, VOCAB_SIZE)))
+        assert (np.array(found[0] == 0) == expected).all(), tiny.tokenizer.decode(path)
+
+
+def test_paths_that_do_not_fit_leave_the_mask_as_it_was(tiny, grammars):
+    mask = grammars.json({"const": [1, 2]}, 0)()
+    wrong = tiny.tokenizer.encode("[1 the", add_special_tokens=False)
+    right = tiny.tokenizer.encode("[1", add_special_tokens=False)
+    logits = mx.zeros((1, VOCAB_SIZE))
+    before = mask(mx.array(right), logits)
+    assert (mask(mx.array(wrong), logits) == 0).all()
+    ended = [*right, min(tiny.tokenizer.eos_token_ids)]
+    assert (mask(mx.array(ended), logits) == 0).all()
+    assert mx.array_equal(mask(mx.array(right), logits), before)
+
+
+@pytest.mark.parametrize("schema", [{"type": "x"}, {"type": "string", "pattern": "("}, {"not": 5}])
+def test_what_is_no_schema_is_refused(grammars, schema):
+    with pytest.raises(UserError, match="the schema cannot be followed: "):
+        grammars.json(schema, 0)

@@ -1,0 +1,167 @@
+"""Requests that nobody should send, and clients that leave."""
+
+import json
+import socket
+import time
+
+import pytest
+from serving import running, until
+from starlette.testclient import TestClient
+
+from specstream_mlx.serve.app import Limits, make_app
+
+CHAT = {"model": "base", "messages": [{"role": "user", "content": "noon"}], "max_tokens": 2}
+POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def client(tiny):
+    with TestClient(make_app(tiny.service()), HERE) as client:
+        yield client
+        assert client.post(POSTS[0], json=CHAT).status_code == 200  # unharmed
+
+
+def sentence(response):
+    found = response.json()["error"]["message"]
+    assert "\n" not in found
+    return found
+
+
+def post(client, content, path=POSTS[0], **headers):
+    headers = {"content-type": "application/json", **headers}
+    return client.post(path, content=content, headers=headers)
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"model": NaN}',
+        b'{"model": 1e999}',
+        b'{"model": "\\ud800"}',
+        b'{"model": ' + b"9" * 5000 + b"}",
+        b'{"model": "base", "messages": {}, "prompt": {}, "input": {}, "max_tokens": 1}',
+        b'{"model": 5}',
+        b"{}",
+    ],
+    ids=lambda content: str(content[:20]),
+)
+def test_bodies_that_say_nothing_sensible(client, path, content):
+    response = post(client, content, path)
+    assert response.status_code == 400, response.text
+    assert sentence(response)
+
+
+def test_deep_schemas_and_large_ones(client):
+    deep = {}
+    for _ in range(150):
+        deep = {"type": "array", "items": deep}
+    wide = {"enum": ["x" * 50 + str(number) for number in range(10_000)]}
+    for schema in (deep, wide, {"$ref": "#"}, {"$ref": "file:///etc/passwd"}):
+        wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+        response = client.post(POSTS[0], json={**CHAT, "response_format": wanted})
+        assert response.status_code in (200, 400), response.text
+
+
+def test_bodies_that_are_too_large(client):
+    assert post(client, b"x" * ((1 << 20) + 1)).status_code == 413
+    assert post(client, iter([b"x" * (1 << 19)] * 3)).status_code == 413  # without a length
+    assert post(client, b"{}", **{"content-length": "9" * 30}).status_code == 413
+
+
+def test_other_kinds_of_bodies(client):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        response = client.post(POSTS[0], content=json.dumps(CHAT), headers={"content-type": kind})
+        assert response.status_code == 415
+
+
+def test_pages_of_other_sites_get_nothing(client):
+    for host in ("evil.example", "127.0.0.1.evil.example", "[::1", "", "evil@127.0.0.1:x:y"):
+        response = client.get("/v1/models", headers={"host": host})
+        assert response.status_code == 403, host
+    for host in ("localhost:8080", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        assert client.get("/v1/models", headers={"host": host}).status_code == 200
+    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    response = client.options(POSTS[0], headers=asked)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_paths_that_lead_nowhere(client):
+    for path in (
+        "/",
+        "/v1",
+        "/v1/models/../../etc",
+        "/v1/models/base%2F..",
+        "/v1/models/%00",
+        "/..",
+    ):
+        response = client.get(path)
+        assert response.status_code == 404, path
+        assert sentence(response)
+
+
+def test_an_api_key(tiny):
+    app = make_app(tiny.service(), Limits(api_key="sésame"))
+    with TestClient(app, HERE) as client:
+        assert client.get("/health").status_code == 200
+        right = {"authorization": "Bearer sésame".encode()}
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic sésame".encode()},
+            {"authorization": "Bearer"},
+            {"x-api-key": "sesame"},
+        ):
+            for path in ("/v1/models", "/metrics", "/openapi.json"):
+                assert client.get(path, headers=headers).status_code == 401
+        assert client.get("/v1/models", headers=right).status_code == 200
+        assert client.get("/v1/models", headers={"x-api-key": "sésame".encode()}).status_code == 200
+
+
+def test_the_document_lists_what_is_read(client):
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) >= set(POSTS)
+    chat = document["components"]["schemas"]["Chat"]
+    assert chat["additionalProperties"] is False
+    assert {"draft", "seed", "stop", "response_format"} <= set(chat["properties"])
+    assert chat["properties"]["model"]["enum"] == ["base", "base:shared", "base:other"]
+
+
+def request_of(values, path=POSTS[0]):
+    body = json.dumps(values).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("long", ["text", "prompt"])
+def test_a_client_that_leaves_stops_its_work(tiny, stream, long):
+    service = tiny.service(1900)
+    worker, words = service.worker, " noon" * (900 if long == "prompt" else 1)
+    said = {"messages": [{"role": "user", "content": words}], "max_tokens": 1000}
+    with running(service) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
+            client.sendall(request_of(CHAT | said | {"stream": stream}))
+            until(lambda: worker.decoding)
+        start = time.monotonic()
+        until(lambda: not worker.decoding)
+        assert time.monotonic() - start < 10
+
+
+def test_a_server_that_ends_tells_those_who_wait(tiny):
+    service = tiny.service(1900, most_texts=1)
+    with TestClient(make_app(service), HERE) as client:
+        service.close()
+        response = client.post(POSTS[0], json=CHAT)
+        assert response.status_code == 503
+        assert sentence(response) == "the server is shutting down"

@@ -1,0 +1,201 @@
+"""The worker: texts by turns are the texts of solo runs; the queue; those who leave."""
+
+import queue
+from collections import defaultdict, deque
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from random_models import random_prompt
+from serving import until
+from toy_model import TOY
+
+from specstream_mlx import load
+from specstream_mlx.config import UserError
+from specstream_mlx.drafting.drafter import fixed_drafting
+from specstream_mlx.drafting.settings import draft_settings
+from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.loop import Request, decode
+from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.serve.decoding import Asked, Ended, Read, Watched, Written
+from specstream_mlx.serve.resident import adapters_in, resident
+from specstream_mlx.serve.worker import BusyError, Job, StoppedError, Worker
+
+
+class Inbox:
+    """Jobs, and what became of them."""
+
+    def __init__(self, worker):
+        self.worker, self.tokens, self.news = worker, defaultdict(list), queue.Queue()
+        self.order = []
+
+    def job(self, key, *asked, **further):
+        def deliver(event):
+            self.order.append(key)
+            if isinstance(event, Written):
+                self.tokens[key] += [token.id for token in event.tokens]
+            elif not isinstance(event, Read):
+                self.news.put((key, event))
+
+        return Job(Asked(*asked, **further), deliver)
+
+    def wait(self, count):
+        return dict(self.news.get(timeout=60) for _ in range(count))
+
+
+@pytest.fixture
+def inbox(tiny):
+    worker = Worker(tiny.tokenizer, most_texts=3, most_waiting=20)
+    yield Inbox(worker)
+    worker.stop()
+
+
+def test_texts_by_turns_are_those_of_solo_runs(tiny, inbox):
+    prompts = [random_prompt(30 + 7 * number, seed=number % 2) for number in range(3)]
+    cases = [(name, p, t) for name in tiny.models for p in prompts for t in (0.0, 0.9)]
+    jobs = [
+        inbox.job(number, name, tiny.models[name], p, 12, Sampling(t), number)
+        for number, (name, p, t) in enumerate(cases)
+    ]
+    inbox.worker.submit(jobs[:9])
+    inbox.worker.submit(jobs[9:])
+    ended = inbox.wait(len(cases))
+    assert all(isinstance(one, Ended) for one in ended.values()), ended
+    for number, (name, prompt, temperature) in enumerate(cases):
+        text = tiny.solo(name, prompt, 12, temperature=temperature, seed=number)
+        assert inbox.tokens[number] == text[1], cases[number]
+    assert inbox.order != sorted(inbox.order)  # they did take turns
+
+
+@pytest.mark.parametrize(
+    ("who", "settings"), [("streams", {"tree_width": 1}), ("lookup", {"num_streams": 0})]
+)
+def test_who_drafted_what_was_accepted(who, settings):
+    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
+    text = "table t(name, city): for t with city Paris, what is the name?"
+    prompt = chat_prompt(tokenizer, text, model.prompt_template) * 2  # lookup knows the way
+    streams = model.streams.config
+    fixed = fixed_drafting(draft_settings(lookup=who == "lookup", **settings), streams, prompt)
+    drafters = deque()
+    request = Request(prompt, Watched(fixed, lambda: True, drafters), max_tokens=16)
+    steps = list(decode(model, request))
+    accepted = sum(len(step.tokens) - 1 for step in steps)
+    assert accepted > 0
+    assert list(drafters) == [who] * accepted
+
+
+def test_prompts_that_begin_alike_are_read_once(tiny, inbox):
+    start, model = random_prompt(700), tiny.models["base"]
+    inbox.worker.submit([inbox.job("first", "base", model, start, 4)])
+    first = inbox.wait(1)["first"]
+    assert first.cached_tokens == 0
+    assert sum(key == "first" for key in inbox.order) > 4  # read in chunks
+    longer = [*start, *inbox.tokens["first"], *random_prompt(5, seed=1)]
+    inbox.worker.submit(
+        [inbox.job(name, name, tiny.models[name], longer, 4) for name in tiny.models]
+    )
+    found = {name: one.cached_tokens for name, one in inbox.wait(3).items()}
+    # The rows of the text's own tokens too, but the last, which was not read. An adapter without
+    # LoRA has the base's rows, and its prompt, read behind the base's, is there but for one token.
+    assert found == {"base": 703, "base:other": len(longer) - 1, "base:shared": 0}
+    for name in tiny.models:
+        assert inbox.tokens[name] == tiny.solo(name, longer, 4)[1]
+
+
+def test_rows_that_are_kept_are_bounded(tiny):
+    inbox = Inbox(Worker(tiny.tokenizer, kept_tokens=100))
+    for seed in range(4):
+        prompt = random_prompt(60, seed=seed)
+        inbox.worker.submit([inbox.job(seed, "base", tiny.models["base"], prompt, 4)])
+        inbox.wait(1)
+        assert 60 <= inbox.worker.kept_tokens <= 100
+    inbox.worker.stop()
+
+
+def test_the_queue_is_bounded_and_fair(tiny):
+    inbox = Inbox(Worker(tiny.tokenizer, most_texts=1, most_waiting=4))
+    first = inbox.job("first", "base", tiny.models["base"], random_prompt(9), 400)
+    inbox.worker.submit([first])
+    until(lambda: inbox.worker.decoding)
+    names = ["base", "base", "base", "base:shared"]
+    jobs = [
+        inbox.job((name, number), name, tiny.models[name], random_prompt(9), 2)
+        for number, name in enumerate(names)
+    ]
+    with pytest.raises(BusyError) as error:
+        inbox.worker.submit([*jobs, first])  # none of them waits then
+    assert error.value.retry_after >= 1
+    inbox.worker.submit(jobs)
+    with pytest.raises(BusyError):
+        inbox.worker.submit(jobs[:1])
+    inbox.worker.cancel(first)
+    keys = [*inbox.wait(4)]
+    assert keys.index(("base:shared", 3)) < 2  # not behind all that came before it
+    inbox.worker.stop()
+
+
+def test_who_leaves_makes_room(tiny):
+    inbox = Inbox(Worker(tiny.tokenizer, most_texts=1, most_waiting=1))
+    jobs = [
+        inbox.job(n, "base", tiny.models["base"], random_prompt(9), 2000 if n < 2 else 2)
+        for n in range(3)
+    ]
+    inbox.worker.submit(jobs[:1])
+    until(lambda: inbox.worker.decoding)
+    inbox.worker.submit(jobs[1:2])
+    inbox.worker.cancel(jobs[1])
+    assert inbox.worker.waiting == 0
+    inbox.worker.submit(jobs[2:])
+    inbox.worker.cancel(jobs[0])
+    assert [*inbox.wait(1)] == [2]
+    assert len(inbox.tokens[0]) < 2000
+    inbox.worker.stop()
+
+
+def test_a_text_that_fails_takes_no_other_along(tiny, inbox):
+    def fails(tokens, logits):
+        raise UserError("no more")
+
+    base, prompt = tiny.models["base"], random_prompt(9)
+    inbox.worker.submit(
+        [
+            inbox.job("bad", "base", base, prompt, 6, processors=[lambda: fails]),
+            inbox.job("good", "base", base, prompt, 6),
+        ]
+    )
+    ended = inbox.wait(2)
+    assert str(ended["bad"]) == "no more"
+    assert inbox.tokens["good"] == tiny.solo("base", prompt, 6)[1]
+
+
+def test_stopping_ends_all_texts(tiny):
+    inbox = Inbox(Worker(tiny.tokenizer, most_texts=1))
+    jobs = [inbox.job(n, "base", tiny.models["base"], random_prompt(9), 2000) for n in range(3)]
+    inbox.worker.submit(jobs)
+    inbox.worker.stop()
+    assert all(isinstance(one, StoppedError) for one in inbox.wait(3).values())
+    with pytest.raises(StoppedError):
+        inbox.worker.submit(jobs)
+
+
+def test_adapters_share_the_weights_of_the_base(tiny):
+    weights = sum(w.nbytes for _, w in tree_flatten(tiny.models["base"].parameters()))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    again = resident(tiny.models["base"], {"again": tiny.models["base:shared"].adapter.path})
+    grown = mx.get_active_memory() - before
+    adapter = again["base:again"].adapter
+    # The tensors once as read and once as mounted, in float32 the same arrays.
+    assert grown <= 1.1 * adapter.nbytes + 4096 < weights
+
+
+def test_names_of_adapters_are_names(tiny, tmp_path):
+    for name in ("../up", "a/b", "", ".hidden", "a b", "x" * 65):
+        with pytest.raises(UserError, match="the adapter's name is"):
+            resident(tiny.models["base"], {name: tmp_path})
+    with pytest.raises(UserError, match="has no adapters"):
+        adapters_in(tmp_path)
+    folder = tiny.models["base:shared"].adapter.path.parent
+    assert list(adapters_in(folder)) == ["shared", "streams"]
+    with pytest.raises(UserError, match="has LoRA, expected lossless streams"):
+        resident(tiny.models["base:shared"], {})

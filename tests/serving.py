@@ -1,0 +1,72 @@
+"""A server on a free port of the loopback, and the texts that it must write."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+
+from specstream_mlx import load, stream_generate
+from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.serve.app import Limits, make_app
+from specstream_mlx.serve.resident import resident
+from specstream_mlx.serve.run import listening
+from specstream_mlx.serve.service import Service
+from specstream_mlx.serve.worker import Worker
+
+
+class Resident:
+    """A base with streams and its adapters, loaded once for many servers.
+
+    Args:
+        base: the base's directory.
+        streams: its lossless streams.
+        adapters: directories by name.
+    """
+
+    def __init__(self, base, streams, **adapters):
+        model, self.tokenizer = load(base, adapter_path=streams)
+        self.models = resident(model, adapters)
+
+    def service(self, most_tokens=400, **worker):
+        """A service whose worker has these settings."""
+        return Service(self.models, self.tokenizer, Worker(self.tokenizer, **worker), most_tokens)
+
+    def solo(self, name, prompt, max_tokens, *, temperature=0.0, seed=0, **arguments):
+        """(text, token ids) that ``stream_generate`` alone writes, with drafts of a fixed shape."""
+        sampler = keyed_sampler(seed, temperature) if temperature else None
+        found = list(
+            stream_generate(
+                self.models[name],
+                self.tokenizer,
+                prompt,
+                max_tokens,
+                sampler=sampler,
+                tree_size=4,
+                **arguments,
+            )
+        )
+        return "".join(one.text for one in found), [one.token for one in found]
+
+
+@contextmanager
+def running(service, limits=Limits()):  # noqa: B008
+    """Serve, and yield the address."""
+    opened = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(service, limits), log_level="error"))
+    thread = threading.Thread(target=server.run, args=([opened],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(condition, seconds=20):
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
