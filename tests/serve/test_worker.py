@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 from random_models import random_prompt
 from serving import until
-from specstream_mlx.drafting.drafter import fixed_drafting
+from specstream_mlx.drafting.fixed import fixed_drafting
 from toy_model import TOY
 
 from specstream_mlx import load
