@@ -8,11 +8,11 @@ import pytest
 from mlx.utils import tree_flatten
 from random_models import random_prompt
 from serving import until
-from specstream_mlx.drafting.fixed import fixed_drafting
 from toy_model import TOY
 
 from specstream_mlx import load
 from specstream_mlx.config import UserError
+from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.loop import Request, decode
