@@ -44,10 +44,11 @@ import typer
 
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.options.kinds import one_of
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.terminal.parsing import one_of, part_of_name
+from specstream_mlx.terminal.parsing import parser, part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .invented import invented
@@ -337,7 +338,7 @@ def main(
     bits: Annotated[
         int | None,
         typer.Option(
-            parser=one_of(2, 3, 4, 6, 8), help="Quantize the base anew, packed, for both."
+            parser=parser(one_of(2, 3, 4, 6, 8)), help="Quantize the base anew, packed, for both."
         ),
     ] = None,
     random_streams: Annotated[
