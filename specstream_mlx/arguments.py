@@ -1,8 +1,10 @@
 """Checks of what Python's functions are given, by name: a name means the same in every call."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from .config import UserError, is_integer
 from .options.fields import kinds_of
@@ -15,6 +17,9 @@ from .options.generation import (
 )
 from .options.kinds import FLAG, each, having, instance, integer, optional, what
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def check_arguments(**values: Any) -> None:
     """Check arguments by their names.
@@ -26,23 +31,45 @@ def check_arguments(**values: Any) -> None:
         _KINDS[name].check(name, value)
 
 
-def check_names(function: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Check that further keyword arguments are known ones.
+def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for a function whose arguments are checked as it is called.
 
-    Raises:
-        UserError: one is not; names the first one.
+    Those that are known by their names are. Where it takes ``**overrides``, they must be options of
+    drafts, whose values are checked where they are put together.
+
+    Args:
+        *but: names of arguments that it checks itself.
     """
-    for name in names:
-        if name not in known:
-            raise UserError(f"{function} was given {name}, which is none of its arguments")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = signature.bind_partial(*args, **kwargs).arguments  # Python says what is missing
+            for name in given.get("overrides", ()):
+                if name not in _DRAFTS:
+                    raise UserError(
+                        f"{function.__name__} was given {name}, which is none of its arguments"
+                    )
+            known = _KINDS.keys() - but
+            check_arguments(**{name: value for name, value in given.items() if name in known})
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 _FIELDS = optional(instance("a dictionary or None", Mapping))
 _FUNCTION = optional(what("a function or None", callable))
 _LIST = "a list of functions or None"
 
+_DRAFTS = kinds_of(DraftOptions)
+
 _KINDS = {
-    **kinds_of(DraftOptions, SamplingOptions, KVCacheOptions, LengthOptions, PrefillOptions),
+    **_DRAFTS,
+    **kinds_of(SamplingOptions, KVCacheOptions, LengthOptions, PrefillOptions),
     # load
     "path_or_hf_repo": instance("a directory or a Hugging Face repository", str, Path),
     "tokenizer_config": _FIELDS,

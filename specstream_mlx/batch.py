@@ -7,7 +7,7 @@ the likeliest token of every stream (arXiv 2402.11131, App. L).
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import check_arguments, check_names
+from .arguments import check_arguments, checked
 from .config import UserError
 from .drafting.settings import DraftSettings, draft_settings
 from .engine.sampling import KeyedSampler, sampling_of
@@ -58,6 +58,7 @@ class BatchResponse(PlainResponse):
     finish_reasons: Sequence[str] = ()
 
 
+@checked("max_tokens")
 def batch_generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
@@ -116,24 +117,6 @@ def batch_generate(
             or cache for each prompt; or the model cannot run in batches: it has sliding windows,
             learned positions, or an attention that takes no mask per sequence.
     """
-    check_names("batch_generate", list(overrides), [field.name for field in fields(DraftSettings)])
-    check_arguments(
-        model=model,
-        tokenizer=tokenizer,
-        prompts=prompts,
-        prompt_caches=prompt_caches,
-        verbose=verbose,
-        return_prompt_caches=return_prompt_caches,
-        return_token_ids=return_token_ids,
-        return_logprobs=return_logprobs,
-        sampler=sampler,
-        logits_processors=logits_processors,
-        completion_batch_size=completion_batch_size,
-        prefill_batch_size=prefill_batch_size,
-        prefill_step_size=prefill_step_size,
-        max_kv_size=max_kv_size,
-        samplers=samplers,
-    )
     refuse_others(None, stream)
     check_side_by_side(model)
     if not isinstance(tokenizer, TokenizerWrapper):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -14,7 +14,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import check_arguments, check_names
+from .arguments import checked
 from .config import UserError
 from .drafting import Drafting
 from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
@@ -56,6 +56,7 @@ def decoding_rate(last: PlainResponse) -> float:
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
+@checked()
 def stream_generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
@@ -132,25 +133,6 @@ def stream_generate(
             model, its KV cache or the verify rule; the prompt is empty or longer than the model's
             context; while generating, the sampler drew a token outside the vocabulary.
     """
-    check_names("stream_generate", list(overrides), [field.name for field in fields(DraftSettings)])
-    check_arguments(
-        model=model,
-        tokenizer=tokenizer,
-        max_tokens=max_tokens,
-        draft_model=draft_model,
-        sampler=sampler,
-        logits_processors=logits_processors,
-        max_kv_size=max_kv_size,
-        prefill_step_size=prefill_step_size,
-        kv_bits=kv_bits,
-        kv_group_size=kv_group_size,
-        quantized_kv_start=quantized_kv_start,
-        prompt_progress_callback=prompt_progress_callback,
-        num_draft_tokens=num_draft_tokens,
-        stop=stop,
-        verify=verify,
-        profile=profile,
-    )
     refuse_others(draft_model, stream, input_embeddings)
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stop:
@@ -332,6 +314,7 @@ def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
     return text, "", False
 
 
+@checked()
 def generate(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
@@ -344,7 +327,6 @@ def generate(
     Args:
         verbose: print the text as it comes, and figures behind it.
     """
-    check_arguments(verbose=verbose)
     responses = stream_generate(model, tokenizer, prompt, **kwargs)
     if verbose:
         print("=" * 10)

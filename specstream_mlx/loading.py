@@ -16,7 +16,7 @@ from . import bundled
 from .adapters.files import Adapter, read_adapter
 from .adapters.lora import base_weights, unmount
 from .adapters.mounting import mount
-from .arguments import check_arguments
+from .arguments import check_arguments, checked
 from .checked_files import (
     check_finite,
     model_headers,
@@ -137,6 +137,7 @@ class SpeculativeModel:
         return fingerprint(self.config)
 
 
+@checked()
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,
@@ -170,16 +171,6 @@ def load(
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
     """
-    check_arguments(
-        path_or_hf_repo=path_or_hf_repo,
-        tokenizer_config=tokenizer_config,
-        model_config=model_config,
-        adapter_path=adapter_path,
-        lazy=lazy,
-        return_config=return_config,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
     if trust_remote_code:
         raise UserError(
             "trust_remote_code is True, but no code that comes with a model is run here, "
