@@ -26,7 +26,7 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import PromptCache, Sampling, UserError, batch_generate, keyed_sampler
-from specstream_mlx.drafting.drafter import FixedDrafting
+from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loop import Together, decode
