@@ -240,13 +240,15 @@ class TreeNodes:
 
     def of(self, number: int, count: int) -> "TreeNodes":
         """The first ``count`` nodes of one tree."""
+        whole = count == len(self)
+        nodes = number if whole else (number, slice(count))
         return TreeNodes(
-            tokens=self.tokens[number, :count],
-            parents=self.parents[number, :count],
-            ancestors=self.ancestors[number, :count, :count],
-            positions=self.positions[number, :count],
-            in_play=None if self.in_play is None else self.in_play[number, :count],
-            kept=None if self.kept is None else self.kept[number, :count],
+            tokens=self.tokens[nodes],
+            parents=self.parents[nodes],
+            ancestors=self.ancestors[number if whole else (*nodes, slice(count))],
+            positions=self.positions[nodes],
+            in_play=None if self.in_play is None else self.in_play[nodes],
+            kept=None if self.kept is None else self.kept[nodes],
         )
 
 
