@@ -261,6 +261,8 @@ def at(array: mx.array, index: mx.array) -> mx.array:
 
 def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
     """(sequences, m, m) of (sequences, n, n) at the rows and columns ``index`` (sequences, m)."""
+    if len(array) == 1:
+        return mx.take(mx.take(array, index[0], axis=1), index[0], axis=2)
     return at(at(array, index).swapaxes(1, 2), index).swapaxes(1, 2)
 
 
