@@ -13,19 +13,23 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     VOCAB_SIZE,
+    assert_same_rows,
     paired,
+    plain_caches,
     plain_tokens,
     random_prompt,
+    random_tree,
     request,
     speculative_model,
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
 
-from specstream_mlx import Sampling, UserError, batch_generate, keyed_sampler
+from specstream_mlx import PromptCache, Sampling, UserError, batch_generate, keyed_sampler
+from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Together, decode
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -199,6 +203,113 @@ def test_architectures(case):
         return
     for prompt, found in zip(prompts, response.token_ids, strict=True):
         assert found == tokens_of(model, prompt, 8)[:8]
+
+
+class TrueTrees:
+    """Drafts random trees of any shape, in which the true path is right to a random depth."""
+
+    def __init__(self, truth, seed):
+        self._truth, self._place, self._rng = truth, 0, np.random.default_rng(seed)
+
+    def accept(self, tokens):
+        self._place += len(tokens)
+
+    def grow(self, root, _):
+        right = self._truth[self._place :][: self._rng.integers(0, 5)]
+        return random_tree(self._rng, root, depth=4, width=3, truth=right)
+
+    def describe(self):
+        return "the truth among distractors"
+
+
+PLACES = [
+    {"num_streams": 0, "lookup": True},
+    {},
+    {"max_nodes": 7, "prune_threshold": 1e-3},
+    {"deferred": False, "max_nodes": 5},
+    {"stream_nodes": 2},
+    {"deferred": False},
+]
+
+
+@pytest.mark.parametrize(
+    ("streams", "base", "mode", "fields"),
+    paired(STREAMS, BASES, ["lossless", "shared", "lossless"], PLACES, count=12),
+)
+def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fields):
+    """Greedy and drawn, one of them without drafts; in the end a prompt cache holds its rows."""
+    if mode == "shared":
+        fields = {name: value for name, value in fields.items() if name != "stream_nodes"}
+    model = speculative_model(base, mode=mode, seed=1, **STREAMS[streams])
+    plan_of = DraftSettings(tree_width=2, **fields).plans(model.streams.config)
+    samplers = [lambda: None, lambda: keyed_sampler(7, top_p=0.9), lambda: None] * 2
+    prompts, limits = [*PROMPTS, PROMPTS[2]], [24, 9, 17, 3, 21, 12]
+    truths = [
+        alone(model, prompt, limit + 6, sampler())
+        for prompt, limit, sampler in zip(prompts, limits, samplers, strict=True)
+    ]
+    together, caches = Together(model), [PromptCache() for _ in prompts]
+    texts, found, sizes, longest = [], {}, set(), 0
+
+    def join():
+        number = len(texts)
+        drafting = FixedDrafting(TrueTrees(truths[number], number), plan_of)
+        if number == 2:
+            drafting = DraftSettings(speculation=False)
+        texts.append(
+            together.join(
+                request(
+                    prompts[number],
+                    drafting,
+                    max_tokens=limits[number],
+                    sampler=samplers[number](),
+                    prompt_cache=caches[number],
+                )
+            )
+        )
+        found[texts[-1]] = []
+
+    join()
+    for number, steps in enumerate(together.steps()):
+        for text, step in steps:
+            found[text] += step.tokens
+            longest = max(longest, len(step.tokens))
+        sizes.add(tuple(len(step.tree) for _, step in steps))
+        if number % 2 and len(texts) < len(prompts):
+            join()
+        if number == 5:
+            together.leave(texts[0])
+    assert len(texts) == len(prompts)
+    assert max(map(len, sizes)) >= 3
+    assert any(len(set(counts)) > 1 for counts in sizes)
+    assert longest >= 3
+    for number, text in enumerate(texts):
+        count = len(found[text]) if number == 0 else limits[number]
+        assert found[text][:count] == truths[number][:count]
+        cache = caches[number]
+        written = [*prompts[number], *found[text]]
+        assert cache.tokens == written[: -1 if mode == "lossless" else len(prompts[number]) - 1]
+        for layer in cache.caches:
+            layer.trim(layer.offset - cache.rows)
+        if cache.rows:
+            assert_same_rows(cache.caches, plain_caches(model.model, cache.tokens))
+    assert 0 < len(found[texts[0]]) < limits[0]
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_rule_drafts_in_batches_too(mode):
+    model = speculative_model(mode=mode, seed=1)
+    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
+    response = together(model, max_tokens=12, settings=None, completion_batch_size=2,
+                        prefill_batch_size=1)  # fmt: skip
+    assert response.token_ids == expected
+
+
+def test_texts_with_quantized_rows_stay_alone():
+    texts = Together(speculative_model())
+    texts.join(request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32))
+    with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
+        texts.join(request(PROMPTS[1], DraftSettings()))
 
 
 def test_without_streams():

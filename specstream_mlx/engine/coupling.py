@@ -28,7 +28,7 @@ class Coupling:
     """
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS):
-        self._strengths = mx.array(strengths)
+        self._strengths = mx.array(list(strengths))
         self._merits = -_DOUBT * self._strengths  # log-likelihoods
         # (strengths, n) scores, and the n tokens that they are of; None: the whole vocabulary.
         self._newest: tuple[mx.array, mx.array | None] | None = None

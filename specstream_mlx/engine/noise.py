@@ -38,7 +38,7 @@ class Noise:
     def __init__(self, seed: int):
         if not isinstance(seed, Integral) or not 0 <= seed < MOST_SEEDS:
             raise UserError(f"seed is {seed!r}, expected an integer of at least 0 and below 2**64")
-        self._stem = _mixed(int(seed) + _STEP)
+        self._stem: int = _mixed(int(seed) + _STEP)
         self._gumbel: dict[int, mx.array] = {}
 
     def number(self, position: int, use: Use = "token") -> int:

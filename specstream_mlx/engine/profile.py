@@ -34,7 +34,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.parts = {name: PartTime() for name in PARTS}
-        self._last: float | None = None
+        self._last = time.perf_counter()
 
     def start(self) -> None:
         """Begin a generation; time before this is not counted."""

@@ -240,13 +240,15 @@ class TreeNodes:
 
     def of(self, number: int, count: int) -> "TreeNodes":
         """The first ``count`` nodes of one tree."""
+        whole = count == len(self)
+        nodes = number if whole else (number, slice(count))
         return TreeNodes(
-            tokens=self.tokens[number, :count],
-            parents=self.parents[number, :count],
-            ancestors=self.ancestors[number, :count, :count],
-            positions=self.positions[number, :count],
-            in_play=None if self.in_play is None else self.in_play[number, :count],
-            kept=None if self.kept is None else self.kept[number, :count],
+            tokens=self.tokens[nodes],
+            parents=self.parents[nodes],
+            ancestors=self.ancestors[number if whole else (*nodes, slice(count))],
+            positions=self.positions[nodes],
+            in_play=None if self.in_play is None else self.in_play[nodes],
+            kept=None if self.kept is None else self.kept[nodes],
         )
 
 
@@ -259,6 +261,8 @@ def at(array: mx.array, index: mx.array) -> mx.array:
 
 def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
     """(sequences, m, m) of (sequences, n, n) at the rows and columns ``index`` (sequences, m)."""
+    if len(array) == 1:
+        return mx.take(mx.take(array, index[0], axis=1), index[0], axis=2)
     return at(at(array, index).swapaxes(1, 2), index).swapaxes(1, 2)
 
 

@@ -480,7 +480,10 @@ class _Judged:
 
 def _filled(tokens: Sequence[np.ndarray], count: int) -> mx.array:
     """(sequences, count) int32 tokens of trees, the shorter ones filled up with any."""
-    return mx.array(np.stack([np.pad(own, (0, count - len(own))) for own in tokens]))
+    filled = np.zeros((len(tokens), count), np.int32)
+    for row, own in zip(filled, tokens, strict=True):
+        row[: len(own)] = own
+    return mx.array(filled)
 
 
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:

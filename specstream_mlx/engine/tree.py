@@ -68,6 +68,8 @@ class DraftTree:
         Returns:
             (s,) indices, ascending.
         """
+        if self.log_probs is None:
+            raise ValueError("nobody knows how probable the nodes are")
         paths = np.exp(self.log_probs)
         further = np.bincount(self.parents[1:], paths[1:], minlength=len(self))
         best = np.argsort(further - paths, kind="stable")[:count]
@@ -76,5 +78,5 @@ class DraftTree:
 
 def root_only(root: int) -> DraftTree:
     """The tree without drafts."""
-    arrays = (np.array([value], np.int32) for value in (root, -1, 0))
-    return DraftTree(*arrays, log_probs=np.zeros(1))
+    token, parent, depth = (np.array([value], np.int32) for value in (root, -1, 0))
+    return DraftTree(token, parent, depth, np.zeros(1))

@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 
 from ..engine.borrowed_model import BorrowedModel, model_type_of
 from ..engine.key_selection import summed_weights
+from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
@@ -196,7 +197,7 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
     return hidden[mx.arange(len(hidden))[:, None], positions]
 
 
-class MainRows:
+class MainRows(AskedCache):
     """Stands for a layer's KV cache while main rows of whole sequences pass, and keeps theirs.
 
     Args:
@@ -227,7 +228,7 @@ class MainRows:
         return Rows(0, None).attention_mask(count, 0, window, return_array)
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told what the layer's rows ask with; see ``key_selection.AskingRows``."""
+        """Be told what the layer's rows ask with; see ``kv.AskedCache``."""
         self.queries, self.softcap = queries, softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -368,7 +369,7 @@ class Visibility:
         return mx.take_along_axis(own, place, axis=2)
 
 
-class SegmentRows:
+class SegmentRows(AskedCache):
     """Stands for a layer's KV cache while the rows of segments pass.
 
     Args:
@@ -376,9 +377,6 @@ class SegmentRows:
         visibility: of the segments' rows.
         map_values: applied to the segments' values.
         stream_keys: main rows that a stream attends to; 0: all.
-
-    Attributes:
-        offset: (B * S, rows) positions.
     """
 
     def __init__(
@@ -390,7 +388,11 @@ class SegmentRows:
     ):
         self._main, self._visibility = main, visibility
         self._map_values, self._stream_keys = map_values, stream_keys
-        self.offset = visibility.positions
+
+    @property
+    def offset(self) -> mx.array:
+        """(B * S, rows) positions."""
+        return self._visibility.positions
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -404,7 +406,7 @@ class SegmentRows:
         return self._mask
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told what the rows ask with; see ``key_selection.AskingRows``."""
+        """Be told what the rows ask with; see ``kv.AskedCache``."""
         if count := self._visibility.main_rows:
             self._asked = queries[:, :, :count], softcap
         else:

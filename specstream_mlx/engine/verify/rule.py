@@ -146,31 +146,31 @@ def follow(
     Siblings carry different tokens, so at most one path matches.
 
     Args:
-        tokens: (n,) node tokens.
+        tokens: (n,) node tokens, or (.., n) several times over.
         parents: (n,) parents' indices; the root's entry is not used.
         ancestors: (n, n) bool, ancestors-or-self.
-        predictions: (n,) the target's token after each node.
+        predictions: (.., n) the target's token after each node.
         in_play: (n,) bool, nodes that may be accepted; all where ``None``.
 
     Returns:
-        () int32: the last accepted node, 0 where no draft was right. Its prediction is the
+        (..) int32: the last accepted node, 0 where no draft was right. Its prediction is the
         correction or bonus token.
     """
-    accepted = tokens == predictions[mx.maximum(parents, 0)]
+    accepted = tokens == predictions[..., mx.maximum(parents, 0)]
     length = accepted_lengths(accepted, ancestors, in_play)
     return mx.argmax(length, axis=-1).astype(mx.int32)
 
 
 def accepted_lengths(accepted: mx.array, ancestors: mx.array, in_play: mx.array | None) -> mx.array:
-    """(n,) how many nodes each path has, 0 where one of them is refused; the root never is.
+    """(.., n) how many nodes each path has, 0 where one of them is refused; the root never is.
 
     Args:
-        accepted: (n,) bool, by node.
+        accepted: (.., n) bool, by node.
         ancestors, in_play: as in ``follow``.
     """
     refused = ~accepted
     if in_play is not None:
         refused = refused | ~in_play
     refused = refused & (mx.arange(accepted.shape[-1]) != 0)
-    path_refused = (ancestors & refused[None]).any(axis=-1)
+    path_refused = (ancestors & refused[..., None, :]).any(axis=-1)
     return mx.where(path_refused, 0, ancestors.sum(axis=-1))
