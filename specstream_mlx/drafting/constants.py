@@ -13,8 +13,8 @@ MOST_NODES = 16
 """Nodes of a step, the root included; 8 bring less (the study)."""
 
 WIDTH = 4
-"""Candidates of each stream. Further ones add next to nothing ("How wide and how deep should a full
-tree be?")."""
+"""Candidates of each stream: calls hardly fall with more ("How wide and how deep should a full tree
+be?")."""
 
 LEAST = math.log(0.02)
 """Log-probability of a path that is not looked at any more: flat in the study."""

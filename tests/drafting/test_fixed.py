@@ -185,18 +185,6 @@ def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
     assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
 
 
-def test_a_text_that_repeats_itself_is_foreseen(monkeypatch):
-    """No help: an ordinary random model soon runs in a circle, and lookup sees that."""
-    model = speculative_model(seed=1)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight *= 0
-    expected = plain_tokens(model.model, PROMPT, 120)
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(replace(model, streams=None), PROMPT, 100, lookup=True)
-    assert_lossless(model.model, PROMPT, found, expected)
-    assert len(oracle.paths) < 40
-
-
 def test_runs_end_where_the_cache_is_quantized(monkeypatch):
     """A run would reach past the row from which mlx_lm reads quantized rows."""
     case = "Llama 3.1"

@@ -153,15 +153,6 @@ def test_streams_that_are_right_run_in_every_step(mode, measured, place, tmp_pat
     assert drafting.pace.span == 1
 
 
-def test_lookup_drafts_without_streams(tmp_path):
-    drafting = drafting_at(tmp_path, LOSSLESS, None, prompt=[1, 2, 3, 4, 5] * 3)
-    first = drafting.first(5)
-    assert first.pipelined
-    drafting.accept(first, [1, 2, 3, 4, 5], None)
-    plan = drafting.plan(5, NO_GUESSES)
-    assert plan.tree.tokens[:4].tolist() == [5, 1, 2, 3] and not plan.pipelined
-
-
 def test_the_rate_is_never_below_plain_decodings(tmp_path):
     streams = streams_of("shared")
     pace = new_pace(StepCosts(tmp_path / "a", {}, places_of(streams)), streams)
@@ -215,7 +206,9 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
         drafting = drafting_at(tmp_path, measured, streams, prompt, tokens=128.0, value=value)
     steps = list(decode(model, request(prompt, drafting, max_tokens=70)))
     assert [token for step in steps for token in step.tokens][:70] == expected
-    assert len({len(step.tree) for step in steps}) > 1 or seed
+    sizes = [len(step.tree) for step in steps]
+    assert sizes[0] == 1 and max(sizes) <= MOST_NODES
+    assert len(set(sizes)) > 1 or seed
     assert {drafting.place_of(step.plan) for step in steps} <= set(places_of(streams))
 
 
@@ -251,13 +244,6 @@ def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):
         assert drafting.place_of(plan) in ("plain", "none")
         drafting.accept(plan, [1], 0.1)
     assert costs.wanted()[0] == "beside 1"
-
-
-def test_the_first_step_drafts_nothing_and_measuring_delays_no_token():
-    model, prompt = speculative_model(), random_prompt(9)
-    steps = decode(model, request(prompt, None))
-    assert len(next(steps).tree) == 1
-    assert all(1 <= len(step.tree) <= MOST_NODES for _, step in zip(range(40), steps, strict=False))
 
 
 def test_a_model_keeps_one_pace_for_each_adapter_and_kind_of_cache():
