@@ -32,10 +32,10 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
-from specstream_mlx.drafting.drafter import fixed_drafting
 
 from specstream_mlx import DraftSettings, SpeculativeModel
 from specstream_mlx.config import Mode
+from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
@@ -160,11 +160,11 @@ class _Uncomputed(Decoder):
         super().prefill(tokens)
         _forget(self.caches)
 
-    def step(self, plan: Plan, rule: VerifyRule) -> StepResult:
-        return self._made_up(super().step(plan, rule))
+    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
+        return [self._made_up(result) for result in super().step(plans, rules)]
 
-    def next_token(self, token: mx.array, rule: VerifyRule) -> StepResult:
-        return self._made_up(super().next_token(token, rule))
+    def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
+        return [self._made_up(result) for result in super().next_token(tokens, rules)]
 
     def _made_up(self, result: StepResult) -> StepResult:
         self.graphs.append(result.arrays())
