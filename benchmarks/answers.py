@@ -46,9 +46,10 @@ from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.options.kinds import one_of
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.commands import of_kind
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.terminal.parsing import parser, part_of_name
+from specstream_mlx.terminal.parsing import part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .invented import invented
@@ -336,10 +337,7 @@ def main(
     modes: Modes = "",
     max_tokens: MostTokens = 160,
     bits: Annotated[
-        int | None,
-        typer.Option(
-            parser=parser(one_of(2, 3, 4, 6, 8)), help="Quantize the base anew, packed, for both."
-        ),
+        int | None, of_kind(one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both.")
     ] = None,
     random_streams: Annotated[
         bool, typer.Option("--random-streams", help="Streams that nobody has trained.")

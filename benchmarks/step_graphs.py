@@ -32,10 +32,10 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
-from specstream_mlx.drafting.drafter import fixed_drafting
 
 from specstream_mlx import DraftSettings, SpeculativeModel
 from specstream_mlx.config import Mode
+from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult

@@ -13,6 +13,7 @@ call ahead is under way when drafting begins is taken, as in the loop.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -189,32 +190,25 @@ def changed(name: str | None) -> Iterator[None]:
         setattr(module, constant, before)
 
 
-def means(
-    recorded: Mapping[tuple[str, str, str], list[Recording]],
-    costs: Mapping[str, StepCosts],
-    streams: Mapping[str, StreamConfig],
-) -> dict[tuple[str, str], float]:
-    """Geometric means over kinds of texts, by mode and set of texts."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for (mode, texts, _), recordings in recorded.items():
-        rates = simulate(recordings, costs[mode], streams[mode])
-        found.setdefault((mode, texts), []).append(geometric_mean(rates))
-    return {key: geometric_mean(rates) for key, rates in found.items()}
+Recorded = Mapping[tuple[str, str, str], list[Recording]]
+"""By mode, set of texts and kind of text."""
 
 
-def least_of(
-    recorded: Mapping[tuple[str, str, str], list[Recording]],
-    costs: Mapping[str, StepCosts],
-    streams: Mapping[str, StreamConfig],
-) -> dict[tuple[str, str], float]:
-    """The least rate of a single text of ``FAR`` tokens or more, by mode and set of texts."""
-    found: dict[tuple[str, str], list[float]] = {}
+def rates_of(
+    recorded: Recorded, costs: Mapping[str, StepCosts], streams: Mapping[str, StreamConfig]
+) -> dict[str, tuple[float, float | None]]:
+    """By mode and set of texts: the geometric mean over kinds of texts, and the least of a text.
+
+    Texts of fewer than ``FAR`` tokens do not count as the least.
+    """
+    means: dict[str, list[float]] = defaultdict(list)
+    far: dict[str, list[float]] = defaultdict(list)
     for (mode, texts, _), recordings in recorded.items():
         rates = simulate(recordings, costs[mode], streams[mode])
-        found.setdefault((mode, texts), []).extend(
-            rate for rate, text in zip(rates, recordings, strict=True) if len(text.tokens) >= FAR
-        )
-    return {key: min(rates) for key, rates in found.items() if rates}
+        means[f"{mode}, {texts}"].append(geometric_mean(rates))
+        pairs = zip(rates, recordings, strict=True)
+        far[f"{mode}, {texts}"] += [rate for rate, text in pairs if len(text.tokens) >= FAR]
+    return {key: (geometric_mean(some), min(far[key], default=None)) for key, some in means.items()}
 
 
 @one_line_errors
@@ -251,20 +245,22 @@ def main(
     recorded = {key: texts for key, texts in recorded.items() if texts}
     if not recorded:
         raise UserError("no text got eight tokens, expected one that can be drafted for")
-    usual = means(recorded, costs, streams)
-    least = least_of(recorded, costs, streams)
+    usual = rates_of(recorded, costs, streams)
     columns = {"constant": "{constant}"}
-    columns |= {f"{mode}, {texts}": f"{{{mode} {texts}}}" for mode, texts in usual}
+    columns |= {key: f"{{values[{place}]}}" for place, key in enumerate(usual)}
+    means, least = (
+        ["-" if rate is None else f"{rate:.3f}" for rate in some]
+        for some in zip(*usual.values(), strict=True)
+    )
     rows = [
-        {"constant": "as it is"} | {" ".join(key): f"{r:.3f}" for key, r in usual.items()},
-        {"constant": f"least text of {FAR} tokens"}
-        | {" ".join(key): f"{least[key]:.3f}" if key in least else "-" for key in usual},
+        {"constant": "as it is", "values": means},
+        {"constant": f"least text of {FAR} tokens", "values": least},
     ]
     for name in track(VARIANTS, "Simulating"):
         with changed(name):
-            other = means(recorded, costs, streams)
-        shares = {" ".join(key): f"{100 * (other[key] / usual[key] - 1):+.1f}%" for key in usual}
-        rows.append({"constant": name} | shares)
+            other = rates_of(recorded, costs, streams)
+        shares = [f"{100 * (other[key][0] / usual[key][0] - 1):+.1f}%" for key in usual]
+        rows.append({"constant": name, "values": shares})
     facts = base.facts() | {
         "items": items,
         "curves": {mode: vars(one.curve) for mode, one in costs.items()},
