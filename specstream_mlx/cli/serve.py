@@ -9,8 +9,9 @@ from typer import Option
 from .. import bundled
 from ..config import UserError
 from ..demonstration import MODEL
+from ..options.kinds import TEXT, integer
+from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from ..terminal.parsing import at_least
 from .options import ModelOptions
 
 _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
@@ -19,10 +20,11 @@ _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 def serve(
     model: Annotated[
         str | None,
-        Option(
-            metavar="DIR|REPO",
-            help="The base, in MLX format: a directory or a Hugging Face repository. Default: "
+        of_kind(
+            TEXT,
+            "The base, in MLX format: a directory or a Hugging Face repository. Default: "
             f"{MODEL} with its adapters.",
+            metavar="DIR|REPO",
         ),
     ] = None,
     adapter_path: Annotated[
@@ -38,9 +40,7 @@ def serve(
         Option(metavar="DIR", help="A folder of adapters, each in a directory of its name."),
     ] = None,
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(parser=at_least(0), metavar="N", help="The port; 0: a free one.")
-    ] = 8080,
+    port: Annotated[int, of_kind(integer(0, 65535), "The port; 0: a free one.")] = 8080,
     api_key: Annotated[
         str | None,
         Option(
@@ -49,26 +49,14 @@ def serve(
             help="What clients must send as their API key.",
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Tokens of a text at most.")
-    ] = 4096,
-    texts: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Texts that are written at a time.")
-    ] = 4,
-    queue: Annotated[
-        int, Option(parser=at_least(0), metavar="N", help="Texts that may wait; more get 429.")
-    ] = 32,
+    max_tokens: Annotated[int, of_kind(integer(1), "Tokens of a text at most.")] = 4096,
+    texts: Annotated[int, of_kind(integer(1), "Texts that are written at a time.")] = 4,
+    queue: Annotated[int, of_kind(integer(0), "Texts that may wait; more get 429.")] = 32,
     kept_tokens: Annotated[
         int,
-        Option(
-            parser=at_least(0),
-            metavar="N",
-            help="Prompt tokens whose KV rows are kept for prompts that begin alike.",
-        ),
+        of_kind(integer(0), "Prompt tokens whose KV rows are kept for prompts that begin alike."),
     ] = 16384,
-    body_bytes: Annotated[
-        int, Option(parser=at_least(1), metavar="N", help="Bytes of a request at most.")
-    ] = 1 << 20,
+    body_bytes: Annotated[int, of_kind(integer(1), "Bytes of a request at most.")] = 1 << 20,
 ) -> None:
     """Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..drafting.drafter import Drafting
+from ..drafting import Drafting
 from ..drafting.pace import auto_drafting
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses

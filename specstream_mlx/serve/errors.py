@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ..arguments import shown
+from ..config import shown
 
 
 class RefusedError(Exception):

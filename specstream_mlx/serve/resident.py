@@ -9,8 +9,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ..arguments import shown
-from ..config import UserError
+from ..config import UserError, shown
 from ..loading import SpeculativeModel
 
 BASE = "base"

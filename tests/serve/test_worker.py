@@ -12,7 +12,7 @@ from toy_model import TOY
 
 from specstream_mlx import load
 from specstream_mlx.config import UserError
-from specstream_mlx.drafting.drafter import fixed_drafting
+from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.loop import Request, decode
