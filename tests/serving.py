@@ -28,9 +28,10 @@ class Resident:
         model, self.tokenizer = load(base, adapter_path=streams)
         self.models = resident(model, adapters)
 
-    def service(self, most_tokens=400, **worker):
+    def service(self, most_tokens=400, patience=5.0, **worker):
         """A service whose worker has these settings."""
-        return Service(self.models, self.tokenizer, Worker(self.tokenizer, **worker), most_tokens)
+        decoding = Worker(self.tokenizer, **worker)
+        return Service(self.models, self.tokenizer, decoding, most_tokens, patience)
 
     def solo(self, name, prompt, max_tokens, *, temperature=0.0, seed=0, **arguments):
         """(text, token ids) that ``stream_generate`` alone writes, with drafts of a fixed shape."""

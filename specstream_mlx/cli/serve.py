@@ -9,7 +9,7 @@ from typer import Option
 from .. import bundled
 from ..config import UserError
 from ..demonstration import MODEL
-from ..options.kinds import integer
+from ..options.kinds import TEXT, integer
 from ..terminal.commands import of_kind
 from ..terminal.notes import note
 from .options import ModelOptions
@@ -20,10 +20,11 @@ _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 def serve(
     model: Annotated[
         str | None,
-        Option(
-            metavar="DIR|REPO",
-            help="The base, in MLX format: a directory or a Hugging Face repository. Default: "
+        of_kind(
+            TEXT,
+            "The base, in MLX format: a directory or a Hugging Face repository. Default: "
             f"{MODEL} with its adapters.",
+            metavar="DIR|REPO",
         ),
     ] = None,
     adapter_path: Annotated[
@@ -39,7 +40,7 @@ def serve(
         Option(metavar="DIR", help="A folder of adapters, each in a directory of its name."),
     ] = None,
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, of_kind(integer(0), "The port; 0: a free one.")] = 8080,
+    port: Annotated[int, of_kind(integer(0, 65535), "The port; 0: a free one.")] = 8080,
     api_key: Annotated[
         str | None,
         Option(

@@ -91,7 +91,7 @@ class CompletionWriter:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Make the reply that is sent in one piece."""
         made = [
-            self._choice(number, choice.text, choice.tokens, choice.ended.reason)
+            self._choice(number, choice.text, choice.tokens, choice.ended.reason, whole=True)
             for number, choice in enumerate(choices)
         ]
         return self._object(self.kind, made, choices)
@@ -103,15 +103,14 @@ class CompletionWriter:
     def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
         """Yield a chunk with new text, if there is any that can be read."""
         if text or (tokens and self._running.asked[0].top_logprobs is not None):
-            choice = self._piece(number, text, tokens, None)
-            yield event(self._object(self.chunk_kind, [choice]))
+            yield event(self._object(self.chunk_kind, [self._choice(number, text, tokens)]))
 
     def end(self, choices: Sequence[Choice]) -> Iterator[str]:
         """Yield each text's last chunk, the counts if they were asked for, and the end."""
         last = len(choices) - 1
         for number, choice in enumerate(choices):
-            piece = self._piece(number, "", (), choice.ended.reason)
-            chunk = self._object(self.chunk_kind, [piece])
+            last_of_text = self._choice(number, "", reason=choice.ended.reason)
+            chunk = self._object(self.chunk_kind, [last_of_text])
             if number == last and not self._trailer:
                 chunk["specstream"] = figures(choices, self._running)
             yield event(chunk)
@@ -140,20 +139,22 @@ class CompletionWriter:
         return values
 
     def _choice(
-        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
+        self,
+        number: int,
+        text: str,
+        tokens: Sequence[Token] = (),
+        reason: str | None = None,
+        whole: bool = False,
     ) -> dict[str, Any]:
-        return {
-            "index": number,
-            "text": text,
-            "logprobs": self._logprobs(tokens),
-            "finish_reason": reason,
-        }
+        scored = tokens and self._running.asked[0].top_logprobs is not None
+        logprobs = self._logprobs(tokens) if scored else None
+        said = self._said(text, whole)
+        return {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
 
-    _piece = _choice
+    def _said(self, text: str, whole: bool) -> dict[str, Any]:
+        return {"text": text}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self._running.asked[0].top_logprobs is None or not tokens:
-            return None
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {
             "tokens": [self._name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -172,39 +173,21 @@ class ChatWriter(CompletionWriter):
     def begin(self) -> Iterator[str]:
         """Yield a chunk of each text that says who speaks."""
         for number in range(len(self._running.asked)):
-            delta = {"role": "assistant", "content": ""}
-            choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
+            choice = self._choice(number, "") | {"delta": {"role": "assistant", "content": ""}}
             yield event(self._object(self.chunk_kind, [choice]))
 
-    def _choice(
-        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
-    ) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return self._around(number, {"message": message}, tokens, reason)
+    def _said(self, text: str, whole: bool) -> dict[str, Any]:
+        if whole:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"delta": {"content": text} if text else {}}
 
-    def _piece(
-        self, number: int, text: str, tokens: Sequence[Token], reason: str | None
-    ) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
-        return self._around(number, {"delta": delta}, tokens, reason)
-
-    def _around(
-        self, number: int, said: dict[str, Any], tokens: Sequence[Token], reason: str | None
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs(tokens)
-        return {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self._running.asked[0].top_logprobs is None or not tokens:
-            return None
-        return {
-            "content": [
-                self._scored(token.id, token.logprob)
-                | {"top_logprobs": [self._scored(*pair) for pair in token.top]}
-                for token in tokens
-            ],
-            "refusal": None,
-        }
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        content = [
+            self._scored(token.id, token.logprob)
+            | {"top_logprobs": [self._scored(*pair) for pair in token.top]}
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
         name = self._name(token)

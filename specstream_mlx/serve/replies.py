@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ..config import UserError
 from .decoding import Ended, Read, Token
@@ -58,17 +59,28 @@ class Writer(Protocol):
         """Make the event of an error."""
 
 
+class _Streamed(StreamingResponse):
+    """A stream whose texts are written no further once it ends, however that comes."""
+
+    def __init__(self, running: Running, pieces: AsyncIterator[str]):
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(pieces, media_type="text/event-stream", headers=headers)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.cancel()
+
+
 async def reply(
     request: Request, running: Running, writer: Writer, streams: bool, metrics: Metrics
 ) -> Response:
     """The reply to a request, whole or streamed."""
     choices = [Choice() for _ in running.asked]
     if streams:
-        return StreamingResponse(
-            _stream(running, writer, choices, metrics),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store"},
-        )
+        return _Streamed(running, _stream(running, writer, choices, metrics))
     work = asyncio.ensure_future(_whole(running, choices))
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -126,7 +138,6 @@ async def _stream(
         complete = True
         yield writer.failed(sentence_of(error))
     finally:
-        running.cancel()
         if not complete:
             metrics.left.inc()
 

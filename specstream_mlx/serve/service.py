@@ -27,8 +27,6 @@ Result = TypeVar("Result")
 DEFAULT_TOKENS = 512
 """The most tokens of a text of which a client does not say how long it may get."""
 
-_PATIENCE = 5.0  # seconds without news after which a client is told that the server is alive
-
 
 @dataclass(frozen=True)
 class Wish:
@@ -64,6 +62,7 @@ class Service:
         tokenizer: of the base.
         worker: decodes.
         most_tokens: of one text.
+        patience: seconds without news after which a client is told that the server is alive.
     """
 
     def __init__(
@@ -72,9 +71,10 @@ class Service:
         tokenizer: TokenizerWrapper,
         worker: Worker,
         most_tokens: int = 4096,
+        patience: float = 5.0,
     ):
         self.models, self.tokenizer, self.worker = models, tokenizer, worker
-        self.most_tokens = most_tokens
+        self.most_tokens, self._patience = most_tokens, patience
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
         self._preparing = ThreadPoolExecutor(1, "preparing")
 
@@ -90,7 +90,7 @@ class Service:
             preparing = self._preparing.submit(self.asked, wish)
         except RuntimeError:  # of a pool that was shut down
             raise StoppedError("the server is shutting down") from None
-        return Running(self.worker, await asyncio.wrap_future(preparing))
+        return Running(self.worker, await asyncio.wrap_future(preparing), self._patience)
 
     def close(self) -> None:
         """Break off all texts and end the threads."""
@@ -177,13 +177,14 @@ class Running:
     Args:
         worker: writes them.
         asked: what to write.
+        patience: see ``Service``.
 
     Raises:
         BusyError, StoppedError: see ``Worker.submit``.
     """
 
-    def __init__(self, worker: Worker, asked: list[Asked]):
-        self.asked = asked
+    def __init__(self, worker: Worker, asked: list[Asked], patience: float):
+        self.asked, self._patience = asked, patience
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._jobs = [Job(one, partial(self._deliver, number)) for number, one in enumerate(asked)]
@@ -205,7 +206,7 @@ class Running:
         try:
             while left:
                 try:
-                    number, event = await asyncio.wait_for(self._events.get(), _PATIENCE)
+                    number, event = await asyncio.wait_for(self._events.get(), self._patience)
                 except TimeoutError:
                     yield None
                     continue

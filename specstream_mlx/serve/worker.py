@@ -104,7 +104,8 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Texts that wait."""
-        return sum(map(len, self._waiting.values()))
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
 
     @property
     def decoding(self) -> int:

@@ -158,6 +158,17 @@ def test_a_client_that_leaves_stops_its_work(tiny, stream, long):
         assert time.monotonic() - start < 10
 
 
+def test_who_waits_is_told_that_the_server_is_alive(tiny):
+    said = {"messages": [{"role": "user", "content": " noon" * 900}], "stream": True}
+    with TestClient(make_app(tiny.service(patience=0.001)), HERE) as client:
+        lines = client.post(POSTS[0], json=CHAT | said).text.splitlines()
+    assert ": keep-alive" in lines
+    read = [int(line.split()[1]) for line in lines if line.endswith("prompt tokens are read")]
+    assert read == sorted(read)
+    assert len(read) > 1
+    assert all(line[:2] in ("", ": ", "da") for line in lines)
+
+
 def test_a_server_that_ends_tells_those_who_wait(tiny):
     service = tiny.service(1900, most_texts=1)
     with TestClient(make_app(service), HERE) as client:
