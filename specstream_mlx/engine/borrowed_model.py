@@ -447,7 +447,7 @@ class _PositionedRope:
         self._rope, self._rotations = rope, rotations
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        one_sequence = isinstance(offset, int) or len(offset) == 1
+        one_sequence = isinstance(offset, int) or offset.ndim == 1
         whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
         if self._rotations and one_sequence and whole:
             return self._rotations.rotate(x, offset)

@@ -184,7 +184,7 @@ class LayerCache(Protocol):
 
     @property
     def offset(self) -> mx.array | int:
-        """Position of the first new row, or (sequences, rows) positions of all."""
+        """Position of the first new row, or positions of all: (rows,) or (sequences, rows)."""
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -247,7 +247,7 @@ class UncommittedRows(LayerCache):
     @property
     def offset(self) -> mx.array | int:
         """The rows' positions; see ``Rows``."""
-        return self._rows.positions
+        return self._rows.offset
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None

@@ -39,6 +39,9 @@ class Rows:
             attends to; ``None``, of one sequence: every row sees those up to itself (a chain).
         anchors: (sequences, behind) positions that windows count from, a stream's being its main
             row's; ``None``: ``positions``.
+
+    Attributes:
+        offset: the positions as layers are told them: (rows,) of one sequence.
     """
 
     def __init__(
@@ -48,6 +51,9 @@ class Rows:
         anchors: mx.array | None = None,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
+        # By one axis mlx turns the rows of one sequence in fewer operations.
+        several = isinstance(positions, int) or len(positions) > 1
+        self.offset: mx.array | int = positions if several else positions[0]
         self._masks: dict[tuple[int, int | None], mx.array] = {}
         self._side_by_side: mx.array | None = None
 

@@ -47,9 +47,9 @@ class LearnedPositions(nn.Module):
         """(rows, dims) vectors, or (sequences, rows, dims).
 
         Args:
-            offset: the first row's position, the others following it; or (sequences, rows) one
-                position for each row, as the rows of a tree have it. Positions past the table read
-                its last row: only drafts that cannot be reached any more lie there.
+            offset: the first row's position, the others following it; or one position for each
+                row, as the rows of a tree have it: (rows,) or (sequences, rows). Positions past the
+                table read its last row: only drafts that cannot be reached any more lie there.
             rows: how many.
         """
         positions = offset if _one_per_row(offset) else offset + mx.arange(rows)
