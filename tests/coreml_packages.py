@@ -338,7 +338,7 @@ def greedy_tokens(decoder, prompt, count):
     tokens = [prompt[-1]]
     for _ in range(count):
         result = step_by(decoder, root_only(tokens[-1]), SETTINGS)
-        decoder.commit([0], [0])
+        decoder.commit([[0]], [[0]])
         tokens.append(result.prediction())
     return tokens[1:]
 

@@ -59,7 +59,7 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
             if streams.parents is not None:
                 equal &= (found["candidateParents"] == np.array(streams.parents)).all()
         _, path, kept = expected.accepted(tree)
-        theirs.commit(path, kept)
+        theirs.commit([path], [kept])
         ours.commit(path)
         tokens += [*(int(t) for t in tree.tokens[path[1:]]), expected.prediction()]
         longest = max(longest, len(path))
@@ -136,7 +136,7 @@ def test_going_back(pair):
         found = ours.step(tree, SIZES.nodes[1])
         assert_close(found["logits"][: len(tree)], expected.logits, BOUND)
         path = tree.path(len(tree) - 1)
-        theirs.commit(path, path)
+        theirs.commit([path], [path])
         ours.commit(path)
 
 
