@@ -101,7 +101,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         drafting: how to draft in every step; or an object, made for this text, that plans its
-            steps. ``None``: one that plans what is worth most, see ``drafting.rule``.
+            steps. ``None``: one that plans what is worth most, see ``drafting.auto``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: prompt tokens per pass.
@@ -244,7 +244,7 @@ class Text:
         """Whether a plain step is followed by another one, as far as is known before it is read."""
         return self.plan.pipelined and self._left != 1 and not self.ended
 
-    def note(self, step: Step, seconds: float | None, cache: Any) -> None:
+    def plan_next(self, step: Step, seconds: float | None, cache: Any) -> None:
         """See whether the text ends, and if not, plan the next step.
 
         Args:
@@ -289,7 +289,7 @@ class Together:
     def __init__(self, model: SpeculativeModel):
         self._model, self._adapter, self._streams = model, model.adapter, model.streams
         self._loop: _Loop | None = None
-        self._rows: dict[Text, _Rows] = {}
+        self._rows: dict[Text, _KeptRows] = {}
 
     def __len__(self) -> int:
         """How many texts go on."""
@@ -311,7 +311,7 @@ class Together:
             for one in (request, *(text.request for text in self._rows)):
                 one.check_side_by_side()
         profile.start()
-        rows = _Rows(model, request)
+        rows = _KeptRows(model, request)
         decoder = rows.read()
         profile.border("prefill")
         text = Text(request, _drafting(model, request))
@@ -361,7 +361,7 @@ class Together:
             raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
-class _Rows:
+class _KeptRows:
     """The KV rows of one text, from its prompt cache and back to it.
 
     Args:
@@ -696,7 +696,7 @@ class _Loop:
         for text, step in steps:
             if text.ended:  # it was left while the call was under way
                 continue
-            text.note(step, step.seconds if timed else None, cache)
+            text.plan_next(step, step.seconds if timed else None, cache)
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()

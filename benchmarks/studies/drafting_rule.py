@@ -5,7 +5,7 @@
 
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
-streams guess behind every token; on that the rule itself (``drafting.rule``) plans step by step,
+streams guess behind every token; on that the rule itself (``drafting.auto``) plans step by step,
 with its constants as they are and with one of them changed. Time is counted by the cost curve that
 was measured on this machine, so no figure depends on the clock. A pipelined plain step whose
 call ahead is under way when drafting begins is taken, as in the loop.
@@ -26,11 +26,11 @@ from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting import constants, rule
+from specstream_mlx.drafting import auto, constants
+from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.cost import StepCosts
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pace import pace_of
-from specstream_mlx.drafting.rule import AutoDrafting, new_pace
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
@@ -64,8 +64,8 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "lookup priors weigh 2": (constants, "PRIOR_WEIGHT", 2),
     "lookup priors weigh 12": (constants, "PRIOR_WEIGHT", 12),
     "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
-    "lookup to depth 6": (rule, "PROPOSALS", (partial(Lookup, depth=6),)),
-    "lookup of 3-grams": (rule, "PROPOSALS", (partial(Lookup, longest=3),)),
+    "lookup to depth 6": (auto, "PROPOSALS", (partial(Lookup, depth=6),)),
+    "lookup of 3-grams": (auto, "PROPOSALS", (partial(Lookup, longest=3),)),
     "8 nodes at most": (constants, "MOST_NODES", 8),
     "nodes above 0.005": (constants, "LEAST", math.log(0.005)),
 }

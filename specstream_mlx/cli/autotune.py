@@ -21,7 +21,7 @@ from .options import ModelOptions, most_tokens, quantization
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..drafting.rule import AutoDrafting, Pace
+    from ..drafting.auto import AutoDrafting, Pace
     from ..drafting.settings import DraftSettings
     from ..engine.kv_quantization import KVQuantization
     from ..loading import SpeculativeModel

@@ -13,7 +13,7 @@ from .packages import require_coremltools
 
 _SIZES = what(
     "numbers as in 8,16",
-    lambda value: isinstance(value, tuple) and not any(map(integer(1).expected, value)),
+    lambda value: isinstance(value, tuple) and not any(map(integer(1).objection, value)),
     lambda text: tuple(map(int, text.split(","))),
     "N,N",
 )

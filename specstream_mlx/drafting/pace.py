@@ -10,8 +10,8 @@ from typing import Any
 from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..loading import SpeculativeModel
 from . import kept_costs
+from .auto import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
-from .rule import AutoDrafting, Pace, new_pace, places_of
 
 _VERSION = 6
 _LONG = 4096  # rows behind which few texts of the first minutes end

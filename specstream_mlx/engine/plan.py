@@ -63,7 +63,7 @@ class Plan:
         return fewer or (self.threshold is not None and nodes > 1)
 
 
-def together(plans: Sequence[Plan]) -> Plan:
+def widest(plans: Sequence[Plan]) -> Plan:
     """The plan that a pass of several sequences follows in all but the trees: that asks for most.
 
     No text depends on where lossless streams run, on what they guess or on what pruning drops, and

@@ -23,7 +23,7 @@ from .guesses import NO_GUESSES, StreamGuesses
 from .guessing import Shortlists, WholeHead, guess
 from .key_selection import KeySelection, asking_rows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
-from .plan import Plan, together
+from .plan import Plan, widest
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_streams, shapes_of
@@ -211,14 +211,14 @@ class Decoder:
         """Verify the plans' trees against the target and let the accepted nodes' streams guess.
 
         Args:
-            plans: one for each sequence, see ``plan.together``; of a model without streams,
+            plans: one for each sequence, see ``plan.widest``; of a model without streams,
                 ``place`` is ``none`` or ``plain``.
             rules: of the texts.
 
         Returns:
             For each sequence unevaluated arrays; read them, then call ``commit``.
         """
-        profile, plan, trees = self.profile, together(plans), [plan.tree for plan in plans]
+        profile, plan, trees = self.profile, widest(plans), [plan.tree for plan in plans]
         count, sizes = plan.streams, [len(tree) for tree in trees]
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
@@ -424,7 +424,7 @@ class Decoder:
             for number, one in enumerate(judged):
                 ids = named[number] if each else named
                 ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
-                found.append(one.rule.draft(ask))
+                found.append(one.rule.rank_guesses(ask))
             return found
 
         if head is None:

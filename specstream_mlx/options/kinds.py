@@ -14,14 +14,14 @@ class Kind:
     """What values an option may have.
 
     Attributes:
-        expected: what is expected in the place of a value, in words; ``None``: the value will do.
-        read: the value of a text, which ``expected`` is then asked about; raises ``ValueError``
+        objection: what should stand in the place of a value, in words; ``None``: the value will do.
+        read: the value of a text, which ``objection`` is then asked about; raises ``ValueError``
             where the text is none. ``None``: the command line goes by the field's type alone.
         metavar: what a help page shows in the place of the value; ``None``: the field's type.
         choices: texts that the value is one of, where it is one of some.
     """
 
-    expected: Callable[[Any], str | None]
+    objection: Callable[[Any], str | None]
     read: Callable[[str], Any] | None = None
     metavar: str | None = None
     choices: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Kind:
         Raises:
             UserError: it will not do; the sentence begins with ``name``.
         """
-        expected = self.expected(value)
+        expected = self.objection(value)
         if expected is not None:
             raise UserError(f"{name} is {shown(value)}, expected {expected}")
 
@@ -49,7 +49,7 @@ def what(
 
 def optional(kind: Kind) -> Kind:
     """A kind of values of which there may be none."""
-    return replace(kind, expected=lambda value: None if value is None else kind.expected(value))
+    return replace(kind, objection=lambda value: None if value is None else kind.objection(value))
 
 
 def integer(least: int, most: int = MOST) -> Kind:

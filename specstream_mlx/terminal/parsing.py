@@ -19,7 +19,7 @@ def parser(kind: Kind) -> Callable[[Any], Any]:
         if isinstance(text, str) and kind.read is not None:
             with suppress(ValueError, RecursionError):  # else the text itself is refused
                 value = kind.read(text)
-        expected = kind.expected(value)
+        expected = kind.objection(value)
         if expected is not None:
             raise BadParameter(f"found {_cut(text)}, expected {expected}")
         return value

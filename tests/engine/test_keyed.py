@@ -191,7 +191,7 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
         node = last.item()
         end = (*paths[node], predictions[node].item())
         streams, depth = mx.array(TABLE.stream_logits(end)), mx.array(int(tree.depths[node]))
-        guesses = rule.draft(Ask(streams, 3, tree, depth))
+        guesses = rule.rank_guesses(Ask(streams, 3, tree, depth))
         rule.commit(end[len(text) :])
         text, tree = end, root_only(end[-1])
         if tree_of is not None:

@@ -57,9 +57,9 @@ class KeyedRule(VerifyRule):
     def _token(self, logits: mx.array) -> mx.array:
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
-    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
         if self._sampling is None:  # a function, which draws nobody knows how
-            return super().draft(ask)
+            return super().rank_guesses(ask)
         places, count = self._stream_places(ask)
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
         if ask.ids is not None:

@@ -45,7 +45,7 @@ class RejectionRule(KeyedRule):
         key = self._noise.key(self._position, "test")
         return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
-    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
         logits = ask.logits
         if ask.ids is not None:
             logits = mx.full((len(logits), self._vocab_size), -mx.inf)

@@ -121,7 +121,7 @@ class VerifyRule:
     ) -> mx.array:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
-    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
         """Let the streams guess for the next tree.
 
         Returns:

@@ -29,7 +29,7 @@ class TypicalRule(KeyedRule):
         log_probs = self._sampling.log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
-    def draft(self, ask: Ask) -> tuple[mx.array, mx.array]:
+    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
         return named(*best_tokens(ask.logits, ask.width), ask.ids)
 
 

@@ -126,7 +126,7 @@ class AutoDrafting:
         proposals: Sequence[Proposal] | None = None,
     ):
         self.pace, self._places = pace, places_of(streams)
-        self._streams: Place | None = None if streams is None else self._places[-1]
+        self._stream_place: Place | None = None if streams is None else self._places[-1]
         self._vocab_size = vocab_size
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
         self._plans = _plans(streams, min(constants.WIDTH, drafted))
@@ -136,7 +136,7 @@ class AutoDrafting:
         self._proposals = proposals
         self.averages = StreamAverages()
         # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
-        self._rest: int | None = None if self._streams is None else 0
+        self._rest: int | None = None if self._stream_place is None else 0
         self._plain_run = 0
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
@@ -144,7 +144,7 @@ class AutoDrafting:
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts, in which all streams run that may; see ``Drafting``."""
-        return self._plans[self._streams or "plain"](root_only(root))
+        return self._plans[self._stream_place or "plain"](root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step; see ``Drafting``."""
@@ -165,7 +165,7 @@ class AutoDrafting:
         """Plan the step that is worth most; see ``Drafting``."""
         self.averages.take(guesses)
         nodes = self._likeliest(together(self._proposals, self.averages.behind))
-        if guesses.depth and self._streams is not None:
+        if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
         choice = self._best(nodes)
@@ -176,7 +176,7 @@ class AutoDrafting:
             drafts = job[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[job[0]](tree_of(root, timed))
-        if self._rest is None and self._streams is not None:
+        if self._rest is None and self._stream_place is not None:
             self._keep_span(choice.place)
         return self._plans[choice.place](tree_of(root, nodes[: choice.nodes]))
 
@@ -205,7 +205,7 @@ class AutoDrafting:
                 if place == "none" and not count and "plain" in places:
                     continue
                 value = tokens - rate * self._cost[place][count + 1]
-                if place == self._streams:
+                if place == self._stream_place:
                     value += self.pace.value * (1.0 if place == "beside" else max(last))
                 if value > best.value:
                     best = _Choice(place, count, value)
@@ -220,7 +220,7 @@ class AutoDrafting:
     def _keep_span(self, place: Place) -> None:
         """Let streams rest that were not chosen, each time longer, and less long if they were."""
         span = self.pace.span
-        if place == self._streams:
+        if place == self._stream_place:
             self.pace.span = max(1, span // 2)
         else:
             self._rest, self.pace.span = span, min(2 * span, constants.LONGEST_REST)

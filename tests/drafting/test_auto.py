@@ -10,12 +10,12 @@ import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 from trees import Known, assert_well_formed
 
-from specstream_mlx.drafting import kept_costs, rule
+from specstream_mlx.drafting import auto, kept_costs
+from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.best_first import likeliest
 from specstream_mlx.drafting.constants import LEAST, MOST_NODES
 from specstream_mlx.drafting.cost import CostCurve, StepCosts
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.rule import AutoDrafting, new_pace, places_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.hardware import user_cache
@@ -229,7 +229,7 @@ def test_proposals_draft_by_default(tmp_path, monkeypatch):
     assert all(len(step.tree) == 1 for step in texts(tmp_path, prompt, expected, ()))
     looked_up = texts(tmp_path, prompt, expected)
     assert any(len(step.tree) > 1 for step in looked_up)
-    monkeypatch.setattr(rule, "PROPOSALS", (*rule.PROPOSALS, lambda _: Known(expected)))
+    monkeypatch.setattr(auto, "PROPOSALS", (*auto.PROPOSALS, lambda _: Known(expected)))
     assert len(texts(tmp_path, prompt, expected)) < min(15, len(looked_up))
 
 
