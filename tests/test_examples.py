@@ -210,7 +210,7 @@ def cases(blocks: list[Block]) -> list:
 
 
 def test_every_fence_is_of_a_kind_that_is_tested():
-    kinds = {"bash", "console", "python", "json", "text"}
+    kinds = {"bash", "console", "python", "text"}
     assert {block.kind for block in BLOCKS} == kinds
     for page in PAGES:
         marks = re.findall(r"^ *```", (ROOT / page).read_text(), re.M)
