@@ -1,11 +1,11 @@
 """An mlx-lm model run in pieces; the only code that touches a model.
 
-mlx-lm's models run from tokens to logits in one go. A step has to stop half-way up, to prune the
-tree and to add the streams, and goes on layer by layer. So ``BorrowedModel`` copies the few modules
-that hold others (the model, the owner of its layers, each layer and its attention) and shares all
-modules that hold weights. Its copies have lists of layers of their own and ropes that take a
-position for every row. The model itself is never changed, so any number of generations may run on
-it at a time; a LoRA that is mounted later is not seen.
+mlx-lm's models run from tokens to logits in one go. A step has to stop below the MSA layers, to
+prune the tree and to add the streams, and then goes on layer by layer. So ``BorrowedModel`` copies
+the few modules that hold others (the model, the owner of its layers, each layer and its attention)
+and shares all modules that hold weights. Its copies have lists of layers of their own and ropes
+that take a position for every row. The model itself is never changed, so any number of generations
+may run on it at a time; a LoRA that is mounted later is not seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,13 +39,12 @@ class BorrowedModel:
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
-        streams: of the mounted adapter, or ``None``.
-        own_masks: the layers make a mask each, since some have a sliding window: mlx-lm makes one
-            mask for several layers, of which some have no window to it.
-        profile: is told where the MHA rows end.
-        observe: is called with the number, the input and the output of every layer of a pass that
-            has streams.
-        traced: passes are compiled or differentiated, so nothing of one is kept for the next.
+        streams: streams of the mounted adapter, or ``None``.
+        own_masks: whether each layer makes its own mask, as sliding windows need: mlx-lm makes one
+            mask for several layers, and does not give all of them their window.
+        profile: measures the MHA rows.
+        observe: called with number, input and output of every layer of a pass with streams.
+        traced: whether passes are compiled or differentiated; then none keeps tables for the next.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -99,7 +98,7 @@ class BorrowedModel:
             self._bare_top = _with_layers(model, owner, [self._given], without=norm)
 
     def _with_positions(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """Copies of layers whose ropes take a position for every row."""
+        """Copy layers, with ropes that take a position for every row."""
         copies = [copy(layer) for layer in layers]
         if self._architecture.positions == "rope":
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
@@ -112,7 +111,7 @@ class BorrowedModel:
         return copies
 
     def _with_stream_mlps(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """The layers with the streams' adapters in them; passes without streams use the others."""
+        """Add the streams' adapters to copies of the layers; only passes with streams use them."""
         config = self._streams.config
         if config.stream_mlp == "base":
             return list(layers)
@@ -129,7 +128,7 @@ class BorrowedModel:
         return copies
 
     def _asking_layers(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """The layers, those with streams telling their rows what they ask with, to select keys."""
+        """Copy the layers; where streams select keys, MSA layers tell their rows the queries."""
         config = self._streams.config
         if not config.stream_keys:
             return list(layers)
@@ -141,11 +140,11 @@ class BorrowedModel:
         return copies
 
     def logits(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        """(sequences, rows, vocab) logits of a pass through all layers, without streams.
+        """Run all layers without streams; returns logits (sequences, rows, vocab).
 
         Args:
-            tokens: (sequences, rows).
-            caches: what stands for each layer's KV cache.
+            tokens: (sequences, rows) int32.
+            caches: each layer's KV cache or its stand-in.
         """
         self._begin()
         return self._whole(tokens, cache=caches)
@@ -160,7 +159,7 @@ class BorrowedModel:
         self._filling(tokens, cache=caches)  # its head is never computed
 
     def lower(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        """Embedding and MHA layers: the main stream at the input of the first MSA layer.
+        """Run embedding and MHA layers; returns the main stream, the input of the first MSA layer.
 
         Args:
             tokens, caches: see ``logits``.
@@ -170,7 +169,7 @@ class BorrowedModel:
         return self._kept.take()
 
     def entry(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        """Embedding alone: the input of the first layer.
+        """Run the embedding alone; returns the input of the first layer.
 
         Args:
             tokens, caches: see ``logits``.
@@ -179,14 +178,14 @@ class BorrowedModel:
         return self._kept.take()
 
     def layer(self, number: int, hidden: mx.array, cache: LayerCache, main_rows: int) -> mx.array:
-        """One layer over main rows first, then stream rows, which are those of MSA layers.
+        """Run one layer over main rows and, in MSA layers, stream rows behind them.
 
         Args:
-            number: of the layer.
-            hidden: what goes in.
-            cache: what stands for the layer's KV cache; it also makes the mask. Where streams
+            number: the layer's number.
+            hidden: (sequences, rows, h) the layer's input.
+            cache: the layer's KV cache or its stand-in, which also makes the mask. Where streams
                 select keys, it is told the queries.
-            main_rows: how many of the rows are main rows.
+            main_rows: number of main rows.
         """
         if number == self._streams.config.first_msa_layer:
             self._begin()
@@ -202,26 +201,26 @@ class BorrowedModel:
             rotations.begin()
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(.., h) rows of the embedding, as they are stored, for tokens (..)."""
+        """Return the stored rows (.., h) of the embedding for tokens (..)."""
         return self._embedding(tokens)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Final norm and LM head: (sequences, rows, vocab) logits."""
+        """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
         return self._through(self._top, hidden)
 
     def stream_head(self, hidden: mx.array) -> mx.array:
-        """Final norm and LM head for streams: logits (sequences, rows, n) of what they may draft.
+        """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
 
-        These are all tokens, or those of the draft vocabulary in its order.
+        They are of all tokens, or of those of the draft vocabulary in its order.
         """
         return self._through(self._stream_top, hidden)
 
     def stream_head_rows(self, hidden: mx.array, places: mx.array) -> mx.array:
-        """The same of a few tokens only, whose rows of the head are the only ones that are read.
+        """Compute ``stream_head`` for a few tokens only, and read no other rows of the head.
 
         Args:
             hidden: (sequences, rows, h).
-            places: (sequences, m) of the tokens among those that may be drafted.
+            places: (sequences, m) the tokens' places among those that may be drafted.
 
         Returns:
             (sequences, rows, m)
@@ -234,24 +233,24 @@ class BorrowedModel:
         return logits.reshape(*hidden.shape[:2], *places.shape)[each, :, each]
 
     def early_exit(self, hidden: mx.array) -> mx.array:
-        """(sequences, rows, vocab) logits of the early-exit pruner ``o_theta`` (section 3.3).
+        """Compute the logits (sequences, rows, vocab) of the early-exit pruner (section 3.3).
 
         Args:
-            hidden: main rows at the input of the first MSA layer.
+            hidden: (sequences, rows, h) main rows at the input of the first MSA layer.
         """
         return self.early_exit_head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
-        """(sequences, rows, h) what the early exit's head reads of main rows."""
+        """Map main rows to the inputs (sequences, rows, h) of the early exit's head."""
         mapped = self._streams.pruner(hidden)
         return mapped if self._streams.config.pruner_form == "literal" else hidden + mapped
 
     def early_exit_head(self, features: mx.array) -> mx.array:
-        """(sequences, rows, vocab) logits of ``early_exit_features``."""
+        """Compute the logits (sequences, rows, vocab) of ``early_exit_features``."""
         return self._through(self._top if self._bare_top is None else self._bare_top, features)
 
     def _through(self, top: nn.Module, hidden: mx.array) -> mx.array:
-        """Run a model whose only layer answers ``hidden``; its embedding is never computed."""
+        """Run a model whose only layer returns ``hidden``; its embedding is never computed."""
         self._given.hidden = hidden
         tokens = mx.zeros(hidden.shape[:2], mx.int32)
         return top(tokens, cache=[None] * self._count)
@@ -266,7 +265,7 @@ def _border(profile: Profile, number: int, hidden: mx.array, output: mx.array) -
 
 
 def model_type_of(model: nn.Module) -> str | None:
-    """``model_type`` of an mlx-lm model."""
+    """Return ``model_type`` of an mlx-lm model."""
     return getattr(model, "model_type", None)
 
 
@@ -274,10 +273,10 @@ def model_type_of(model: nn.Module) -> str | None:
 
 
 def _owner_of_layers(model: nn.Module) -> list[str]:
-    """Names that lead from the model to the module that holds its layers as ``layers``.
+    """Find the path of names from the model to the module that holds its ``layers``.
 
     Raises:
-        UnsupportedModelError: no module does.
+        UnsupportedModelError: no module holds them.
     """
     for name, module in model.named_modules():
         if _same_layers(module.get("layers"), model.layers):
@@ -286,12 +285,12 @@ def _owner_of_layers(model: nn.Module) -> list[str]:
 
 
 def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn.Module:
-    """A model whose LM head has the rows of some tokens only; other modules are shared.
+    """Copy a model with an LM head of some tokens' rows only; other modules are shared.
 
     Args:
-        model: one of ``_with_layers``.
-        owner: names that lead to the module that holds the layers, and the embedding.
-        ids: (n,) the tokens.
+        model: a model from ``_with_layers``.
+        owner: path of names to the module that holds the layers, and the embedding.
+        ids: (n,) token ids.
     """
     root = module = copy(model)
     name = "lm_head"
@@ -305,7 +304,7 @@ def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn
 
 
 def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:
-    """The embedding of tokens, which lies beside the layers.
+    """Return the embedding of tokens, which lies beside the layers.
 
     Raises:
         UnsupportedModelError: there is none.
@@ -321,23 +320,23 @@ def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:
     return module["embed_tokens"]
 
 
-def _same_layers(found: Any, layers: Sequence[nn.Module]) -> bool:
-    """Whether ``found`` is the list of these layers; a model's ``layers`` may be a copy of it."""
-    if not isinstance(found, list) or len(found) != len(layers):
+def _same_layers(value: Any, layers: Sequence[nn.Module]) -> bool:
+    """Check if ``value`` is the list of these layers; ``model.layers`` may be a copy of it."""
+    if not isinstance(value, list) or len(value) != len(layers):
         return False
-    return all(one is other for one, other in zip(found, layers, strict=True))
+    return all(one is other for one, other in zip(value, layers, strict=True))
 
 
 def _with_layers(
     model: nn.Module, owner: Sequence[str], layers: list[Any], without: str | None = None
 ) -> nn.Module:
-    """A model with another list of layers, which shares all other modules with ``model``.
+    """Copy a model with another list of layers; all other modules are shared.
 
     Args:
         model: an mlx-lm model; it is not changed.
-        owner: names that lead to the module that holds the layers.
-        layers: instead of its own.
-        without: the name of a norm beside the layers that is left out.
+        owner: path of names to the module that holds the layers.
+        layers: the new list.
+        without: name of a norm beside the layers to leave out.
 
     Raises:
         UnsupportedModelError: there is no such norm.
@@ -358,7 +357,7 @@ def _with_layers(
 
 
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
-    """The name of the attention within ``layer``, the model's ``number``-th.
+    """Find the name of the attention within ``layer``, the model's ``number``-th.
 
     Raises:
         UnsupportedModelError: it has no rotary embedding, or one that does not depend on
@@ -375,11 +374,11 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
     return name
 
 
-# What stands in the copies' places ------------------------------------------------------------
+# Stand-ins for layers and their parts ---------------------------------------------------------
 
 
 class _StandIn:
-    """Stands in for a layer; models look at some of its attributes."""
+    """A stand-in for a layer, with the layer's attributes, some of which models read."""
 
     def __init__(self, layer: nn.Module):
         self._layer = layer
@@ -389,7 +388,7 @@ class _StandIn:
 
 
 class _Kept(_StandIn):
-    """Stands where the MSA layers begin and keeps what comes in."""
+    """A stand-in for the first MSA layer that keeps its input."""
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         self._hidden = hidden
@@ -403,7 +402,7 @@ class _Kept(_StandIn):
 
 
 class _Given(_StandIn):
-    """Stands for all layers and answers what it was given."""
+    """A stand-in for all layers that returns ``hidden``."""
 
     hidden: mx.array
 
@@ -412,7 +411,7 @@ class _Given(_StandIn):
 
 
 class _WithOwnMask(_StandIn):
-    """Stands for a layer whose mask is that of its own cache."""
+    """A stand-in for a layer that takes its mask from its own cache."""
 
     def __init__(self, layer: nn.Module, mask: Callable[[mx.array, Any], Any]):
         super().__init__(layer)
@@ -423,7 +422,7 @@ class _WithOwnMask(_StandIn):
 
 
 class _Observed(_StandIn):
-    """Stands for a layer whose input and output are to be seen."""
+    """A stand-in for a layer that reports its input and output."""
 
     def __init__(self, number: int, layer: nn.Module, observe: Observer):
         super().__init__(layer)
@@ -439,8 +438,8 @@ class _PositionedRope:
     """A layer's rotary embedding that also takes one absolute position per row.
 
     Args:
-        rope: the layer's.
-        rotations: tables that it shares with other layers, if any.
+        rope: the layer's rope.
+        rotations: tables shared with other layers, if any.
     """
 
     def __init__(self, rope: nn.Module, rotations: Rotations | None):
@@ -455,11 +454,11 @@ class _PositionedRope:
 
 
 def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """``rope`` of (sequences, heads, rows, d), at consecutive positions or at one for each row.
+    """Rotate rows by ``rope``, at consecutive positions or at one for each row.
 
     Args:
-        rope: a layer's.
-        x: what to rotate.
+        rope: a layer's rope.
+        x: (sequences, heads, rows, d).
         offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
     """
     if isinstance(offset, int):
@@ -474,15 +473,15 @@ def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
 
 
 class _AskingRope:
-    """Stands for an MSA layer's rotary embedding, and tells the layer's rows what they ask with.
+    """A stand-in for an MSA layer's rotary embedding that tells the layer's rows its queries.
 
     Layers rotate their queries first, then their keys.
 
     Args:
-        attention: the layer's.
+        attention: the layer's attention.
 
     Attributes:
-        rows: of the next call; they are told its queries.
+        rows: stand-in for the cache in the next call; it is told the queries.
     """
 
     def __init__(self, attention: nn.Module):
@@ -504,11 +503,11 @@ class _StreamMLP:
 
     Args:
         mlp: the layer's MLP.
-        streams: their adapters.
-        number: of the layer.
+        streams: the streams, which have the adapters.
+        number: the layer's number.
 
     Attributes:
-        main_rows: how many of the next call's rows, from the first on, are main rows.
+        main_rows: number of main rows in the next call; they come first.
     """
 
     def __init__(self, mlp: nn.Module, streams: Streams, number: int):

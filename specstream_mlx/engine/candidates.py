@@ -8,14 +8,14 @@ _SHORT = 1024
 
 
 def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
-    """The likeliest tokens.
+    """Find the likeliest tokens.
 
     Args:
         logits: (gamma, vocab).
         width: k.
 
     Returns:
-        (gamma, k) tokens int32 and their log-probabilities, best first.
+        (gamma, k) int32 tokens and their log-probabilities in nats, best first.
     """
     logits = logits.astype(mx.float32)
     tokens = _largest(logits, width)
@@ -24,17 +24,17 @@ def best_tokens(logits: mx.array, width: int) -> tuple[mx.array, mx.array]:
 
 
 def best_places(logits: mx.array, count: int) -> mx.array:
-    """(.., rows, m) int32 places of the largest of (.., rows, n), in descending order."""
+    """Return places (.., rows, m) int32 of the largest of (.., rows, n), in descending order."""
     return _largest(logits.flatten(0, -2), count).reshape(*logits.shape[:-1], count)
 
 
 def named(tokens: mx.array, log_probs: mx.array, ids: mx.array | None) -> tuple[mx.array, mx.array]:
-    """Candidates by token id, from their places among the tokens ``ids``, or among all.
+    """Turn candidates' places among the tokens ``ids`` into token ids.
 
     Args:
         tokens: (rows, k) places.
-        log_probs: of the same shape; they stay as they are.
-        ids: (n,)
+        log_probs: (rows, k) returned as they are.
+        ids: (n,) token ids; ``None``: places are token ids.
     """
     return tokens if ids is None else ids[tokens], log_probs
 
@@ -42,12 +42,12 @@ def named(tokens: mx.array, log_probs: mx.array, ids: mx.array | None) -> tuple[
 def drawn_candidates(
     log_probs: mx.array, width: int, key: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Tokens drawn without replacement, by the Gumbel top-k trick (Kool et al. 2019).
+    """Draw tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
 
     Args:
         log_probs: (gamma, vocab).
         width: k. Where fewer tokens have a probability, any others follow these.
-        key: of the draws; ``None``: mlx's random state.
+        key: random key of the draws; ``None``: mlx's random state.
 
     Returns:
         (gamma, k) tokens int32 and their log-probabilities, in the order in which they were drawn.
@@ -57,7 +57,7 @@ def drawn_candidates(
 
 
 def _largest(values: mx.array, width: int) -> mx.array:
-    """(rows, k) int32 indices of the largest of (rows, n), in descending order.
+    """Return indices (rows, k) int32 of the largest of (rows, n), in descending order.
 
     Sorting all of a vocabulary is dear, on a GPU above all, where MLX has no cheaper partition. The
     k largest lie in the k groups with the largest maxima.
@@ -68,23 +68,23 @@ def _largest(values: mx.array, width: int) -> mx.array:
     if count < 2 * width * _GROUP:
         return _first(values, width)
     if count % _GROUP:
-        # What fills up the last group must not tie with tokens that cannot follow.
+        # Values that fill up the last group must not tie with impossible tokens.
         values = mx.maximum(values, mx.finfo(values.dtype).min)
         values = mx.pad(values, [(0, 0), (0, -count % _GROUP)], constant_values=-mx.inf)
     values = values.reshape(rows, -1, _GROUP)
     groups = mx.argpartition(-values.max(axis=-1), kth=width - 1, axis=-1)[:, :width]
-    found = mx.take_along_axis(values, groups[:, :, None], axis=1).reshape(rows, -1)
-    place = _first(found, width)
+    members = mx.take_along_axis(values, groups[:, :, None], axis=1).reshape(rows, -1)
+    place = _first(members, width)
     group = mx.take_along_axis(groups, place // _GROUP, axis=-1).astype(mx.int32)
     return group * _GROUP + place % _GROUP
 
 
 def _first(values: mx.array, width: int) -> mx.array:
-    """``_largest`` by a sort, or by a partition and a sort of what that leaves."""
+    """Compute ``_largest`` by a sort, or by a partition and a sort of its k values."""
     count = values.shape[-1]
     if count <= _SHORT:
         return mx.argsort(-values, axis=-1)[:, :width].astype(mx.int32)
     place = mx.argpartition(-values, kth=min(width, count) - 1, axis=-1)[:, :width]
-    place = mx.sort(place, axis=-1)  # so that of equal ones the first comes first
+    place = mx.sort(place, axis=-1)  # so that ties keep their order
     order = mx.argsort(-mx.take_along_axis(values, place, axis=-1), axis=-1)
     return mx.take_along_axis(place, order, axis=-1).astype(mx.int32)

@@ -1,4 +1,4 @@
-"""What the streams guess for the tokens behind the root, and behind which paths."""
+"""The streams' guesses for the tokens after the root, by the path that they follow."""
 
 from functools import cached_property
 
@@ -20,10 +20,10 @@ class StreamGuesses:
     Args:
         tokens: (gamma, k) token ids, best first; (gamma, paths, k) of streams that know the token
             before. gamma is 0 where no streams ran.
-        log_probs: of the same shape, their log-probabilities in nats.
-        parents: (gamma, paths) which guess of the depth before each path ends with, counted over
-            that depth's (paths, k); at depth 1 there is one path, which is empty, and -1 marks
-            what fills up a row. ``None``: plain streams.
+        log_probs: log-probabilities of ``tokens`` in nats, of the same shape.
+        parents: (gamma, paths) number of the guess that each path ends with, counted over the
+            (paths, k) guesses of the depth before. At depth 1 the only path is empty; -1 marks
+            entries that fill up a row. ``None``: plain streams.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class StreamGuesses:
 
     @property
     def depth(self) -> int:
-        """gamma."""
+        """The number of streams, gamma."""
         return len(self.tokens)
 
     def behind(self, path: Path) -> Guesses:
-        """The guesses for the token after ``path``; none beyond gamma or where nobody asked."""
+        """Return the guesses for the token after ``path``; none if no stream guessed there."""
         if self.parents is not None:
             return self._by_path.get(path, [])
         return self._lists[len(path)][0] if len(path) < self.depth else []
 
     @cached_property
     def _lists(self) -> list[list[Guesses]]:
-        """By depth and path; plain streams have one list a depth."""
+        """Lists of guesses by depth and path; plain streams have one list a depth."""
         shape = self.depth, -1 if self.depth else 1, self.tokens.shape[-1]
         tokens, scores = (a.reshape(shape).tolist() for a in (self.tokens, self.log_probs))
         return [
@@ -54,7 +54,7 @@ class StreamGuesses:
 
     @cached_property
     def _by_path(self) -> dict[Path, Guesses]:
-        found: dict[Path, Guesses] = {}
+        by_path: dict[Path, Guesses] = {}
         before: list[Path] = []
         for depth, (lists, parents) in enumerate(zip(self._lists, self.parents, strict=True)):
             paths: list[Path] = []
@@ -66,9 +66,9 @@ class StreamGuesses:
                     path = (*before[row], self._lists[depth - 1][row][rank][0])
                 paths.append(path)
                 if parent >= 0 or not depth:
-                    found.setdefault(path, guesses)
+                    by_path.setdefault(path, guesses)
             before = paths
-        return found
+        return by_path
 
 
 NO_GUESSES = StreamGuesses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))

@@ -12,20 +12,20 @@ from .borrowed_model import BorrowedModel
 from .candidates import best_places
 
 SHORTLIST = 64
-"""Tokens of a stream that are scored behind each path, where not all are."""
+"""Number of tokens that a stream scores behind each path, where it does not score all."""
 
 Guess = Callable[[int, mx.array], tuple[mx.array, mx.array]]
-"""Function of a stream's number, from 0 on, and of the tokens before (sequences, paths) that
-returns its candidates (sequences, paths, k) and their log-probabilities."""
+"""Function of a stream's number, from 0 on, and the tokens before it (sequences, paths); returns
+candidates (sequences, paths, k) and their log-probabilities."""
 
 
 @dataclass(eq=False)
 class Scorer(ABC):
-    """Scores the tokens of each stream behind paths.
+    """A scorer of the tokens of each stream behind paths.
 
     Attributes:
         model: the base.
-        head: of the streams.
+        head: the streams' head.
         hidden: (sequences, count, h) the streams after the last layer.
         token: (sequences,) the target's own token, which stream 0 guesses behind.
         vocabulary: (n,) tokens that may be drafted; ``None``: all.
@@ -50,26 +50,26 @@ class Scorer(ABC):
             before: (sequences, paths) the tokens before.
 
         Returns:
-            (sequences, paths, n) logits, and the tokens that they are of: (n,), or (sequences, n)
-            where each sequence has others; ``None``: all.
+            (sequences, paths, n) logits, and the tokens of their columns: (n,), or (sequences, n)
+            where sequences differ; ``None``: all tokens.
         """
 
     @abstractmethod
     def of_first_paths(self) -> mx.array | None:
-        """(sequences, gamma, n) logits of all streams so far, behind the first of their paths.
+        """Return the logits (sequences, gamma, n) of all streams behind their first paths.
 
         ``None`` where not all tokens are scored.
         """
 
     def features(self, stream: int, before: mx.array) -> mx.array:
-        """(sequences, paths, h) what the LM head reads of a stream behind paths."""
+        """Compute the LM head's inputs (sequences, paths, h) for a stream behind paths."""
         own = self._normalized[:, stream, None], self._read[:, stream, None]
         return self.head.behind(*own, self.model.embed(before))
 
 
 @dataclass(eq=False)
 class WholeHead(Scorer):
-    """Scores all tokens behind each path: the LM head is read once for every stream."""
+    """A scorer of all tokens behind each path, which reads the LM head once for every stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,11 +85,11 @@ class WholeHead(Scorer):
 
 @dataclass(eq=False)
 class Shortlists(Scorer):
-    """Scores a few tokens of each stream behind each path: the LM head is read once for all.
+    """A scorer of a few tokens behind each path, which reads the whole LM head only once.
 
-    The first stream's token before is known, so it is scored as it is. What the others may guess is
-    first asked of them without a token before, and the likeliest are then scored behind each path.
-    What is left out counts as impossible.
+    The first stream knows the token before and scores all. The others first score all tokens
+    without a token before; the likeliest of these are then scored behind each path. All others
+    count as impossible.
     """
 
     def __post_init__(self) -> None:
@@ -117,23 +117,23 @@ def guess(
     """Let each stream guess behind some of the paths that the streams before it have guessed.
 
     Args:
-        of_stream: lets a stream guess.
+        of_stream: function that lets a stream guess.
         token: (sequences,) the target's own token, which stream 0 guesses behind.
-        expansion: see ``Plan.expand``; one entry less than there are streams.
-        width: how many paths are expanded where their probabilities decide.
+        expansion: see ``Plan.expand``; one entry fewer than there are streams.
+        width: number of paths that ``LIKELIEST`` expands.
 
     Returns:
         (sequences, gamma, paths, k) tokens and their log-probabilities, and (sequences, gamma,
-        paths) parents: the number of the guess of the stream before that each path ends with, -1
-        where there is no such path.
+        paths) parents: the number of the earlier stream's guess that each path ends with, -1 where
+        there is no such path.
     """
     before, joint, parents = token[..., None], None, None
-    found: list[tuple[mx.array, mx.array, mx.array]] = []
+    levels: list[tuple[mx.array, mx.array, mx.array]] = []
     for stream in range(len(expansion) + 1):
         tokens, log_probs = of_stream(stream, before)
         if parents is None:
             parents = mx.full(before.shape, -1, mx.int32)
-        found.append((tokens, log_probs, parents))
+        levels.append((tokens, log_probs, parents))
         if stream == len(expansion):
             break
         scores = log_probs if joint is None else joint[..., None] + log_probs
@@ -146,8 +146,8 @@ def guess(
             parents = mx.broadcast_to(mx.array(chosen, mx.int32), shape)
         before = mx.take_along_axis(flat, parents, axis=-1)
         joint = mx.take_along_axis(scores, parents, axis=-1)
-    paths = max(parents.shape[-1] for *_, parents in found)
-    columns = zip(*(_filled(*level, paths) for level in found), strict=True)
+    paths = max(parents.shape[-1] for *_, parents in levels)
+    columns = zip(*(_filled(*level, paths) for level in levels), strict=True)
     tokens, log_probs, parents = columns
     return mx.stack(tokens, -3), mx.stack(log_probs, -3), mx.stack(parents, -2)
 
@@ -155,7 +155,7 @@ def guess(
 def _filled(
     tokens: mx.array, log_probs: mx.array, parents: mx.array, paths: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The same with so many paths; those that are none have the parent -1."""
+    """Fill up the arrays to ``paths`` paths; the added ones have the parent -1."""
     missing = paths - parents.shape[-1]
     if not missing:
         return tokens, log_probs, parents

@@ -1,9 +1,9 @@
 """Streams that attend to their main row's likeliest keys alone (arXiv 2402.11131, App. H.1).
 
-What is selected is said at ``stream_keys`` of ``StreamConfig``. A layer's mask is asked for before
-its queries are known, so a pass in which streams select keys hands out a mask of its own for every
-layer and narrows it in place as soon as the layer's keys are there. Streams that are deferred share
-one main row: there the selected rows are gathered instead, and attention reads no others.
+``stream_keys`` of ``StreamConfig`` defines the selection. A layer asks for its mask before its
+queries are known, so a pass in which streams select keys gives every layer a mask of its own and
+narrows it in place once the layer's keys are there. Deferred streams share one main row: for them
+the selected rows are gathered instead, and attention reads no others.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from .rows import Rows, at
 
 
 class AskingRows(UncommittedRows, AskedCache):
-    """The new rows of a layer that tells what they ask with.
+    """The new rows of a layer, with the queries that the layer tells them.
 
     Attributes:
-        queries: (sequences, heads, rows, head_dim), rotated and scaled, once the layer has asked.
+        queries: (sequences, heads, rows, head_dim), rotated and scaled; set by ``ask``.
     """
 
     queries: mx.array
@@ -32,15 +32,15 @@ class AskingRows(UncommittedRows, AskedCache):
 
 @dataclass(frozen=True, eq=False)
 class KeySelection:
-    """What the streams of a pass select among.
+    """The main rows that the streams of a pass select keys among.
 
     Attributes:
-        count: main rows that a stream attends to, ``stream_keys``.
-        num_streams: streams beside each main row that has some.
-        main: main rows behind the committed ones, of this pass or of an earlier one of the step.
-        beside: for each sequence main rows of this pass that have streams; ``None``: all.
-        last: (sequences, 1) the only main row with streams, where it is one of an earlier pass;
-            ``None``: this pass has the main rows.
+        count: number of main rows that a stream attends to, ``stream_keys``.
+        num_streams: number of streams beside each main row that has some.
+        main: number of main rows behind the committed ones, from this pass or the step's first.
+        beside: main rows of this pass that have streams, by sequence; ``None``: all.
+        last: (sequences, 1) the main row of the step's first pass that deferred streams belong to;
+            ``None``: the main rows are in this pass.
     """
 
     count: int
@@ -55,8 +55,8 @@ class SelectingRows(AskingRows):
 
     Args:
         cache, rows, skip, map_values: see ``UncommittedRows``.
-        selection: what the streams select among.
-        asked: (sequences, heads, 1, head_dim) queries of the main rows of ``selection.last``.
+        selection: the main rows to select among.
+        asked: (sequences, heads, 1, head_dim) queries of the main rows ``selection.last``.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SelectingRows(AskingRows):
         mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
 
     def _gathered(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The selected rows and, behind them, the streams' own."""
+        """Gather keys and values of the selected rows and, behind them, the streams' own."""
         count, seen = self._selection.count, self._seen[:1]
         weights = self._weights(self._asked, keys[:, :, : self._main], seen)
         # Of rows that weigh the same at the border some are left out: the number is fixed here.
@@ -133,12 +133,12 @@ class SelectingRows(AskingRows):
         return mx.take(keys, rows, axis=2), mx.take(values, rows, axis=2)
 
     def _weights(self, queries: mx.array, keys: Fetched, seen: mx.array) -> mx.array:
-        """What main rows weigh keys by, (sequences, 1, rows, columns) in float32; -1: not seen.
+        """Return the main rows' weights of keys; see ``summed_weights``.
 
         Args:
             queries: (sequences, heads, rows, head_dim) of the main rows, scaled.
-            keys: as the cache has them, of so many columns.
-            seen: (rows, columns) or (sequences, 1, rows, columns) bool, what the main rows see.
+            keys: the cache's keys, of all columns.
+            seen: (rows, columns) or (sequences, 1, rows, columns) bool, columns that a row sees.
         """
         sequences, heads, rows, size = queries.shape
         quantized = isinstance(self._cache, QuantizedKVCache)
@@ -160,12 +160,12 @@ def asking_rows(
     selection: KeySelection | None,
     earlier: Sequence[UncommittedRows],
 ) -> list[UncommittedRows]:
-    """What stands for the caches of layers in which streams select keys.
+    """Make the stand-ins for the caches of layers in which streams select keys.
 
     Args:
         caches, rows, skip, map_values: see ``UncommittedRows``; a cache per layer.
-        selection: what the streams select among; ``None``: the pass has no streams.
-        earlier: the layers' rows of an earlier pass of the step, which asked with their queries.
+        selection: the main rows to select among; ``None``: the pass has no streams.
+        earlier: the layers' rows of the step's first pass, with their queries.
     """
     if selection is None:
         return [AskingRows(cache, rows, skip, map_values) for cache in caches]
@@ -179,20 +179,20 @@ def asking_rows(
 
 
 def _asked(queries: mx.array, rows: mx.array) -> mx.array:
-    """Queries (sequences, heads, m, head_dim) of some rows (sequences, m)."""
+    """Select the queries (sequences, heads, m, head_dim) of some rows (sequences, m)."""
     return at(queries.swapaxes(1, 2), rows).swapaxes(1, 2)
 
 
 def summed_weights(scores: mx.array, seen: mx.array, softcap: float | None) -> mx.array:
-    """What rows weigh keys by, summed over heads, in float32; -1: not seen.
+    """Sum the attention weights of rows over the heads; keys that are not seen get -1.
 
     Args:
-        scores: (sequences, heads, rows, columns) of a layer.
-        seen: bool, of a shape that goes with it, what the rows see.
+        scores: (sequences, heads, rows, columns) attention scores of a layer.
+        seen: bool, columns that a row sees; of a shape that broadcasts with ``scores``.
         softcap: cap of the scores; ``None``: none.
 
     Returns:
-        (sequences, 1, rows, columns)
+        (sequences, 1, rows, columns) float32.
     """
     scores = scores.astype(mx.float32)
     if softcap is not None:

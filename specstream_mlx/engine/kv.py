@@ -17,7 +17,7 @@ class WindowedKVCache(KVCache):
     mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back.
 
     Args:
-        window: how many rows a row attends to, itself included.
+        window: number of rows that a row attends to, itself included.
     """
 
     def __init__(self, window: int):
@@ -25,7 +25,7 @@ class WindowedKVCache(KVCache):
         self.window = window
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> "WindowedQuantizedKVCache":
-        """The same rows quantized, with the same window."""
+        """Quantize the rows; the window stays."""
         return WindowedQuantizedKVCache(self.window, super().to_quantized(group_size, bits))
 
 
@@ -33,8 +33,8 @@ class WindowedQuantizedKVCache(QuantizedKVCache):
     """``WindowedKVCache`` quantized.
 
     Args:
-        window: how many rows a row attends to, itself included.
-        cache: the rows.
+        window: number of rows that a row attends to, itself included.
+        cache: the quantized rows.
     """
 
     def __init__(self, window: int, cache: QuantizedKVCache):
@@ -46,15 +46,15 @@ class WindowedQuantizedKVCache(QuantizedKVCache):
 class SideBySideKVCache:
     """One layer's rows of several sequences, each from the first column on.
 
-    Other than mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
+    Unlike in mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
 
     Args:
-        caches: of the sequences, one each.
+        caches: one for each sequence.
 
     Attributes:
         lengths: committed rows of each sequence.
-        keys, values: (sequences, kv_heads, columns, head_dim); what lies behind a sequence's rows
-            means nothing. ``None``: no sequence has had any.
+        keys, values: (sequences, kv_heads, columns, head_dim); columns behind a sequence's rows
+            mean nothing. ``None``: no sequence has had rows.
     """
 
     step = KVCache.step
@@ -74,30 +74,30 @@ class SideBySideKVCache:
 
     @property
     def offset(self) -> mx.array:
-        """(sequences,) committed rows."""
+        """Numbers of committed rows (sequences,) int32."""
         return self._offset
 
     def columns(self, behind: int) -> int:
-        """Columns of what ``write`` returns, if it writes ``behind`` rows."""
+        """Return the number of columns that ``write`` returns if it writes ``behind`` rows."""
         return max(self.lengths) + behind
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Commit so many more rows of each sequence."""
+        """Commit ``counts`` more rows, one count per sequence."""
         self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
 
     def trim(self, count: int) -> None:
-        """Take back the last rows of each sequence."""
+        """Take back the last ``count`` rows of each sequence."""
         self.advance([-count] * len(self.lengths))
 
     def keep(self, sequences: Sequence[int]) -> None:
-        """Drop all other sequences."""
+        """Keep these sequences, by number, and drop all others."""
         if self.keys is not None:
             kept = mx.array(sequences)
             self.keys, self.values = self.keys[kept], self.values[kept]
         self._set_lengths([self.lengths[number] for number in sequences])
 
     def of(self, number: int) -> KVCache:
-        """The rows of one sequence, as a cache of its own."""
+        """Copy the rows of one sequence to a cache of its own."""
         cache, rows = KVCache(), self.lengths[number]
         if rows:
             part = slice(number, number + 1), slice(None), slice(rows)
@@ -128,14 +128,14 @@ class SideBySideKVCache:
         self.lengths, self._offset = lengths, mx.array(lengths, mx.int32)
 
     def _reserve(self, sequences: int, keys: mx.array, values: mx.array, columns: int) -> None:
-        """Grow to so many columns, in whole steps; heads and sizes are those of the arrays."""
+        """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
         count = -(-columns // self.step) * self.step
         self.keys = _grown(self.keys, sequences, keys, count)
         self.values = _grown(self.values, sequences, values, count)
 
 
 def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) -> mx.array:
-    """An array of at least so many columns."""
+    """Return ``held`` with at least ``columns`` columns, the new ones 0."""
     new = columns - (0 if held is None else held.shape[2])
     if held is not None and new <= 0:
         return held
@@ -144,7 +144,7 @@ def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) 
 
 
 CommittedRows = KVCache | QuantizedKVCache | SideBySideKVCache
-"""What holds a layer's committed rows: of one sequence mlx-lm's caches, or of several."""
+"""A layer's committed rows: mlx-lm's caches for one sequence, ours for several."""
 
 
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
@@ -161,7 +161,7 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
 
 
 def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """The narrowest sliding window of the model that mlx_lm leaves out; ``None``: there is none.
+    """Return the narrowest sliding window that mlx_lm leaves out; ``None``: it leaves out none.
 
     Args:
         model: an mlx-lm model.
@@ -177,7 +177,7 @@ Fetched = mx.array | tuple[mx.array, mx.array, mx.array]
 
 
 class LayerCache(Protocol):
-    """What a layer asks of its KV cache, or of what stands for one in a pass.
+    """The methods that a layer calls on its KV cache, or on a stand-in for it in a pass.
 
     Where streams select keys, it is also told the layer's queries: ``AskedCache``.
     """
@@ -194,7 +194,7 @@ class LayerCache(Protocol):
         Args:
             count: new rows.
             return_array: never ``"causal"``.
-            window_size: what a model asks for a layer that has no window of its own.
+            window_size: window that a model asks for; a layer's own comes before it.
         """
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
@@ -206,7 +206,7 @@ class LayerCache(Protocol):
 
 
 class AskedCache(LayerCache, Protocol):
-    """What stands for the KV cache of a layer in which streams select keys."""
+    """A stand-in for the KV cache of a layer in which streams select keys."""
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
         """Be told the layer's queries; this comes before ``update_and_fetch``.
@@ -246,15 +246,15 @@ class UncommittedRows(LayerCache):
 
     @property
     def offset(self) -> mx.array | int:
-        """The rows' positions; see ``Rows``."""
+        """Positions of the new rows; see ``Rows``."""
         return self._rows.offset
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of ``count`` new rows; see ``rows.Rows``.
+        """Make the mask of ``count`` new rows; see ``rows.Rows``.
 
-        The layer's own window counts; ``window_size`` is what a model asks for one without.
+        ``window_size`` applies to a layer without a window of its own.
         """
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
@@ -269,7 +269,7 @@ class UncommittedRows(LayerCache):
             keys, values: (sequences, kv_heads, rows, head_dim).
 
         Returns:
-            Keys and values of all rows up to the new ones as the underlying cache has them.
+            Keys and values of all rows up to the new ones, in the underlying cache's form.
         """
         if self._map_values is not None:
             values = self._map_values(values)
@@ -287,13 +287,13 @@ class UncommittedRows(LayerCache):
         """Move the accepted rows to the front of the new ones and advance the offset.
 
         Args:
-            counts: how many rows of each sequence were accepted.
-            paths: (sequences, most) their indices among the new rows, any behind a sequence's own,
-                or (most,) of one sequence; ``None``: the first ones.
+            counts: number of accepted rows of each sequence.
+            paths: (sequences, most) indices of these among the new rows, filled up with any; of one
+                sequence (most,); ``None``: the first rows.
         """
         cache = self._cache
         if paths is not None:
-            # Read from the cache itself, they would make mlx copy the whole buffer to write there.
+            # If these were read from the cache, mlx would copy its whole buffer to write there.
             # Indexing behind an ellipsis takes three times as long as ``mx.take``.
             keys, values = (_rows_at(array, paths) for array in self._new)
         if isinstance(cache, SideBySideKVCache):
@@ -307,7 +307,7 @@ class UncommittedRows(LayerCache):
 
 
 def _rows_at(array: mx.array, paths: mx.array) -> mx.array:
-    """The new rows (sequences, kv_heads, most, head_dim) at ``paths``, see ``commit``."""
+    """Select the new rows (sequences, kv_heads, most, head_dim) at ``paths``, see ``commit``."""
     if paths.ndim == 1:
         return mx.take(array, paths, axis=2)
     return mx.take_along_axis(array, paths[:, None, :, None], axis=2)
@@ -318,7 +318,7 @@ def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) ->
 
     Args:
         layers: the layers' new rows.
-        paths: for each sequence, indices of the accepted rows among the new ones, root first.
+        paths: indices of each sequence's accepted rows among the new ones, root first.
     """
     counts = [len(path) for path in paths]
     rows = None

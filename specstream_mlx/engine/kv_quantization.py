@@ -2,9 +2,9 @@
 
 mlx_lm stores float rows until a pass ends at row ``start`` or behind it, then quantizes all of
 them at once; from there on every pass reads and writes quantized rows. To print the same text, a
-tree must not reach past the pass at which mlx_lm does so: see ``fitting``. One thing remains: rows
-computed together differ from single ones in their last bits, and where such a value lies halfway
-between two quantized ones it is rounded the other way, so near-ties may fall otherwise than there.
+tree must not reach past the pass at which mlx_lm does so: see ``fitting``. A difference remains:
+rows computed together differ from single ones in their last bits, and a value halfway between two
+quantized ones may be rounded the other way, so near-ties may fall otherwise than in mlx_lm.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ class KVQuantization:
     """When and how the KV caches of a generation are quantized.
 
     Attributes:
-        bits: of an element; ``None``: never quantized.
-        group_size: elements of a head that share a scale and a bias.
-        start: rows from which on the caches are quantized.
+        bits: bits of an element; ``None``: never quantized.
+        group_size: number of elements of a head that share a scale and a bias.
+        start: number of rows from which on the caches are quantized.
 
     Raises:
         UserError: a value is out of range.
@@ -81,15 +81,15 @@ class KVQuantization:
             )
 
     def apply(self, caches: list[Any]) -> None:
-        """Replace the caches by quantized ones where it is time to; to be called between passes."""
+        """Quantize the caches in the list once they are long enough; call this between passes."""
         maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
 
     def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:
         """Cut ``tree`` to the depth at which the cache is to be quantized, if that lies within it.
 
         Args:
-            tree: its root is the row behind the committed ones.
-            cache: any layer's.
+            tree: a draft tree; its root is the row behind the committed ones.
+            cache: the cache of any layer.
         """
         if self.bits is None or isinstance(cache, QuantizedKVCache):
             return tree

@@ -1,4 +1,4 @@
-"""mlx_lm's KV caches as this project's, which can drop rejected drafts, and back."""
+"""Conversion of mlx_lm's KV caches to this project's, which can drop rejected drafts, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 
 
 def check_goes_back(where: str, cache: Any, window: int | None) -> None:
-    """Check that one of mlx_lm's caches holds all its rows, of which the last may be dropped.
+    """Check that one of mlx_lm's caches holds all its rows, and that the last may be dropped.
 
     Args:
-        where: which one it is, for the error, such as ``layer 3 of prompt_cache``.
-        cache: of one layer.
+        where: name of the cache in the error, such as ``layer 3 of prompt_cache``.
+        cache: one layer's cache.
         window: the layer's sliding window, if it has one.
 
     Raises:
@@ -38,12 +38,12 @@ def check_goes_back(where: str, cache: Any, window: int | None) -> None:
 
 
 def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
-    """The rows of one of mlx_lm's caches, in the class that ``make_caches`` has for the layer.
+    """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer.
 
     Args:
-        cache: one that ``check_goes_back`` lets through.
+        cache: a cache that passes ``check_goes_back``.
         window: the layer's sliding window, if it has one.
-        dtype: that the rows are cast to; ``None``: their own.
+        dtype: dtype to cast the rows to; ``None``: their own.
     """
     if isinstance(cache, QuantizedKVCache):
         own = QuantizedKVCache(cache.group_size, cache.bits)
@@ -61,11 +61,11 @@ def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> An
 
 
 def as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
-    """The first rows of one of our caches, in the class of cache that mlx_lm uses for the layer.
+    """Convert the first rows of one of our caches to the class that mlx_lm has for the layer.
 
     Args:
-        cache: one of ``make_caches``, or quantized.
-        rows: how many.
+        cache: a cache from ``make_caches``, or a quantized one.
+        rows: number of rows.
         own: the layer's cache from mlx_lm's ``make_prompt_cache``.
     """
     keys, values = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
@@ -80,12 +80,12 @@ def check_heads(model: nn.Module, config: Mapping[str, Any], caches: Sequence[An
     """Check that filled caches are of one sequence and have the model's heads.
 
     Args:
-        model: mlx_lm's.
+        model: an mlx-lm model.
         config: its ``config.json``.
         caches: one per layer.
 
     Raises:
-        UserError: one does not.
+        UserError: a cache does not fit.
     """
     probe = make_caches(model, config)
     model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape

@@ -1,6 +1,6 @@
-"""Randomness from a key: what the token at a position draws with follows from seed and position.
+"""Randomness from a key: the draw of each token follows from the seed and its position.
 
-No draw depends on how many draws came before it, so drafts, trees and batches change none.
+No draw depends on how many came before it, so drafts, trees and batches change none.
 """
 
 from numbers import Integral
@@ -13,8 +13,8 @@ from ..config import UserError
 MOST_SEEDS = 2**64
 
 Use = Literal["token", "coin", "draft", "test"]
-"""What a position's randomness is for: the token itself, XTC's coin, and for the verify rule
-``rejection`` its drafts and its tests."""
+"""Purpose of a position's randomness: the token itself, XTC's coin, or drafts and tests of the
+verify rule ``rejection``."""
 
 _USES: dict[Use, int] = {"token": 0, "coin": 1, "draft": 2, "test": 3}
 _MASK = MOST_SEEDS - 1
@@ -23,7 +23,7 @@ _LOWEST = -8.0  # of Gumbel noise, P < 1e-1000; MLX's is -inf where its uniform 
 
 
 class Noise:
-    """The randomness of one generation, by position; position 0 is the first token it draws.
+    """The randomness of one generation, by position; the first token drawn has position 0.
 
     Keys are mixed on the host, so nothing waits for the device. Gumbel noise is kept until
     ``forget``, since the token of a position may be drafted and tested in several steps.
@@ -42,15 +42,15 @@ class Noise:
         self._gumbel: dict[int, mx.array] = {}
 
     def number(self, position: int, use: Use = "token") -> int:
-        """64 random bits, other ones for every position and use."""
+        """Return 64 random bits, different for every position and use."""
         return _mixed(self._stem + (len(_USES) * position + _USES[use] + 1) * _STEP)
 
     def key(self, position: int, use: Use) -> mx.array:
-        """The key for MLX's random functions."""
+        """Make the key for MLX's random functions."""
         return mx.random.key(self.number(position, use))
 
     def gumbel(self, first: int, count: int, vocab_size: int) -> mx.array:
-        """(count, vocab) float32 Gumbel noise of the positions from ``first`` on."""
+        """Return Gumbel noise (count, vocab) float32 of the positions from ``first`` on."""
         for position in range(first, first + count):
             if position not in self._gumbel:
                 made = mx.random.gumbel((vocab_size,), key=self.key(position, "token"))
@@ -58,7 +58,7 @@ class Noise:
         return mx.stack([self._gumbel[position] for position in range(first, first + count)])
 
     def coins(self, first: int, count: int) -> mx.array:
-        """(count, 1) float32 uniform numbers of the positions from ``first`` on."""
+        """Return uniform numbers (count, 1) float32 of the positions from ``first`` on."""
         positions = range(first, first + count)
         return mx.array([[self.number(position, "coin") / MOST_SEEDS] for position in positions])
 

@@ -1,4 +1,4 @@
-"""What one decoding step does: values that whoever drafts has chosen."""
+"""The plan of one decoding step: values that whoever drafts has chosen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ LIKELIEST: None = None
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What the next step does.
+    """The plan of the next step.
 
     Attributes:
-        tree: it is verified; its root is the newest committed token, which is not in the KV cache
-            yet.
+        tree: the tree to verify; its root is the newest committed token, which is not in the KV
+            cache yet.
         place: where the streams run; in shared mode ``beside``, as the target sees them.
-        streams: how many run, from the first on.
+        streams: number of streams that run, from the first on.
         width: candidates of each stream for the next tree; 0: the streams guess nothing.
-        expand: for each stream but the last that is asked, behind which of its guesses the next one
-            is, by number, counted over all paths of its depth with ``width`` candidates each; or
-            ``LIKELIEST``. Streams that do not know the token before are asked once, all of them.
-        beside: how many nodes have streams, those that are most probably the last accepted one;
-            ``None``: all, as always in shared mode.
-        keep: nodes kept by early-exit pruning, the root included; ``None``: no such bound.
-        threshold: probability below which pruning drops an edge's subtree; ``None``: no such bound.
+        expand: for each stream that guesses, but the last, the numbers of the guesses behind which
+            the next stream guesses, counted over all paths of its depth with ``width`` candidates
+            each; or ``LIKELIEST``. Plain streams ignore it.
+        beside: number of nodes with streams: those that are most probably accepted last; ``None``:
+            all, as always in shared mode.
+        keep: nodes that early-exit pruning keeps at most, the root included; ``None``: any number.
+        threshold: probability below which pruning drops an edge's subtree; ``None``: no edge.
     """
 
     tree: DraftTree
@@ -47,24 +47,24 @@ class Plan:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the call behind the step may be enqueued before the step is read."""
+        """True if the call after the step may be enqueued before the step is read."""
         return self.place == "plain"
 
     @property
     def runs_streams(self) -> bool:
-        """Whether streams run at all."""
+        """True if any streams run."""
         return self.place in ("beside", "deferred")
 
     @property
     def prunes(self) -> bool:
-        """Whether early-exit pruning may drop nodes of the tree."""
+        """True if early-exit pruning may drop nodes of the tree."""
         nodes = len(self.tree)
         fewer = self.keep is not None and self.keep < nodes
         return fewer or (self.threshold is not None and nodes > 1)
 
 
 def widest(plans: Sequence[Plan]) -> Plan:
-    """The plan that a pass of several sequences follows in all but the trees: that asks for most.
+    """Return the plan that asks for most; a pass of several sequences follows it, trees apart.
 
     No text depends on where lossless streams run, on what they guess or on what pruning drops, and
     shared streams run in every plan.

@@ -24,7 +24,7 @@ class NodeProcessors:
         self._committed = mx.array(prompt) if self._processors else None
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return True if there are any processors."""
         return bool(self._processors)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
@@ -33,16 +33,16 @@ class NodeProcessors:
             self._committed = mx.concatenate([self._committed, mx.array(tokens)])
 
     def root(self, logits: mx.array) -> mx.array:
-        """The processed (1, vocab) logits after the committed tokens."""
+        """Process the logits (1, vocab) after the committed tokens."""
         return self._applied(self._committed, logits)
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """The processed (m, vocab) logits of the kept nodes.
+        """Process the logits of the kept nodes.
 
         Args:
-            tree: its root is the last committed token.
+            tree: the draft tree; its root is the last committed token.
             kept: (m,) indices into the tree; ``None``: all nodes.
-            logits: (m, vocab) of the kept nodes.
+            logits: (m, vocab) logits of the kept nodes.
         """
         if not self._processors:
             return logits

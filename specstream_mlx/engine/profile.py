@@ -1,4 +1,4 @@
-"""Where the time of a generation goes, part by part.
+"""The time that each part of a generation takes.
 
 MLX computes when it is asked to, so a part can only be timed by waiting for it. A profiled run
 waits at the border of every part, which other runs do not: its shares are meaningful, its total
@@ -18,11 +18,11 @@ PARTS = ("prefill", "MHA rows", "pruning", "MSA rows", "head", "verify", "compac
 
 @dataclass
 class PartTime:
-    """How long one part took, and how often it ran.
+    """The time that one part took, and how often it ran.
 
     Attributes:
-        seconds: in all, building its graph included.
-        calls: how often it was run.
+        seconds: time in all, building the graph included.
+        calls: number of runs.
     """
 
     seconds: float = 0.0
@@ -41,11 +41,11 @@ class Profile:
         self._last = time.perf_counter()
 
     def border(self, part: str, *arrays: Any) -> None:
-        """``part`` ends here: wait for its ``arrays`` and give it the time since the last border.
+        """End a part: wait for its arrays and add the time since the last border to it.
 
         Args:
             part: one of ``PARTS``.
-            *arrays: what it computes; trees of arrays, ``None`` among them is left out.
+            *arrays: arrays that the part computes, or trees of them; ``None`` is skipped.
         """
         mx.eval([array for array in arrays if array is not None])
         now = time.perf_counter()
@@ -59,7 +59,7 @@ class Profile:
         return sum(part.seconds for part in self.parts.values())
 
     def report(self) -> dict[str, dict[str, float]]:
-        """For each part that was run: ``seconds``, ``share`` of all parts, ``calls``."""
+        """Return ``seconds``, ``share`` of all parts and ``calls`` of each part that was run."""
         total = self.seconds
         return {
             name: {**vars(part), "share": part.seconds / total}

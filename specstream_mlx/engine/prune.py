@@ -16,7 +16,7 @@ def path_scores(
     threshold: float | None = None,
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Sum over the edges of each root-to-node path of ``log softmax(logits of parent)[child]``.
+    """Sum ``log softmax(logits of parent)[child]`` over the edges of each root-to-node path.
 
     Args:
         logits: (sequences, rows, vocab) early-exit logits, of all nodes or of those with children.
@@ -24,8 +24,8 @@ def path_scores(
         parents: (sequences, n) the parents' rows of ``logits``; the root's entry is not used.
         ancestors: (sequences, n, n) bool, ancestors-or-self.
         threshold: a probability; an edge below it puts its whole subtree at -inf.
-        drafted: (sequences, n) bool, which nodes are not there to fill up a tree; those that are
-            are at -inf. ``None``: all.
+        drafted: (sequences, n) bool, False for nodes that only fill up a tree, which are put at
+            -inf. ``None``: there are none.
 
     Returns:
         (sequences, n) float32, 0 at the root.
@@ -33,8 +33,8 @@ def path_scores(
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)
     parents = mx.maximum(parents, 0)
-    found = logits[mx.arange(len(logits))[:, None], parents, tokens]
-    edges = mx.minimum(found - mx.take_along_axis(normaliser, parents, axis=1), 0.0)  # rounding
+    child = logits[mx.arange(len(logits))[:, None], parents, tokens]
+    edges = mx.minimum(child - mx.take_along_axis(normaliser, parents, axis=1), 0.0)  # rounding
     if threshold:
         edges = mx.where(edges < math.log(threshold), -mx.inf, edges)
     edges = mx.where(mx.arange(tokens.shape[1]) == 0, 0.0, edges)
@@ -44,7 +44,7 @@ def path_scores(
 
 
 def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
-    """The ``max_nodes`` best nodes in breadth-first order; ties go to the lower index.
+    """Keep the ``max_nodes`` best nodes, in breadth-first order; ties go to the lower index.
 
     A child never scores above its parent and comes after it, so the kept set is closed under
     ancestors and holds the root.
@@ -67,10 +67,10 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
 
 
 def rows_of_all(rows: mx.array, kept: mx.array | None, count: int) -> mx.array:
-    """(count, vocab) rows of all nodes, from those (m, vocab) of the kept ones.
+    """Spread the kept nodes' rows (m, vocab) to rows (count, vocab) of all nodes.
 
-    Which nodes were kept only the device knows, so what is done to each node on the host is done
-    to all, with rows that are none of theirs where they were not kept, and then left out.
+    Only the device knows which nodes were kept, so work per node on the host is done for all; nodes
+    that were not kept get a row of another node, and their results are dropped.
     """
     if kept is None:
         return rows

@@ -28,20 +28,20 @@ Parents = tuple[tuple[int, ...], ...]
 class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
 
-    Behind the committed rows of the KV cache, which all new rows see (in layers with a sliding
-    window as far as that reaches back), lie first the rows of an earlier pass of the same step, if
-    there were any, then the new ones.
+    All new rows see the committed rows of the KV cache (with a sliding window, as far as it reaches
+    back). Behind these lie the rows of the step's first pass, if this is the second, then the new
+    ones.
 
     Args:
-        positions: (sequences, rows) int32 absolute positions; or an int, of one sequence:
-            consecutive from there.
-        sees: (sequences, rows, behind) bool: which rows behind the committed ones each new row
-            attends to; ``None``, of one sequence: every row sees those up to itself (a chain).
-        anchors: (sequences, behind) positions that windows count from, a stream's being its main
+        positions: (sequences, rows) int32 absolute positions; or, of one sequence, the first of
+            consecutive positions.
+        sees: (sequences, rows, behind) bool, the rows behind the committed ones that each new row
+            attends to; ``None``, of one sequence: those up to itself (a chain).
+        anchors: (sequences, behind) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
 
     Attributes:
-        offset: the positions as layers are told them: (rows,) of one sequence.
+        offset: ``positions`` in the form that layers take; (rows,) of one sequence.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Rows:
         anchors: mx.array | None = None,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
-        # By one axis mlx turns the rows of one sequence in fewer operations.
+        # With a single axis, mlx rotates the rows of one sequence in fewer operations.
         several = isinstance(positions, int) or len(positions) > 1
         self.offset: mx.array | int = positions if several else positions[0]
         self._masks: dict[tuple[int, int | None], mx.array] = {}
@@ -60,13 +60,13 @@ class Rows:
     def attention_mask(
         self, count: int, prefix: int, window: int | None = None, as_array: bool = False
     ) -> mx.array | str | None:
-        """The mask of the rows of one sequence over the committed rows and those behind them.
+        """Make the mask of one sequence's rows over the committed rows and those behind them.
 
         Args:
-            count: new rows.
-            prefix: committed rows.
+            count: number of new rows.
+            prefix: number of committed rows.
             window: a row sees rows less than ``window`` positions back; ``None``: all.
-            as_array: never ``"causal"``.
+            as_array: whether ``"causal"`` must not be returned.
 
         Returns:
             (count, prefix + behind) bool, the same array for every layer of a pass, or mlx-lm's own
@@ -89,17 +89,17 @@ class Rows:
         return self._masks[key]
 
     def _within(self, window: int, prefix: int, count: int) -> mx.array:
-        """(count, prefix + behind) bool: less than ``window`` positions back."""
+        """Return (count, prefix + behind) bool: less than ``window`` positions back."""
         anchors = (self.positions if self.anchors is None else self.anchors)[0]
         keys = mx.concatenate([mx.arange(prefix), anchors])
         return anchors[-count:, None] - keys < window
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
-        """The mask of sequences whose committed rows differ in number.
+        """Make the mask of sequences whose committed rows differ in number.
 
         Args:
-            prefix: (sequences,) committed rows, which begin in the first column.
-            columns: of the arrays of keys and values.
+            prefix: (sequences,) numbers of committed rows, which begin in the first column.
+            columns: number of columns of keys and values.
 
         Returns:
             (sequences, 1, rows, columns) bool, the same array for every layer of a pass.
@@ -119,10 +119,10 @@ class Rows:
 
 
 class TreeShapes:
-    """Parents and depths of the nodes of trees side by side, with what follows, on the device.
+    """Parents and depths of trees side by side, and tables made from them, on the device.
 
     Args:
-        parents: of the nodes of each tree.
+        parents: index of each node's parent, by tree.
 
     Attributes:
         parents: (sequences, n) int32, -1 for a root.
@@ -146,7 +146,7 @@ class TreeShapes:
         self._visibility: dict[tuple, mx.array] = {}
 
     def __len__(self) -> int:
-        """n."""
+        """The number of nodes, n."""
         return self._nodes
 
     @cached_property
@@ -156,19 +156,19 @@ class TreeShapes:
 
     @cached_property
     def inner(self) -> tuple[mx.array, mx.array]:
-        """Nodes with children (sequences, p), and for each node (sequences, n) its parent's place.
+        """Nodes with children (sequences, p), and the place among them of each node's parent.
 
-        Leaves score no transitions, so the early exit's head, a row of which is dear, goes without.
-        A sequence with fewer such nodes has further ones.
+        The places are (sequences, n). Leaves have no edges to score, so the head, which is dear,
+        skips them. A sequence with fewer such nodes is filled up with roots.
         """
-        found = [
+        tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
             for parents in self._parents
         ]
-        most = max(len(nodes) for nodes, _ in found)
-        inner = [np.pad(nodes, (0, most - len(nodes))) for nodes, _ in found]
+        most = max(len(nodes) for nodes, _ in tables)
+        inner = [np.pad(nodes, (0, most - len(nodes))) for nodes, _ in tables]
         place = np.zeros(self._parents.shape, np.int32)
-        for number, (parents, (_, places)) in enumerate(zip(self._parents, found, strict=True)):
+        for number, (parents, (_, places)) in enumerate(zip(self._parents, tables, strict=True)):
             place[number, parents >= 0] = places[1:]
         return mx.array(np.array(inner, np.int32)), mx.array(place)
 
@@ -196,7 +196,7 @@ class TreeShapes:
 
 
 def shapes_of(trees: Sequence[DraftTree]) -> TreeShapes:
-    """The shapes of trees side by side; the tables of small ones are made once."""
+    """Return the shapes of trees side by side; the tables of small ones are made once."""
     parents = tuple(tuple(tree.parents.tolist()) for tree in trees)
     small = sum(map(len, parents)) <= _MOST_KEPT
     return _known_shapes(parents) if small else TreeShapes(parents)
@@ -215,8 +215,8 @@ class TreeNodes:
         ancestors: (sequences, n, n) bool, ancestors-or-self.
         positions: (sequences, n) int32, absolute.
         in_play: (sequences, n) bool, nodes above the threshold of pruning; ``None``: all.
-        kept: (sequences, n) int32 their indices in the tree, after pruning; ``None``: all, in
-            order.
+        kept: (sequences, n) int32 indices of pruned trees' nodes in the whole tree; ``None``:
+            nothing was pruned.
     """
 
     tokens: mx.array
@@ -227,11 +227,11 @@ class TreeNodes:
     kept: mx.array | None = None
 
     def __len__(self) -> int:
-        """n."""
+        """The number of nodes, n."""
         return self.parents.shape[-1]
 
     def keep(self, kept: mx.array, in_play: mx.array) -> "TreeNodes":
-        """The nodes at indices ``kept`` (sequences, m), which are closed under parents."""
+        """Select the nodes at indices ``kept`` (sequences, m), which are closed under parents."""
         order = mx.broadcast_to(mx.arange(kept.shape[1], dtype=mx.int32), kept.shape)
         new_index = mx.put_along_axis(mx.zeros_like(self.parents), kept, order, axis=1)
         parents = mx.maximum(mx.take_along_axis(self.parents, kept, axis=1), 0)
@@ -245,7 +245,7 @@ class TreeNodes:
         )
 
     def of(self, number: int, count: int) -> "TreeNodes":
-        """The first ``count`` nodes of one tree."""
+        """Return the first ``count`` nodes of one tree."""
         whole = count == len(self)
         nodes = number if whole else (number, slice(count))
         return TreeNodes(
@@ -281,12 +281,12 @@ def stream_visibility(
     main_sees_streams: bool,
     beside: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Which rows see which, of m main rows and the streams beside s of them.
+    """Make the table of which rows see which, of m main rows and the streams beside s of them.
 
     Args:
         ancestors: (m, m) bool, ancestors-or-self.
         num_streams: gamma.
-        main_sees_streams: Eq. 3, shared mode.
+        main_sees_streams: whether a main row sees its streams (Eq. 3, shared mode).
         beside: (s,) the main rows that have streams; ``None``: all.
 
     Returns:
@@ -309,15 +309,15 @@ def rows_with_streams(
     main_sees_streams: bool,
     beside: Sequence[Sequence[int]] | None = None,
 ) -> Rows:
-    """The kept nodes and the streams beside some of them, stream j of a node j positions further.
+    """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
     Args:
-        nodes: those kept by pruning.
-        shapes: of the whole trees.
+        nodes: the nodes that pruning kept.
+        shapes: shapes of the whole trees.
         num_streams: gamma.
-        main_sees_streams: Eq. 3, shared mode.
-        beside: the nodes of each tree that have streams, as many in all trees, where no node was
-            pruned; ``None``: all kept ones.
+        main_sees_streams: whether a main row sees its streams (Eq. 3, shared mode).
+        beside: nodes of each tree that have streams, as many in all trees; only where nothing was
+            pruned. ``None``: all kept nodes.
     """
     gamma = num_streams
     sees = shapes.visibility(gamma, main_sees_streams, beside)
@@ -334,11 +334,11 @@ def rows_with_streams(
 
 
 def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int) -> Rows:
-    """The streams of one node of each tree alone, run behind the nodes' own rows.
+    """Make rows of the streams of one node of each tree, run behind the nodes' own rows.
 
     Args:
-        nodes: those kept, whose rows are not committed yet.
-        last: (sequences, 1) the node of each tree.
+        nodes: the kept nodes, whose rows are not committed yet.
+        last: (sequences, 1) index of the node of each tree.
         num_streams: gamma.
     """
     gamma, sequences = num_streams, len(last)

@@ -32,7 +32,7 @@ class Sampling:
     generation of ours it is keyed, see ``keyed_sampler``.
 
     Attributes:
-        temp: 0 takes the arg-max.
+        temp: temperature; 0 takes the arg-max.
         top_p, min_p, min_tokens_to_keep, top_k, xtc_probability, xtc_threshold,
             xtc_special_tokens: see ``make_sampler``; the defaults filter nothing.
 
@@ -72,13 +72,13 @@ class Sampling:
                 )
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        """(rows,) tokens drawn from (rows, vocab) log-probabilities."""
+        """Draw tokens (rows,) from log-probabilities (rows, vocab)."""
         if self.temp == 0:
             return greedy_sampler(log_probs)
         return categorical_sampling(self._filtered(log_probs), self.temp)
 
     def scores(self, log_probs: mx.array, gumbel: mx.array, coins: mx.array) -> mx.array:
-        """(rows, vocab) float32 scores whose arg-max is the token drawn (Gumbel-max).
+        """Return scores (rows, vocab) float32, whose arg-max is the token drawn (Gumbel-max).
 
         Args:
             log_probs: (rows, vocab).
@@ -88,7 +88,7 @@ class Sampling:
         return self._scaled(log_probs, coins) + gumbel
 
     def log_probs(self, logits: mx.array, coins: mx.array | None = None) -> mx.array:
-        """(rows, vocab) float32 log-probabilities of the tokens drawn; needs a ``temp``.
+        """Return log-probabilities (rows, vocab) float32 of the draws; needs ``temp`` above 0.
 
         Args:
             logits: (rows, vocab).
@@ -121,8 +121,8 @@ class KeyedSampler:
 
     Attributes:
         seed: an integer of at least 0 and below 2**64.
-        sampler: what is drawn from.
-        drawn: calls so far, which is the position of the next one.
+        sampler: the sampler that draws with the keyed noise.
+        drawn: number of calls so far, which is the position of the next draw.
     """
 
     seed: int
@@ -133,7 +133,7 @@ class KeyedSampler:
         self._noise = Noise(self.seed)
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        """The token (1,) at the next position, from (1, vocab) log-probabilities.
+        """Draw the token (1,) at the next position from log-probabilities (1, vocab).
 
         Raises:
             UserError: there are several rows; they would draw with the same noise.
@@ -150,7 +150,7 @@ class KeyedSampler:
         return drawn_tokens(self.sampler, self._noise, log_probs, self.drawn - 1)
 
     def scores(self, log_probs: mx.array, position: int) -> mx.array:
-        """(1, vocab) scores whose arg-max is drawn at a position; ``sampler`` is a ``Sampling``."""
+        """Return scores (1, vocab) whose arg-max is drawn; ``sampler`` must be a ``Sampling``."""
         gumbel = self._noise.gumbel(position, 1, log_probs.shape[-1])
         return self.sampler.scores(log_probs, gumbel, self._noise.coins(position, 1))
 
@@ -160,21 +160,22 @@ def keyed_sampler(
 ) -> KeyedSampler:
     """Make a sampler that draws the same text again wherever the same model is decoded.
 
-    The token at position p is ``argmax_v(log q(v) + g[v])``, q what ``make_sampler`` of mlx_lm
-    draws from and g the Gumbel noise of (seed, p). So a text depends on prompt, model and seed, and
-    not on drafts, trees, caches, batches or on which program decodes it. The position is the number
-    of tokens that the generation has drawn before, prompt not included: a sampler is told no other.
+    The token at position p is ``argmax_v(log q(v) + g[v])``, q the distribution that mlx_lm's
+    ``make_sampler`` draws from and g the Gumbel noise of (seed, p). So a text depends on prompt,
+    model and seed, and not on drafts, trees, caches, batches or the program that decodes it. p is
+    the number of tokens that the generation has drawn before, prompt not included.
 
-    As ``sampler=`` of ``stream_generate`` here, positions come from the generation, so the sampler
-    may be used again. ``mlx_lm.stream_generate`` only calls it, and it counts the calls: make a
-    fresh one for each generation, since an old one goes on counting. Give each text of a batch, and
-    each turn of a conversation, another seed: with one seed they draw with the same noise.
+    ``stream_generate`` of this package tells the sampler its positions, so it may be used again.
+    ``mlx_lm.stream_generate`` only calls it, and it counts the calls: make a fresh one for each
+    generation. Give each text of a batch, and each turn of a conversation, another seed: with one
+    seed they draw with the same noise.
 
     Args:
         seed: an integer of at least 0 and below 2**64.
         temp: temperature; 0 takes the arg-max.
-        sampler: instead of ``temp`` and filters, a function such as ``make_sampler(temp=0.8)``. It
-            is called with one row at a time, and mlx's random state seeded for the position.
+        sampler: a function to use instead of ``temp`` and filters, such as
+            ``make_sampler(temp=0.8)``. It is called with one row at a time, mlx's random state
+            being seeded for the position.
         **filters: further fields of ``Sampling``: ``top_p``, ``min_p``, ``min_tokens_to_keep``,
             ``top_k``, ``xtc_probability``, ``xtc_threshold``, ``xtc_special_tokens``.
 
@@ -197,13 +198,13 @@ def drawn_tokens(
     depths: np.ndarray | None = None,
     kept: mx.array | None = None,
 ) -> mx.array:
-    """(m,) int32 tokens drawn after the nodes of a tree, each with the noise of its depth.
+    """Draw tokens (m,) int32 after the nodes of a tree, each with the noise of its depth.
 
     Args:
-        sampler: ``Sampling``, or a function that draws from mlx's random state. That is called with
-            one row at a time and the state seeded for the row's position; then the state is what
-            it was.
-        noise: of the generation.
+        sampler: ``Sampling``, or a function that draws from mlx's random state. The function is
+            called with one row at a time and the state seeded for the row's position; afterwards
+            the state is restored.
+        noise: noise of the generation.
         log_probs: (m, vocab) of the kept nodes.
         first: position of the token after the root.
         depths: (n,) ascending depths of all nodes; ``None``: the root alone.
@@ -237,15 +238,15 @@ def _drawn_by_function(
             tokens.append(_one_token(sampler(log_probs[row : row + 1]), log_probs.shape[-1]))
     finally:
         mx.random.seed(high << 32 | low)
-    found = mx.concatenate(tokens)
-    return found if kept is None else found[kept]
+    drawn = mx.concatenate(tokens)
+    return drawn if kept is None else drawn[kept]
 
 
 def _one_token(drawn: mx.array, vocab_size: int) -> mx.array:
-    """(1,) int32 of what a function drew, -1 where that is outside the vocabulary.
+    """Return a drawn token as (1,) int32, -1 if it is outside the vocabulary.
 
-    -1 does no harm on the device, where an index out of bounds ends the process; ``check_drawn``
-    finds it once it is read.
+    -1 is harmless on the device, where an index out of bounds would end the process;
+    ``check_drawn`` reports it once it is read.
     """
     if not isinstance(drawn, mx.array) or drawn.size != 1:
         raise UserError(f"the sampler returned {shown(drawn)}, expected an mx.array of one token")
@@ -266,7 +267,7 @@ def check_drawn(tokens: Sequence[int]) -> None:
 
 
 def random_seed() -> int:
-    """A seed drawn from mlx's random state, so that ``mx.random.seed`` repeats it."""
+    """Draw a seed from mlx's random state, so that ``mx.random.seed`` repeats it."""
     seed = 0
     for part in mx.random.randint(0, 1 << 16, (4,)).tolist():
         seed = seed << 16 | part
@@ -279,7 +280,7 @@ def normalized(logits: mx.array) -> mx.array:
 
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
-    """Whether a sampler is known to draw nothing; ``None`` is mlx_lm's default, the arg-max."""
+    """Check if a sampler takes the arg-max, as far as is known; ``None`` is mlx_lm's default."""
     if isinstance(sampler, KeyedSampler):
         return takes_arg_max(sampler.sampler)
     if isinstance(sampler, Sampling):
@@ -288,6 +289,6 @@ def takes_arg_max(sampler: Sampler | None) -> bool:
 
 
 def sampling_of(sampler: Sampler | None) -> Sampling | None:
-    """The ``Sampling`` that a sampler is or draws from; ``None`` where it is none."""
+    """Return the ``Sampling`` that a sampler is or wraps; ``None``: neither."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     return inner if isinstance(inner, Sampling) else None

@@ -1,7 +1,7 @@
-"""A check at load: does a model compute the same logits over a small tree as over its paths?
+"""A check at load that a model computes the same logits over a small tree as over its paths.
 
-Some of mlx-lm's models ignore masks or positions that they are handed and answer wrongly without
-an error, so a model that is not of a tested architecture has to show that it does not.
+Some of mlx-lm's models ignore masks or positions that they are given and answer wrongly without
+an error, so models that are not of a tested architecture are checked.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def check_tree(model: Any, config: Mapping[str, Any]) -> None:
         mx.eval(expected, *(logits for _, _, logits in passes))
     except UserError:
         raise
-    except Exception as error:  # whatever a model file does with rows that it did not expect
+    except Exception as error:  # a model file may fail in any way on rows that it does not expect
         text = " ".join(str(error).split())[:240] or type(error).__name__
         raise UserError(f"{kind} cannot be run over a tree: {text}") from None
     tolerance = _TOLERANCES.get(expected.dtype, _ROUGH)
@@ -64,7 +64,7 @@ def check_tree(model: Any, config: Mapping[str, Any]) -> None:
 def _passes(
     model: Any, config: Mapping[str, Any], prefix: list[int], tree: DraftTree
 ) -> list[tuple[str, mx.array, mx.array]]:
-    """For each way to run the tree: its name, the kept nodes, and their logits."""
+    """Run the tree in each way; returns the way's name, the kept nodes, and their logits."""
     layers, hidden_size = config["num_hidden_layers"], config["hidden_size"]
     stream_config = StreamConfig(
         mode="lossless",
@@ -76,7 +76,7 @@ def _passes(
         value_rotation_epsilon=0.1,
     )
     streams = Streams(stream_config)
-    found = []
+    passes = []
     for name, plan in (
         ("as a whole", Plan(tree, "none")),
         ("with streams", Plan(tree, "beside", streams=2, width=4)),
@@ -86,5 +86,5 @@ def _passes(
         decoder.prefill(mx.array(prefix))
         [result] = decoder.step([plan], [VerifyRule()])
         kept = mx.arange(len(tree)) if result.kept is None else result.kept
-        found.append((name, kept, result.logits))
-    return found
+        passes.append((name, kept, result.logits))
+    return passes

@@ -36,13 +36,13 @@ WHOLE_HEAD = 4096
 
 @dataclass(frozen=True, eq=False)
 class StreamResult:
-    """What the streams of the last accepted node guess: device arrays, not yet evaluated.
+    """The guesses of the last accepted node's streams: device arrays, not yet evaluated.
 
     Attributes:
-        candidates: (streams, k) the tokens of the streams that ran, best first, or in the order in
-            which they were drawn; (streams, paths, k) of streams that know the token before.
-        log_probs: of the same shape, their log-probabilities in nats.
-        parents: (streams, paths) of streams that know the token before, see ``StreamGuesses``.
+        candidates: (streams, k) token ids, best first, or in the order in which they were drawn;
+            (streams, paths, k) of streams that know the token before.
+        log_probs: log-probabilities of ``candidates`` in nats, of the same shape.
+        parents: (streams, paths) see ``StreamGuesses``; ``None``: plain streams.
         logits: (streams, n) of the tokens that may be drafted; those of streams that know the token
             before are behind the first of their paths, and ``None`` where only shortlists were
             scored.
@@ -62,14 +62,14 @@ class StepResult:
     """Device arrays of one step of one sequence, not yet evaluated.
 
     Attributes:
-        last: scalar, the last accepted node among the kept ones.
-        predictions: (m,) the target's token after each kept node, as the verify rule has it.
+        last: scalar int32, index of the last accepted node among the kept ones.
+        predictions: (m,) int32, the target's token after each kept node, by the verify rule.
         logits: (m, vocab) of the main stream, after the logits processors; ``None`` from a decoder
             that returns the arg-maxes alone.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
-        in_play: (m,) which kept nodes may be accepted: nodes below ``prune_threshold`` fill up the
-            places that pruning has left, since shapes are fixed. ``None``: all of them.
-        streams: what the streams guess; ``None``: they guess nothing.
+        in_play: (m,) bool, whether a kept node may be accepted; nodes below ``prune_threshold``
+            may not, and stay only because shapes are fixed. ``None``: all may.
+        streams: guesses of the streams; ``None``: they guess nothing.
     """
 
     last: mx.array
@@ -80,15 +80,15 @@ class StepResult:
     streams: StreamResult | None = None
 
     def guesses(self) -> StreamGuesses:
-        """What the streams guess, on the host; nothing where no streams ran."""
-        found = self.streams
-        if found is None or (found.present is not None and not found.present.item()):
+        """Read the streams' guesses to the host; there are none where no streams ran."""
+        streams = self.streams
+        if streams is None or (streams.present is not None and not streams.present.item()):
             return NO_GUESSES
-        parents = None if found.parents is None else np.array(found.parents)
-        return StreamGuesses(np.array(found.candidates), np.array(found.log_probs), parents)
+        parents = None if streams.parents is None else np.array(streams.parents)
+        return StreamGuesses(np.array(streams.candidates), np.array(streams.log_probs), parents)
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
-        """Number of tested nodes, and the accepted path, by index in the tree and in the kept."""
+        """Return the number of tested nodes, and the accepted path as tree and kept indices."""
         last = self.last.item()
         if self.kept is None:
             path = tree.path(last)
@@ -104,8 +104,8 @@ class StepResult:
     def arrays(self) -> list[mx.array]:
         """The arrays that the host will read, so that they can be evaluated together."""
         arrays = [self.last, self.predictions, self.kept, self.in_play]
-        if (found := self.streams) is not None:
-            arrays += [found.candidates, found.log_probs, found.parents, found.present]
+        if (streams := self.streams) is not None:
+            arrays += [streams.candidates, streams.log_probs, streams.parents, streams.present]
         return [array for array in arrays if array is not None]
 
 
@@ -115,9 +115,9 @@ class Decoder:
     Args:
         model: an mlx-lm model (LoRA and quantized layers included); it is never changed.
         streams: the streams of the mounted adapter, or ``None``.
-        caches: of the first sequence, one per layer, from ``kv.make_caches``. Between two steps
-            quantized ones may take their places in the decoder's own list, ``caches``.
-        profile: told where the parts of a step end.
+        caches: KV caches of the first sequence, one per layer, from ``kv.make_caches``. Between
+            two steps quantized ones may replace them in the decoder's own list, ``caches``.
+        profile: measures the parts of a step.
         observe: see ``BorrowedModel``.
         shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
             ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
@@ -151,12 +151,12 @@ class Decoder:
     # The sequences ------------------------------------------------------------------------------
 
     def seat(self, kept: Sequence[int], joining: Sequence[list[CommittedRows]] = ()) -> None:
-        """Go on with some of the sequences that are there, then with others.
+        """Replace the sequences: some of the present ones go on, then others join.
 
         Args:
             kept: numbers of the sequences that go on; at least one goes on or joins.
-            joining: the KV caches of each that joins, one per layer. Those of several sequences are
-                neither quantized nor have they windows.
+            joining: KV caches of each new sequence, one per layer. If there are then several
+                sequences, none is quantized or has a window.
         """
         self._uncommitted = []
         if not joining and len(kept) > 1:
@@ -169,12 +169,12 @@ class Decoder:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
 
     def rows_of(self, number: int) -> list[CommittedRows]:
-        """The KV caches of one sequence, one per layer; of a single one the decoder's own list."""
+        """Return the KV caches of a sequence, one per layer; of the only one, ``caches`` itself."""
         if not isinstance(self.caches[0], SideBySideKVCache):
             return self.caches
         return [cache.of(number) for cache in self.caches]
 
-    # Its steps ----------------------------------------------------------------------------------
+    # Steps --------------------------------------------------------------------------------------
 
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) of a single sequence without streams."""
@@ -188,8 +188,8 @@ class Decoder:
         Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
 
         Args:
-            tokens: (sequences, 1).
-            rules: of the texts.
+            tokens: (sequences, 1) int32.
+            rules: one for each sequence.
         """
         offset = self.caches[0].offset
         rows = Rows(offset)
@@ -198,9 +198,9 @@ class Decoder:
         logits = self.model.logits(tokens, self._new_rows(rows))
         self.profile.border("head", logits)
         commit(self._uncommitted, [range(1)] * len(rules))
-        found = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
-        self.profile.border("verify", [predictions for predictions, _ in found])
-        return [StepResult(mx.array(0), *one) for one in found]
+        pairs = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
+        self.profile.border("verify", [predictions for predictions, _ in pairs])
+        return [StepResult(mx.array(0), *one) for one in pairs]
 
     def uncommit(self, count: int) -> None:
         """Take the last ``count`` rows back."""
@@ -213,10 +213,10 @@ class Decoder:
         Args:
             plans: one for each sequence, see ``plan.widest``; of a model without streams,
                 ``place`` is ``none`` or ``plain``.
-            rules: of the texts.
+            rules: one for each sequence.
 
         Returns:
-            For each sequence unevaluated arrays; read them, then call ``commit``.
+            One result for each sequence, unevaluated; read them, then call ``commit``.
         """
         profile, plan, trees = self.profile, widest(plans), [plan.tree for plan in plans]
         count, sizes = plan.streams, [len(tree) for tree in trees]
@@ -276,11 +276,11 @@ class Decoder:
         return [one.result(streams) for one, streams in zip(judged, guesses, strict=True)]
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
-        """The seventh move: the accepted rows go into the KV cache, the others are dropped.
+        """Move the accepted rows into the KV cache and drop the others: the seventh move.
 
         Args:
-            paths: for each sequence the accepted nodes' indices in the tree, root first.
-            kept_paths: their indices among the kept nodes.
+            paths: indices of each sequence's accepted nodes in its tree, root first.
+            kept_paths: indices of the same nodes among the kept ones.
         """
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
         commit(self._uncommitted[:first], paths)
@@ -289,10 +289,9 @@ class Decoder:
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        """Stand-ins for all layers' caches in a pass over ``rows``.
+        """Make stand-ins for all layers' caches in a pass over ``rows``; ``commit`` commits them.
 
-        ``Decoder.commit`` commits what they hold. Where streams run, MSA layers get others, since
-        they have other rows.
+        Where streams run, MSA layers get other stand-ins, since they have other rows.
         """
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)
@@ -305,7 +304,7 @@ class Decoder:
         plan: Plan,
         sizes: Sequence[int],
     ) -> tuple[TreeNodes, mx.array]:
-        """The nodes that go on to the MSA layers, and their (sequences, m, h) main stream."""
+        """Return the nodes that stay, and their main stream (sequences, m, h)."""
         inner, place = shapes.inner
         logits = self.model.early_exit(at(main, inner))
         drafted = None
@@ -318,7 +317,7 @@ class Decoder:
         return nodes, main
 
     def _nodes_with_streams(self, plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
-        """The nodes of each tree beside which streams run, as many in all trees.
+        """Choose the nodes of each tree that have streams, as many in all trees.
 
         ``None``: all, as always in shared mode. Smaller trees are filled up.
         """
@@ -339,17 +338,17 @@ class Decoder:
         beside: list[list[int]] | None = None,
         last: mx.array | None = None,
     ) -> mx.array:
-        """Main rows first, then stream rows, through all MSA layers.
+        """Run all MSA layers over main rows and, behind them, stream rows.
 
         Args:
             hidden: (sequences, rows, h).
-            rows: their positions and visibility.
+            rows: positions and visibility of ``hidden``'s rows.
             count: streams beside each node that has some.
-            main_rows: how many are main rows, which may be committed later.
-            skip: how many rows this step's first pass wrote behind the committed ones; these go
-                behind them.
-            beside: the main rows that have streams, if there are any streams; ``None``: all.
-            last: (sequences, 1) the first pass's row that has streams, where they are deferred.
+            main_rows: number of main rows, which may be committed later.
+            skip: number of rows that this step's first pass wrote behind the committed ones; the
+                new rows go behind these.
+            beside: the main rows that have streams, if any streams run; ``None``: all.
+            last: (sequences, 1) the first pass's row that deferred streams belong to.
         """
         config = self.streams.config
         first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
@@ -370,9 +369,9 @@ class Decoder:
         return hidden
 
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-        """(nodes, vocab) logits of each sequence, from the main stream (sequences, m, h).
+        """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h).
 
-        What fills up a tree does not pass the head, a row of which is dear.
+        Rows that fill up a tree are left out, since the head is dear.
         """
         if min(sizes) == main.shape[1]:
             return list(_of_each(self.model.head(main), sizes))
@@ -389,12 +388,12 @@ class Decoder:
     ) -> list["_Judged"]:
         """Verify each tree under the rule of its text."""
         self.profile.border("head", logits)
-        found = []
+        judged = []
         for number, (rule, tree, own) in enumerate(zip(rules, trees, logits, strict=True)):
             kept = nodes.of(number, len(own))
-            found.append(_Judged(rule, tree, kept, rule.verify(tree, kept, own)))
-        self.profile.border("verify", [one.verdict[:2] for one in found])
-        return found
+            judged.append(_Judged(rule, tree, kept, rule.verify(tree, kept, own)))
+        self.profile.border("verify", [one.verdict[:2] for one in judged])
+        return judged
 
     def _guess(
         self,
@@ -403,13 +402,14 @@ class Decoder:
         plan: Plan,
         present: mx.array | None,
     ) -> list[StreamResult]:
-        """What the streams of the last accepted nodes guess.
+        """Let the streams of the last accepted nodes guess.
 
         Args:
-            judged: the sequences.
+            judged: the verified tree of each sequence.
             hidden: (sequences, count, h) the streams after the last layer.
-            plan: of the step.
-            present: (sequences,) bool, whether they are the accepted node's own; ``None``: yes.
+            plan: the plan of the step.
+            present: (sequences,) bool, whether these are the accepted node's streams; ``None``:
+                they are.
         """
         head, ids, width = self.streams.head, self.streams.vocabulary, plan.width
         depths = [one.depth() for one in judged]
@@ -418,14 +418,14 @@ class Decoder:
         def drafted(
             logits: mx.array, named: mx.array | None, stream: int | None = None
         ) -> list[tuple[mx.array, mx.array]]:
-            """What each text's rule drafts from the rows (sequences, rows, n) of its streams."""
+            """Let each text's rule draft from its streams' logits (sequences, rows, n)."""
             each = named is not None and named.ndim == 2
-            found = []
+            drafts = []
             for number, one in enumerate(judged):
                 ids = named[number] if each else named
                 ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
-                found.append(one.rule.rank_guesses(ask))
-            return found
+                drafts.append(one.rule.rank_guesses(ask))
+            return drafts
 
         if head is None:
             logits = self.model.stream_head(hidden)
@@ -433,7 +433,7 @@ class Decoder:
                 StreamResult(*pair, logits=logits[number], present=own[number])
                 for number, pair in enumerate(drafted(logits, ids))
             ]
-        # In shared mode streams run that no tree is deep enough for; they are asked about nothing.
+        # In shared mode more streams may run than a tree has depths; those guess nothing.
         hidden = hidden[:, : len(plan.expand) + 1]
         token = mx.stack([one.verdict.predictions[one.verdict.last] for one in judged])
         short = self._shortlists
@@ -447,11 +447,11 @@ class Decoder:
             tokens, log_probs = zip(*drafts, strict=True)
             return mx.stack(tokens), mx.stack(log_probs)
 
-        found = guess(of_stream, token, plan.expand, width)
+        guesses = guess(of_stream, token, plan.expand, width)
         logits = scores.of_first_paths()
         return [
             StreamResult(
-                *(array[number] for array in found),
+                *(array[number] for array in guesses),
                 logits=None if logits is None else logits[number],
                 present=own[number],
             )
@@ -469,17 +469,17 @@ class _Judged:
     verdict: Verdict
 
     def depth(self) -> mx.array:
-        """() depth of the last accepted node."""
+        """Return the depth of the last accepted node, a scalar."""
         positions = self.nodes.positions
         return positions[self.verdict.last] - positions[0]
 
     def result(self, streams: StreamResult | None = None) -> StepResult:
-        """What the step found, with the guesses of the streams if there are any."""
+        """Make the step's result, with the guesses of the streams if there are any."""
         return StepResult(*self.verdict, self.nodes.kept, self.nodes.in_play, streams)
 
 
 def _filled(tokens: Sequence[np.ndarray], count: int) -> mx.array:
-    """(sequences, count) int32 tokens of trees, the shorter ones filled up with any."""
+    """Return the trees' tokens (sequences, count) int32, smaller trees filled up with 0."""
     filled = np.zeros((len(tokens), count), np.int32)
     for row, own in zip(filled, tokens, strict=True):
         row[: len(own)] = own
@@ -487,7 +487,7 @@ def _filled(tokens: Sequence[np.ndarray], count: int) -> mx.array:
 
 
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-    """The first rows of each sequence of an array (sequences, m, ..), so many as it has nodes."""
+    """Split an array (sequences, m, ..) by sequence, each cut to its number of nodes."""
     whole = array.shape[1]
     return [
         array[number] if size == whole else array[number, :size]
@@ -498,21 +498,21 @@ def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
 def _streams_of(
     streams: mx.array, count: int, last: mx.array, beside: Sequence[Sequence[int]] | None
 ) -> tuple[mx.array, mx.array | None]:
-    """The (sequences, count, h) streams beside the accepted nodes.
+    """Select the streams (sequences, count, h) beside the accepted nodes.
 
     Args:
         streams: (sequences, nodes * count, h) after the last layer.
         count: streams beside each node that has some.
         last: (sequences, 1) the accepted node among the kept ones.
-        beside: the nodes that have some; ``None``: all.
+        beside: the nodes of each tree that have streams; ``None``: all.
 
     Returns:
-        The streams, and whether they are the node's own (sequences,): ``None`` where all nodes have
-        some.
+        The streams, and (sequences,) bool whether the accepted node has any; ``None`` where all
+        nodes have.
     """
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
         return at(streams, last)[:, 0], None
-    found = mx.array(beside) == last
-    place = mx.argmax(found, axis=1, keepdims=True)
-    return at(streams, place)[:, 0], found.any(axis=1)
+    is_last = mx.array(beside) == last
+    place = mx.argmax(is_last, axis=1, keepdims=True)
+    return at(streams, place)[:, 0], is_last.any(axis=1)

@@ -15,8 +15,8 @@ class DraftTree:
         parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
             before its children.
         depths: (n,) int32, 0 for the root.
-        log_probs: (n,) joint log-probability in nats of each node's path, as the drafter sees it;
-            0 for the root. ``None``: unknown.
+        log_probs: (n,) joint log-probability in nats of each node's path, by the drafter; 0 for the
+            root. ``None``: unknown.
     """
 
     tokens: np.ndarray
@@ -29,7 +29,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node is the next one's parent."""
+        """True if every node is the next one's parent."""
         return bool((self.depths == np.arange(len(self))).all())
 
     @cached_property
@@ -41,14 +41,14 @@ class DraftTree:
         return mask
 
     def path(self, node: int) -> list[int]:
-        """Indices from the root to ``node``."""
+        """List the indices from the root to ``node``."""
         path = [node]
         while path[-1]:
             path.append(int(self.parents[path[-1]]))
         return path[::-1]
 
     def to_depth(self, depth: int) -> "DraftTree":
-        """The nodes of at most this depth, which come first."""
+        """Cut the tree to nodes of at most this depth, which come first."""
         count = int(np.searchsorted(self.depths, depth, side="right"))
         if count == len(self):
             return self
@@ -56,14 +56,13 @@ class DraftTree:
         return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count], log_probs)
 
     def likeliest_last(self, count: int) -> np.ndarray:
-        """The nodes that are most probably the last accepted one, by ``log_probs``.
+        """Find the nodes that are most probably the last accepted one, by ``log_probs``.
 
-        A path ends at a node if that is right and none of its children is, which exclude each
-        other: P(path) * (1 - sum P(child)) = P(path) - sum P(path of child). Of equal nodes the
-        first ones come first.
+        The accepted path ends at a node if it is right and none of its children is. Only one child
+        can be, so the probability is P(path) - sum P(path of child). Ties go to the lower index.
 
         Args:
-            count: s, at most n.
+            count: number of nodes s, at most n.
 
         Returns:
             (s,) indices, ascending.
@@ -77,6 +76,6 @@ class DraftTree:
 
 
 def root_only(root: int) -> DraftTree:
-    """The tree without drafts."""
+    """Make the tree without drafts."""
     token, parent, depth = (np.array([value], np.int32) for value in (root, -1, 0))
     return DraftTree(token, parent, depth, np.zeros(1))

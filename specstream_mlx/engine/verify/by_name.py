@@ -1,4 +1,4 @@
-"""The verify rules by name: which one is meant, and whether it goes with sampler and trees.
+"""The verify rules by name, and the check that a rule fits the sampler.
 
 A new rule is one file beside this one, with a class that derives from ``rule.VerifyRule``, and its
 name here (and in the options of the command line).
@@ -25,11 +25,11 @@ _RULES: dict[str, type[VerifyRule]] = {
 def find_rule(
     verify: VerifyName | type[VerifyRule] | None, sampler: Sampler | None
 ) -> type[VerifyRule]:
-    """The rule that is meant; if none is, ``greedy`` without a temperature and else ``keyed``.
+    """Return the verify rule; by default ``greedy`` without a temperature and else ``keyed``.
 
     Args:
-        verify: its name, or a class of one's own.
-        sampler: what it is to go with.
+        verify: the rule's name, or a class of one's own.
+        sampler: the sampler that the rule has to fit.
 
     Raises:
         UserError: there is no such rule, or it does not fit the sampler.

@@ -27,7 +27,7 @@ class KeyedRule(VerifyRule):
     name = "keyed"
     draws = True
     strengths: ClassVar[Sequence[float]] = STRENGTHS
-    """Of the noise in the guesses, see ``Coupling``."""
+    """Strengths of the noise in the guesses, see ``Coupling``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class KeyedRule(VerifyRule):
             sampler = KeyedSampler(random_seed(), sampler)
         self._sampler, self._noise = sampler.sampler, Noise(sampler.seed)
         self._sampling = sampling_of(sampler)
-        self._position = 0  # of the next token: how many were drawn
+        self._position = 0  # of the next token: the number of tokens drawn
         self._coupling = Coupling(self.strengths)
         self._vocab_size = 0
 
@@ -58,7 +58,7 @@ class KeyedRule(VerifyRule):
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
     def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
-        if self._sampling is None:  # a function, which draws nobody knows how
+        if self._sampling is None:  # a function, whose way to draw is unknown
             return super().rank_guesses(ask)
         places, count = self._stream_places(ask)
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
@@ -69,16 +69,16 @@ class KeyedRule(VerifyRule):
         return named(*best_tokens(scores, ask.width), ask.ids)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
-        """(m, 1) uniform numbers of the tokens after the kept nodes."""
+        """Return uniform numbers (m, 1) for the tokens after the kept nodes."""
         coins = self._noise.coins(self._position, int(tree.depths[-1]) + 1)
         places = mx.array(tree.depths)
         return coins[places if kept is None else places[kept]]
 
     def _stream_places(self, ask: Ask) -> tuple[mx.array, int]:
-        """Where the rows' tokens are among the positions from the next token's on.
+        """Return the rows' positions in the text, counted from the next token's.
 
         Returns:
-            (rows,) places, and how many positions these may be among.
+            (rows,) places, and how many positions there may be.
         """
         rows, stream = len(ask.logits), ask.stream
         streams = mx.arange(rows) if stream is None else mx.full(rows, stream)

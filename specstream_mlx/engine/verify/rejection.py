@@ -17,9 +17,8 @@ class RejectionRule(KeyedRule):
 
     Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts.
 
-    Nothing may depend on the drawn tokens but their acceptance, see ``DraftSettings.check_drawn``.
-    All nodes of a depth have the same children, which is no harm: one path is taken, so each draw
-    is tested once.
+    Nothing but acceptance may depend on the drawn tokens, see ``DraftSettings.check_drawn``. All
+    nodes of a depth have the same children; since one path is taken, each draw is tested once.
     """
 
     name = "rejection"
@@ -58,7 +57,7 @@ class RejectionRule(KeyedRule):
 
 
 def drafts_after(tree: DraftTree) -> np.ndarray:
-    """(n, k) int32 tokens of each node's children in order, -1 where there are fewer than k."""
+    """Return each node's children's tokens in order, (n, k) int32, -1 where there are fewer."""
     parents = tree.parents[1:]
     first = np.searchsorted(parents, parents)  # breadth-first: siblings lie side by side
     rank = np.arange(len(parents)) - first
@@ -70,7 +69,7 @@ def drafts_after(tree: DraftTree) -> np.ndarray:
 def recursive_rejection(
     target: mx.array, drafter: mx.array, drafts: mx.array, key: mx.array | None = None
 ) -> mx.array:
-    """One token per row, distributed as the target's, that is a draft as often as can be.
+    """Draw a token per row from the target's distribution, as often as possible a draft.
 
     Chen et al. 2023 (arXiv:2302.01318), Eq. 9, for one draft; for several, drawn without
     replacement, after each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is
@@ -81,7 +80,7 @@ def recursive_rejection(
         target: (rows, vocab) probabilities p.
         drafter: (rows, vocab) probabilities q that the drafts were drawn from.
         drafts: (rows, k) tokens in the order in which they were drawn, -1 for none.
-        key: of the tests and draws; ``None``: mlx's random state.
+        key: random key of the tests and draws; ``None``: mlx's random state.
 
     Returns:
         (rows,) int32.
@@ -108,6 +107,6 @@ def recursive_rejection(
 
 
 def _normalized(weights: mx.array, otherwise: mx.array) -> mx.array:
-    """Rows of sum 1; ``otherwise`` where nothing is left, as after rounding."""
+    """Scale rows to a sum of 1; rows of sum 0, as after rounding, become ``otherwise``'s."""
     mass = weights.sum(axis=-1, keepdims=True)
     return mx.where(mass > 0, weights / mx.maximum(mass, 1e-38), otherwise)

@@ -19,7 +19,7 @@ from ..tree import DraftTree
 
 
 class Verdict(NamedTuple):
-    """What a rule finds of a tree: device arrays.
+    """A rule's judgement of a tree: device arrays.
 
     Attributes:
         last: () int32, the last accepted node among the kept ones.
@@ -35,15 +35,15 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What the streams are asked for behind a verified tree.
+    """A request for candidates: logits of the streams behind a verified tree.
 
     Attributes:
         logits: (rows, n) of the streams beside the last accepted node.
-        width: k, candidates of each row.
-        tree: the one that was verified.
-        depth: () of its last accepted node.
-        ids: (n,) the tokens that the logits are of; ``None``: the whole vocabulary.
-        stream: which one all rows are of, from 0 on; ``None``: a row is of each in turn.
+        width: number k of candidates of each row.
+        tree: the tree that was verified.
+        depth: () int32, depth of its last accepted node.
+        ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
+        stream: number of the stream of all rows, from 0 on; ``None``: row i is of stream i.
     """
 
     logits: mx.array
@@ -57,22 +57,22 @@ class Ask:
 class VerifyRule:
     """``greedy``: follow the target's own arg-maxes.
 
-    A rule derives from this one and says otherwise how a node's token is found, which node is the
-    last accepted one, or how streams draft.
+    Other rules derive from this one and replace the choice of a node's token, of the last accepted
+    node, or of drafts.
 
     Args:
-        sampler: what draws tokens; ``greedy`` has no use for it.
+        sampler: the sampler that draws tokens; ``greedy`` ignores it.
         processors: see ``NodeProcessors``.
-        prompt: token ids.
+        prompt: token ids of the prompt.
     """
 
     name: ClassVar[str] = "greedy"
     draws: ClassVar[bool] = False
     """Whether the rule is for samplers that draw."""
     needs_probabilities: ClassVar[bool] = False
-    """Whether the sampler's probabilities must be known, those of a ``Sampling``."""
+    """Whether the sampler must be a ``Sampling``, whose probabilities are known."""
     draws_drafts: ClassVar[bool] = False
-    """Whether streams draw what they guess, so that nothing but acceptance may depend on it."""
+    """Whether streams draw their guesses, so that nothing but acceptance may depend on these."""
 
     def __init__(
         self,
@@ -84,36 +84,36 @@ class VerifyRule:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether more is asked of the target than the arg-max of its own logits at each node."""
+        """True if more is needed of the target than its arg-max at each node."""
         return type(self) is not VerifyRule or bool(self._processors)
 
     def verify(self, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> Verdict:
         """Judge a tree.
 
         Args:
-            tree: all of it.
-            nodes: those kept.
-            logits: (m, vocab) of the kept ones.
+            tree: the whole tree.
+            nodes: the kept nodes.
+            logits: (m, vocab) of the kept nodes.
         """
         logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
         return Verdict(self._last(tree, nodes, logits, predictions), predictions, logits)
 
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """(m, vocab) logits of the kept nodes, after the logits processors."""
+        """Apply the logits processors to the kept nodes' logits (m, vocab)."""
         return self._processors(tree, kept, logits)
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The target's own token (1,) after the committed text, and its processed (1, vocab)."""
+        """Return the target's token (1,) after the text, and its processed logits (1, vocab)."""
         logits = self._processors.root(logits)
         return self._token(logits), logits
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """(m,) int32: the target's token after each kept node, from processed logits."""
+        """Return the target's token after each kept node, (m,) int32, from processed logits."""
         return self._token(logits)
 
     def _token(self, logits: mx.array) -> mx.array:
-        """The target's token after the root, from its processed logits."""
+        """Return the target's token after the root, from its processed logits."""
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
     def _last(
@@ -146,7 +146,7 @@ def follow(
     Siblings carry different tokens, so at most one path matches.
 
     Args:
-        tokens: (n,) node tokens, or (.., n) several times over.
+        tokens: (n,) or (.., n) node tokens.
         parents: (n,) parents' indices; the root's entry is not used.
         ancestors: (n, n) bool, ancestors-or-self.
         predictions: (.., n) the target's token after each node.
@@ -162,10 +162,10 @@ def follow(
 
 
 def accepted_lengths(accepted: mx.array, ancestors: mx.array, in_play: mx.array | None) -> mx.array:
-    """(.., n) how many nodes each path has, 0 where one of them is refused; the root never is.
+    """Return the number of nodes of each path (.., n), 0 if one is refused; the root never is.
 
     Args:
-        accepted: (.., n) bool, by node.
+        accepted: (.., n) bool, whether the node itself is accepted.
         ancestors, in_play: as in ``follow``.
     """
     refused = ~accepted

@@ -9,9 +9,9 @@ from .keyed import KeyedRule
 from .rule import Ask, accepted_lengths
 
 TYPICAL_PROBABILITY = 0.09
-"""Medusa's epsilon: a draft that the target holds for likelier is always typical."""
+"""Medusa's epsilon: a draft of higher probability is always typical."""
 TYPICAL_FACTOR = 0.3
-"""Medusa's delta: how far below exp(-entropy) a draft may be."""
+"""Medusa's delta: a draft of more than this times exp(-entropy) is typical."""
 
 
 class TypicalRule(KeyedRule):
@@ -40,7 +40,7 @@ def typical(
     log_probs: mx.array,
     in_play: mx.array | None = None,
 ) -> mx.array:
-    """Medusa's typical acceptance (arXiv:2401.10774, section 2.3.1). Lossy.
+    """Apply Medusa's typical acceptance (arXiv:2401.10774, section 2.3.1). Lossy.
 
     A draft x is accepted where p(x) > min(epsilon, delta * exp(-H(p))); the longest path wins, of
     several the likeliest.
