@@ -28,22 +28,22 @@ from .prompts import Prompt, check_prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
-"""How texts of a batch are drafted by default: rows are dear there, so chains."""
+"""Default settings of a batch: chains, since rows are dear there."""
 
 
 @dataclass(kw_only=True)
 class BatchStats(PlainStats):
-    """mlx_lm's statistics of a batch, with how well drafting went.
+    """mlx_lm's statistics of a batch, with the accepted length.
 
     Attributes:
-        accepted_length: tokens per sequence and target call, over the calls it was still part of.
+        accepted_length: tokens per text and target call, over the calls that a text was part of.
     """
 
     accepted_length: float = 0.0
 
     @property
     def target_calls(self) -> int:
-        """Forward passes of the target over the whole batch."""
+        """The number of forward passes of the target over the batch."""
         return self.generation_steps
 
 
@@ -52,7 +52,7 @@ class BatchResponse(PlainResponse):
     """mlx_lm's response; ``stats`` is a ``BatchStats``.
 
     Attributes:
-        finish_reasons: why each text ended, one per prompt: ``stop`` or ``length``.
+        finish_reasons: the reason why each text ended: ``stop`` or ``length``.
     """
 
     finish_reasons: Sequence[str] = ()
@@ -91,25 +91,25 @@ def batch_generate(
         tokenizer: from ``load``.
         prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``. An empty
             list gives an empty response.
-        prompt_caches: for each prompt a list of mlx_lm's caches, behind whose rows it goes, or
-            ``None``; they stay as they are.
+        prompt_caches: for each prompt ``None`` or a list of mlx_lm's caches, behind whose rows it
+            goes; they are not changed.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
-        verbose: print how many texts have ended, as they do, and figures.
+        verbose: print the number of texts that have ended, as it grows, and figures.
         return_prompt_caches: also return each text's caches, lists that hold prompt and text.
         return_token_ids: also return each text's token ids.
         return_logprobs: also return the log-probability of each token.
-        sampler: what draws the tokens of all texts. Not a ``keyed_sampler``, with which several
+        sampler: draws the tokens of all texts. Not a ``keyed_sampler``, with which several
             texts would draw with the same noise: see ``samplers``.
         logits_processors: functions of (tokens, logits), for all texts.
-        completion_batch_size: the most prompts at once; more come one group after another.
-        prefill_batch_size: prompts are read one after another, so this only raises
-            ``completion_batch_size`` to at least itself, as in mlx_lm.
-        prefill_step_size: prompt tokens per pass.
+        completion_batch_size: the most texts at once; others join as these end.
+        prefill_batch_size: raises ``completion_batch_size`` to at least itself, as in mlx_lm;
+            prompts are read one after another.
+        prefill_step_size: number of prompt tokens per pass.
         max_kv_size, stream: see ``stream_generate``.
-        samplers: what draws the tokens of each text, see ``stream_generate``; ``None``, for all or
-            one: its likeliest tokens. Each ``keyed_sampler`` should have a seed of its own.
-        settings: how each text is drafted in every step. ``None``, without ``overrides``: before
-            every step it is worked out what is worth most, as ``generate`` does.
+        samplers: a sampler for each text, see ``stream_generate``; ``None``, for all or one: take
+            the likeliest token. Each ``keyed_sampler`` should have a seed of its own.
+        settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
+            every step, as in ``generate``.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Raises:
@@ -203,7 +203,7 @@ def batch_generate(
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
-    """``values`` for each of ``count`` prompts: one for all, or a list with one for each.
+    """List a value for each prompt, from one for all or a list with one for each.
 
     Raises:
         UserError: the list has another length.
@@ -218,11 +218,11 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
 
 
 def _nobody() -> None:
-    """For a batch whose progress nobody asked for."""
+    """Report nothing."""
 
 
 def _print_figures(stats: BatchStats) -> None:
-    """Print what mlx_lm prints, and how well drafting went."""
+    """Print mlx_lm's figures and the accepted length."""
     print(
         f"[batch_generate] Prompt: {stats.prompt_tokens} tokens, "
         f"{stats.prompt_tps:.3f} tokens-per-sec\n"
@@ -238,12 +238,12 @@ class _Text:
     """One prompt and the text behind it.
 
     Attributes:
-        request: what is generated.
+        request: the prompt and how to go on from it.
         tokens: the text's token ids, without an end token.
         end: the end token, if there was one.
-        log_probs: of ``tokens``, where they are asked for.
-        reason: why it ended; empty until it has.
-        calls: target calls that it was part of.
+        log_probs: log-probabilities of ``tokens`` in nats, if they are asked for.
+        reason: the reason why the text ended; empty until then.
+        calls: number of target calls that it was part of.
     """
 
     request: Request
@@ -262,8 +262,8 @@ class _Text:
         """Append a step's tokens until the text ends.
 
         Args:
-            step: of this text.
-            log_probs: note those of the tokens.
+            step: a step of this text.
+            log_probs: whether to keep the tokens' log-probabilities.
         """
         self.calls += 1
         before = len(self.tokens)
@@ -279,8 +279,8 @@ class _Text:
         if log_probs and taken:
             with mx.stream(device.generation_stream):
                 rows = step.log_probs()[: len(taken)]
-                found = mx.take_along_axis(rows, mx.array(taken)[:, None], axis=-1)
-            self.log_probs += found[:, 0].tolist()
+                chosen = mx.take_along_axis(rows, mx.array(taken)[:, None], axis=-1)
+            self.log_probs += chosen[:, 0].tolist()
 
 
 def _write(
@@ -295,10 +295,10 @@ def _write(
 
     Args:
         model: base and adapter.
-        texts: they are written here.
-        size: the most at once; whenever one has ended, the next one joins.
-        stats: to be added to.
-        log_probs: note those of the tokens.
+        texts: the texts to write.
+        size: the most texts at once; whenever one has ended, the next one joins.
+        stats: figures to add to.
+        log_probs: whether to keep the tokens' log-probabilities.
         ended: called whenever a text has ended.
     """
     start, together, waiting = time.perf_counter(), Together(model), list(texts)

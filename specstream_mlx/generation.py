@@ -33,13 +33,13 @@ from .refused import check_kv_size, refuse_others
 
 @dataclass
 class GenerationResponse(PlainResponse):
-    """mlx_lm's response, with counts of how well drafting went.
+    """mlx_lm's response, with counts of target calls and drafts.
 
     Attributes:
-        target_calls: forward passes of the target that committed tokens so far.
+        target_calls: number of target calls so far.
         accepted_length: tokens committed per target call so far.
-        drafted_tokens: drafted nodes that the target tested so far.
-        accepted_tokens: drafted tokens that were emitted so far.
+        drafted_tokens: number of drafted nodes that the target has tested so far.
+        accepted_tokens: number of drafted tokens that were emitted so far.
     """
 
     target_calls: int = 0
@@ -49,7 +49,7 @@ class GenerationResponse(PlainResponse):
 
 
 def decoding_rate(last: PlainResponse) -> float:
-    """Tokens per second behind the first token, by the last response of a generation.
+    """Return the tokens per second after the first token, by a generation's last response.
 
     mlx_lm's own rate counts the first token but not its time.
     """
@@ -95,29 +95,29 @@ def stream_generate(
             ends where they do.
         draft_model: refused: streams and lookup draft here. mlx_lm's own function takes it.
         stream: refused if it is another than mlx_lm's own, on which everything here runs.
-        sampler: what draws tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
+        sampler: draws the tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
             ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
             likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        max_kv_size: rows of a cache that overwrites its oldest ones, as in mlx_lm. Drafts need a
-            cache that does not, so prompt and text must fit. Without effect beside
+        max_kv_size: number of rows of the KV cache. mlx_lm overwrites the oldest ones beyond it;
+            drafts need all rows, so prompt and text must fit. Without effect beside
             ``prompt_cache``, or where the model chooses its caches.
         prompt_cache: a ``PromptCache``, KV rows of earlier turns. The part of ``prompt`` that they
             already hold is not read again; afterwards the cache holds this prompt too, and in
             lossless mode the text. Or a list from mlx_lm's ``make_prompt_cache``: as in mlx_lm,
             ``prompt`` goes behind its rows, and afterwards it holds both prompt and text.
-        prefill_step_size: prompt tokens per pass.
+        prefill_step_size: number of prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: elements of a head that share a scale in a quantized cache: 32, 64 or 128.
+        kv_group_size: number of a head's elements that share a scale, if quantized: 32, 64 or 128.
         quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
         prompt_progress_callback: called with the number of prompt tokens read so far and of all.
-        input_embeddings: refused: drafts and their checks are of tokens.
-        num_draft_tokens: of ``draft_model``.
-        settings: how to draft in every step. ``None``, without ``overrides``: before every step it
-            is worked out what is worth most, by what steps cost on this machine and by how often
-            guesses have been right in this text.
-        stop: strings that end the text; the text before the first of them is all that is yielded.
-        verify: how drafts are accepted. ``None``: ``greedy`` without a sampler or temperature, else
+        input_embeddings: refused: drafts are verified as tokens.
+        num_draft_tokens: ignored, as it is ``draft_model``'s.
+        settings: settings of every step's drafts. ``None``, without ``overrides``: the rule drafts
+            what is worth most in every step, by the cost of steps on this machine and the hits of
+            guesses in this text.
+        stop: strings that end the text; only the text before the first of them is yielded.
+        verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
             to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy: its text is
             not distributed as the model's.
@@ -191,7 +191,7 @@ def _handed_over(
             yield response
     finally:
         responses.close()
-        if text:  # of whose last token, and after streams of all tokens, the rows are still missing
+        if text:  # the last token's row is missing; in shared mode all rows of the text are
             cache, rows = request.prompt_cache, [*request.prompt, *text]
             fill(cache, model, rows, request.prefill_step_size, request.quantization)
             cache.into_list(caches)
@@ -200,7 +200,7 @@ def _handed_over(
 def _room(
     model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
 ) -> int | None:
-    """The most tokens to generate: ``max_tokens``, or what learned positions leave room for."""
+    """Return the most tokens to generate: ``max_tokens``, or fewer with learned positions."""
     room, most = text_limit(model.config), None if max_tokens < 0 else max_tokens
     if room is None:
         return most
@@ -227,7 +227,7 @@ def respond(
 
     Args:
         tokenizer: the model's.
-        request: what is generated; ``max_tokens`` is the text's length at most.
+        request: the generation's request; ``max_tokens`` is the text's length at most.
         steps: from ``decode``.
         stop: strings that end the text; none is empty.
     """
@@ -284,10 +284,10 @@ def respond(
 
 @contextmanager
 def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
-    """A context in which mlx_lm's detokenizer takes for granted that each id has a token.
+    """Name the id without a token on which mlx_lm's detokenizer fails within the context.
 
     Raises:
-        UserError: one has none.
+        UserError: an id has no token.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Generations: prompts, plain steps and tree steps, one ``Step`` per text and target call.
 
-There is one loop, of texts that are decoded side by side and join and leave between steps; a
-generation by itself is a loop of one.
+One loop decodes texts side by side, which join and leave between steps; a generation by itself is a
+loop of one.
 """
 
 import time
@@ -33,15 +33,15 @@ from .prompt_cache import PromptCache
 from .prompts import check_prompt
 
 Progress = Callable[[int, int], Any]
-"""Told how many of a prompt's tokens have been read, and how many there are."""
+"""Called with the number of a prompt's tokens that have been read, and of all."""
 
 
 class TreeDecoder(Protocol):
-    """What the loop asks of a decoder of trees: ``Decoder``, or one of a model elsewhere.
+    """A decoder of trees, as the loop calls it: ``Decoder``, or one of a model elsewhere.
 
     Attributes:
-        caches: KV caches that may be quantized, one per layer; empty: they are not ours.
-        profile: told where the parts of a step end.
+        caches: KV caches that may be quantized, one per layer; empty if rows are kept elsewhere.
+        profile: measures the parts of a step.
     """
 
     caches: list[Any]
@@ -59,14 +59,14 @@ class TreeDecoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one target call committed of one text.
+    """The tokens of one text that one target call committed.
 
     Attributes:
         tokens: the accepted drafts, then the correction or bonus token.
-        plan: what was drafted, and where the streams ran.
-        tested_nodes: tree nodes that the target tested, root included; pruned ones are not.
-        seconds: from when the step before it was read until this one was; that of the first step,
-            from when it was enqueued.
+        plan: the plan of the step.
+        tested_nodes: number of nodes that the target tested, root included, pruned ones not.
+        seconds: time from the reading of the step before to the reading of this one; of the first
+            step, from its enqueuing.
         result: the device arrays of the call.
         rows: for each token, the row of ``result.logits`` that predicts it.
     """
@@ -80,11 +80,11 @@ class Step:
 
     @property
     def tree(self) -> DraftTree:
-        """What was drafted."""
+        """The tree that was drafted."""
         return self.plan.tree
 
     def log_probs(self) -> mx.array | None:
-        """(tokens, vocab) log-probabilities of the target before each token.
+        """Return the target's log-probabilities (tokens, vocab), a row for each token.
 
         ``None``: the decoder returned no logits.
         """
@@ -96,17 +96,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate from, and how: all that a generation depends on besides its model.
+    """A prompt and all else that a generation depends on besides its model.
 
     Attributes:
         prompt: token ids, at least one.
-        drafting: how to draft in every step; or an object, made for this text, that plans its
-            steps. ``None``: one that plans what is worth most, see ``drafting.auto``.
+        drafting: settings of every step's drafts; or an object, made for this text, that plans its
+            steps. ``None``: the rule plans them, see ``drafting.auto``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
-        prefill_step_size: prompt tokens per pass.
-        quantization: whether, when and how the KV cache is quantized.
-        sampler: what draws tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
+        prefill_step_size: number of prompt tokens per pass.
+        quantization: settings of the KV cache's quantization.
+        sampler: draws the tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
             ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
             likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
@@ -135,7 +135,7 @@ class Request:
 
     @property
     def rule(self) -> type[VerifyRule]:
-        """The verify rule, chosen by the sampler where none was given.
+        """The verify rule; where none was given, the sampler decides.
 
         Raises:
             UserError: the rule does not fit the sampler.
@@ -146,7 +146,8 @@ class Request:
         """Check that a model can do what this request asks for.
 
         Raises:
-            UserError: a value is out of range, or the model cannot do it; names the first one.
+            UserError: a value is out of range, or the model cannot do what is asked; names the
+                first such value.
         """
         check_prompt(
             list(self.prompt),
@@ -195,7 +196,7 @@ class Request:
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
 
-    From the second ``Step`` on, a step is handed out when the call behind it already runs.
+    From the second ``Step`` on, a step is yielded when the call after it already runs.
 
     Args:
         model: base and adapter.
@@ -217,19 +218,19 @@ def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
 
 
 class Text:
-    """One generation, as the loop knows it.
+    """One generation in the loop.
 
     Args:
         request: the prompt and how to go on from it.
-        drafting: plans the steps.
+        drafting: the object that plans the steps.
 
     Attributes:
         request: see above.
-        rule: verifies the steps.
+        rule: the verify rule.
         root: the newest token.
-        plan: of the next step.
+        plan: the plan of the next step.
         ended: whether the last step was read.
-        count: steps so far.
+        count: number of steps so far.
     """
 
     def __init__(self, request: Request, drafting: Drafting):
@@ -241,16 +242,16 @@ class Text:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a plain step is followed by another one, as far as is known before it is read."""
+        """True if another plain step follows, as far as is known before this one is read."""
         return self.plan.pipelined and self._left != 1 and not self.ended
 
     def plan_next(self, step: Step, seconds: float | None, cache: Any) -> None:
-        """See whether the text ends, and if not, plan the next step.
+        """Take in a step; unless it ends the text, plan the next one.
 
         Args:
-            step: of this text, the newest.
-            seconds: that it took; ``None``: unknown.
-            cache: any layer's that may be quantized, or ``None``.
+            step: the newest step of this text.
+            seconds: time that it took; ``None``: unknown.
+            cache: any layer's KV cache that may be quantized, or ``None``.
         """
         self.root = step.tokens[-1]
         if self._left is not None:
@@ -274,13 +275,13 @@ class Text:
 
 
 Steps = list[tuple[Text, Step]]
-"""What one target call committed, for each text that was part of it."""
+"""The steps of one target call, one for each text that was part of it."""
 
 
 class Together:
     """Texts that are decoded side by side: they join and leave between steps.
 
-    Each is what it is by itself, token for token, whatever goes on beside it.
+    Each is token for token what it would be alone.
 
     Args:
         model: base and adapter.
@@ -292,14 +293,14 @@ class Together:
         self._rows: dict[Text, _KeptRows] = {}
 
     def __len__(self) -> int:
-        """How many texts go on."""
+        """Count the texts that go on."""
         return len(self._rows)
 
     def join(self, request: Request) -> Text:
         """Read a prompt; its text goes on beside the others from the next call on.
 
         Args:
-            request: it has been checked.
+            request: a request that has been checked.
 
         Raises:
             UserError: the prompt cache cannot be used; or there are other texts, beside which the
@@ -323,12 +324,12 @@ class Together:
         return text
 
     def leave(self, text: Text) -> None:
-        """End a text before its end; the call under way is the last one that it is part of."""
+        """Stop a text early; the call under way is the last one that it is part of."""
         text.ended = True
         self._let_go(text)
 
     def steps(self) -> Iterator[Steps]:
-        """Decode until all texts have ended; others may join or leave whenever this waits.
+        """Decode until all texts have ended; texts may join or leave after each yield.
 
         Raises:
             UserError: see ``decode``.
@@ -366,7 +367,7 @@ class _KeptRows:
 
     Args:
         model: base and adapter.
-        request: of the text.
+        request: the text's request.
     """
 
     def __init__(self, model: SpeculativeModel, request: Request):
@@ -377,7 +378,7 @@ class _KeptRows:
         self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
 
     def read(self) -> Decoder:
-        """Read the prompt but for its last token. Returns the decoder that has done so."""
+        """Read the prompt but for its last token; returns the decoder that has read it."""
         cache, request = self._cache, self._request
         prompt, progress, reused = request.prompt, request.progress or _nobody, cache.reused
         decoder = Decoder(self._model.model, self._model.streams, cache.caches, request.profile)
@@ -390,7 +391,7 @@ class _KeptRows:
         return decoder
 
     def note(self, step: Step) -> None:
-        """Read a step of the text."""
+        """Take in a step of the text."""
         if self._progress is not None:
             total = len(self._request.prompt)
             self._progress(total, total)  # the first token is there
@@ -400,12 +401,12 @@ class _KeptRows:
         self._newest = step.tokens[-1]
 
     def record(self, caches: list[Any]) -> None:
-        """Let the prompt cache know of the rows so far, if they are written into its own.
+        """Tell the prompt cache of the rows so far, if they are written into its own caches.
 
-        Beside other texts they lie with theirs; then it gets them in the end.
+        Rows of several texts lie in common caches, and are copied to it in the end.
 
         Args:
-            caches: that are written to.
+            caches: the caches that are written to.
         """
         if caches is self._cache.caches:
             self._cache.extend(self._generation, self._behind)
@@ -414,10 +415,10 @@ class _KeptRows:
             self._cache.caches = []  # nobody will ask for them
 
     def keep(self, caches_of: Callable[[], list[Any]]) -> None:
-        """Let the prompt cache hold the rows in the end.
+        """Hand the rows to the prompt cache at the end.
 
         Args:
-            caches_of: returns the text's KV caches, one per layer.
+            caches_of: function that returns the text's KV caches, one per layer.
         """
         if self._behind and self._request.prompt_cache is not None:
             self._cache.caches = caches_of()
@@ -452,7 +453,7 @@ def check_side_by_side(model: SpeculativeModel) -> None:
 
 
 def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
-    """What plans the steps of one text."""
+    """Make the object that plans the steps of one text."""
     settings, streams = request.drafting, model.streams and model.streams.config
     if settings is None:
         return auto_drafting(model, request.prompt, request.quantization)
@@ -493,7 +494,7 @@ def fill(
 
 
 def _nobody(read: int, total: int) -> None:
-    """A ``Progress`` that nobody asked for."""
+    """Show no progress; a ``Progress``."""
 
 
 def prefill(
@@ -502,7 +503,7 @@ def prefill(
     step_size: int,
     quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> Iterator[int]:
-    """Read tokens without streams, and yield after each pass how many have been read."""
+    """Read tokens without streams; yields after each pass the number read so far."""
     for start in range(0, len(tokens), step_size):
         with mx.stream(device.generation_stream):
             part = tokens[start : start + step_size]
@@ -514,23 +515,23 @@ def prefill(
 
 
 def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) -> Iterator[Step]:
-    """The steps of one generation after its prompt.
+    """Yield the steps of one generation after its prompt.
 
     Args:
-        decoder: it has read the prompt but for the last token.
+        decoder: a decoder that has read the prompt but for the last token.
         request: see ``decode``.
-        drafting: plans the steps; plans that are pipelined need a ``Decoder``.
+        drafting: the object that plans the steps; pipelined plans need a ``Decoder``.
     """
     for [(_, step)] in _Loop(decoder, Text(request, drafting)).steps():
         yield step
 
 
 class _Loop:
-    """Runs of plain steps and runs of tree steps, taking turns, of texts side by side.
+    """The loop over texts side by side: runs of plain steps and runs of tree steps in turns.
 
     Args:
-        decoder: it has read the first text's prompt but for the last token.
-        text: the first one.
+        decoder: a decoder that has read the first text's prompt but for the last token.
+        text: the first text.
     """
 
     def __init__(self, decoder: Decoder | TreeDecoder, text: Text):
@@ -543,18 +544,18 @@ class _Loop:
         """Let a text go on beside the others from the next call on.
 
         Args:
-            text: a new one.
-            caches: of its prompt but for the last token, one per layer.
+            text: a new text.
+            caches: KV caches of its prompt but for the last token, one per layer.
         """
         self._joining.append((text, caches))
 
     @property
     def caches(self) -> list[Any]:
-        """The KV caches of all layers; those of a single text are its own."""
+        """KV caches of all layers; if there is one text, they are its own."""
         return self._decoder.caches
 
     def caches_of(self, text: Text) -> list[Any]:
-        """The KV caches of a text that was part of the last call, one per layer."""
+        """Return the KV caches of a text that was part of the last call, one per layer."""
         caches = self._decoder.rows_of(self._texts.index(text))
         if caches is not self.caches:
             mx.eval([cache.state for cache in caches])  # else they would keep those of all texts
@@ -567,20 +568,20 @@ class _Loop:
             yield from self.plain_steps() if plain else self.tree_steps()
 
     def _seated(self) -> bool:
-        """Let go of the texts that have ended and take in those that join: is any there?"""
+        """Drop texts that have ended and take in those that join; returns whether any is left."""
         going = [number for number, text in enumerate(self._texts) if not text.ended]
         joining = [(text, caches) for text, caches in self._joining if not text.ended]
         self._joining = []
         if (joining or len(going) < len(self._texts)) and (joining or going):
             self._decoder.seat(going, [caches for _, caches in joining])
-            self._last_read = None  # what the next call takes is another matter
+            self._last_read = None  # the next call's time includes the change
         self._texts = [self._texts[number] for number in going] + [text for text, _ in joining]
         return bool(self._texts)
 
     def plain_steps(self) -> Iterator[Steps]:
-        """One token a step; the next call is enqueued before the last one is read.
+        """Yield steps of one token; the next call is enqueued before the last one is read.
 
-        When drafting begins, one call is under way. It is used, and none is enqueued behind it.
+        When drafting begins, one call is under way. It is used, and no other is enqueued.
         """
         start, texts = time.perf_counter(), self._texts
         plans = [text.plan for text in texts]
@@ -593,7 +594,7 @@ class _Loop:
             if all(text.goes_on for text in texts) and not self._joining:
                 tokens = [result.predictions for result in results]
                 following = self._enqueue_plain(mx.stack(tokens))
-            seconds, found = None, []
+            seconds, steps = None, []
             for text, plan, result in zip(texts, plans, results, strict=True):
                 token = result.predictions.item()
                 seconds = self._seconds(start) if seconds is None else seconds
@@ -601,9 +602,9 @@ class _Loop:
                     continue
                 check_drawn([token])
                 plan = replace(plan, tree=root_only(text.root))
-                found.append((text, Step([token], plan, 1, seconds, result, [0])))
-            self._note(found)
-            yield found
+                steps.append((text, Step([token], plan, 1, seconds, result, [0])))
+            self._note(steps)
+            yield steps
             if following is None:
                 return
             if all(text.ended for text in texts):
@@ -626,10 +627,10 @@ class _Loop:
                 text.request.quantization.apply(self._decoder.caches)
 
     def tree_steps(self) -> Iterator[Steps]:
-        """Trees of drafts; a step is handed out when the next one has been enqueued.
+        """Yield steps of trees; a step is yielded when the next one has been enqueued.
 
-        The first step of a text is an exception and handed out at once: on a CPU, enqueueing waits
-        for most of the work, and the first token should not have to wait for a second step.
+        The first step of a text is yielded at once: on a CPU, enqueueing waits for most of the
+        work, and the first token should not have to wait for a second step.
         """
         pending, texts = None, self._texts
         while True:
@@ -638,17 +639,17 @@ class _Loop:
             results = self._enqueue_trees(plans)
             if pending is not None:
                 yield pending
-            found = self._read(plans, results, start)
-            self._note(found)
+            steps = self._read(plans, results, start)
+            self._note(steps)
             over = any(text.ended for text in texts) or bool(self._joining)
             over = over or all(text.plan.pipelined for text in texts)
             if over or any(text.count == 1 for text in texts):
-                yield found
+                yield steps
                 if over:
                     return
                 pending = None
             else:
-                pending = found
+                pending = steps
 
     def _enqueue_trees(self, plans: Sequence[Plan]) -> list[StepResult]:
         self._decoder.profile.border("host")
@@ -683,7 +684,7 @@ class _Loop:
         ]
 
     def _seconds(self, start: float) -> float:
-        """Seconds since the last step was read; of the first step, since ``start``."""
+        """Return the seconds since the last step was read; for the first step, since ``start``."""
         now, last = time.perf_counter(), self._last_read
         self._last_read = now
         return now - (start if last is None else last)
@@ -703,5 +704,5 @@ class _Loop:
 
 
 def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
-    """All that the host will read."""
+    """List the arrays that the host will read."""
     return [array for result in results for array in result.arrays()]

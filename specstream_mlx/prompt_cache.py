@@ -28,10 +28,10 @@ class PromptCache:
 
     Attributes:
         caches: one KV cache per layer; they may hold more rows than can be used again.
-        unknown_rows: rows at the front from a file of mlx_lm's, which does not say what tokens they
-            are of. Every prompt goes behind them.
+        unknown_rows: number of rows at the front from a file of mlx_lm's, which does not name their
+            tokens. Every prompt goes behind them.
         tokens: token ids of the reusable rows behind the unknown ones.
-        reused: how many tokens of the last prompt did not have to be read again.
+        reused: number of tokens of the last prompt that were not read again.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,9 @@ class PromptCache:
 
     @classmethod
     def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
-        """Make a prompt cache of mlx_lm's, a list as ``make_prompt_cache(model)`` makes it.
+        """Make a prompt cache of mlx_lm's, a list from ``make_prompt_cache(model)``.
 
-        Every prompt goes behind the rows that the list holds. The list itself stays as it is until
-        ``into_list``.
+        Every prompt goes behind the list's rows. The list is not changed before ``into_list``.
 
         Raises:
             UserError: it is no such list, or one of its caches cannot drop rejected drafts.
@@ -94,7 +93,7 @@ class PromptCache:
         Args:
             path: the file.
             model: the model that is to go on from it.
-            model_name: what the user calls the model; ``None``: its directory.
+            model_name: the user's name of the model; ``None``: its directory.
 
         Raises:
             UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
@@ -113,9 +112,9 @@ class PromptCache:
         """Write the rows to a file of mlx_lm's format; on an error there is no file at all.
 
         Args:
-            path: ends in ``.safetensors``; a prompt cache that is there is replaced.
+            path: a name that ends in ``.safetensors``; a prompt cache that is there is replaced.
             model: the model that made the rows.
-            model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
+            model_name: the ``--model`` to give to mlx_lm; ``None``: the model's directory.
             tokenizer_config: the tokenizer's further arguments.
 
         Raises:
@@ -127,7 +126,7 @@ class PromptCache:
         write(Path(path), rows, model, model_name, tokenizer_config)
 
     def into_list(self, caches: list[Any]) -> None:
-        """Put the rows into mlx_lm's caches, which ``of_list`` was given; they then go on."""
+        """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
         for number, layer in enumerate(self.caches):
             cache = caches[number]
             if isinstance(layer, QuantizedKVCache) and not isinstance(cache, QuantizedKVCache):
@@ -139,7 +138,7 @@ class PromptCache:
                 cache.keys, cache.values, cache.offset = layer.keys, layer.values, self.rows
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
-        """A branch of the conversation: rows of its own, of the same model and adapter."""
+        """Copy the rows, to branch a conversation; model and adapter stay the same objects."""
         copied = PromptCache()
         copied.caches, copied.tokens = deepcopy(self.caches, memo), list(self.tokens)
         copied.unknown_rows, copied.reused = self.unknown_rows, self.reused
@@ -176,7 +175,7 @@ class PromptCache:
         Args:
             model: base and adapter.
             prompt: token ids behind the ``unknown_rows``, at least one.
-            quantization: how the new generation quantizes its KV cache.
+            quantization: the new generation's settings of its KV cache.
 
         Returns:
             The generation's number, for ``extend`` and ``check_current``.
@@ -203,7 +202,7 @@ class PromptCache:
         return self._generation
 
     def _other_model(self, model: SpeculativeModel) -> str | None:
-        """The maker of the rows in words, if it was not ``model``, else ``None``."""
+        """Name the maker of the rows, if it was not ``model``, else return ``None``."""
         if self._owner is None:
             return None
         base, adapter = _owner(model)
@@ -212,7 +211,7 @@ class PromptCache:
         return None if adapter is self._owner[1] else "another adapter"
 
     def _other(self, model: SpeculativeModel, quantization: KVQuantization) -> str | None:
-        """The difference in words between what made the rows and these; ``None``: there is none."""
+        """Name a difference between the rows' maker and these; ``None``: there is none."""
         if other := self._other_model(model):
             return other
         if self.quantized not in (None, (quantization.bits, quantization.group_size)):
@@ -225,7 +224,7 @@ class PromptCache:
         return self.quantized is not None and self.unknown_rows + common < quantization.start
 
     def _common(self, prompt: Sequence[int]) -> int:
-        """Number of tokens that cache and ``prompt`` have in common, without the prompt's last."""
+        """Count the first tokens that cache and ``prompt`` share, without the prompt's last."""
         pairs = zip(self.tokens, prompt[:-1], strict=False)
         differs = (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
         return next(differs, min(len(self.tokens), len(prompt) - 1))
@@ -248,5 +247,5 @@ class PromptCache:
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
-    """The owner of prompt rows: the model, and the adapter if it has LoRA (not its streams)."""
+    """Return the owner of prompt rows: the model, and the adapter if it has LoRA."""
     return model.model, model.adapter if model.adapter and model.adapter.lora else None

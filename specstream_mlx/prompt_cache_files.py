@@ -1,8 +1,8 @@
 """Prompt caches in files of mlx_lm's format, which either program writes and reads.
 
-Beside mlx_lm's own metadata (``model``, ``tokenizer_config``) a file of ours says under
-``specstream_mlx`` which tokens its rows hold, and by which model and LoRA they were made. A file of
-mlx_lm's says neither: its rows must have the model's shape, and the model the name it says.
+Beside mlx_lm's own metadata (``model``, ``tokenizer_config``) a file of ours lists under
+``specstream_mlx`` the tokens of its rows, and the model and LoRA that made them. A file of mlx_lm's
+does not: its rows must have the model's shape, and its ``model`` must be the model's name.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class StoredRows:
     Attributes:
         caches: one KV cache per layer; they may hold more rows than are stored.
         tokens: token ids of the rows behind the unknown ones.
-        unknown_rows: rows at the front of which no one knows the tokens.
+        unknown_rows: number of rows at the front whose tokens are unknown.
     """
 
     caches: list[Any]
@@ -95,10 +95,10 @@ def write(
     """Write a prompt's rows to a file, all of it or, on an error, no file at all.
 
     Args:
-        path: ends in ``.safetensors``; a prompt cache that is there is replaced.
-        stored: at least one row.
+        path: a name that ends in ``.safetensors``; a prompt cache that is there is replaced.
+        stored: the rows, at least one.
         model: the model that made them.
-        model_name: what mlx_lm is to be given as ``--model``; ``None``: the model's directory.
+        model_name: the ``--model`` to give to mlx_lm; ``None``: the model's directory.
         tokenizer_config: the tokenizer's further arguments.
 
     Raises:
@@ -130,7 +130,7 @@ def write(
 
 
 def weights_digest(directory: Path) -> str:
-    """A digest of samples of a model's weights, to tell models of the same shape apart."""
+    """Digest samples of a model's weights, to tell models of the same shape apart."""
     digest = hashlib.sha256()
     for file in sorted(directory.glob(f"model*{_SUFFIX}")):
         size = file.stat().st_size
@@ -143,7 +143,7 @@ def weights_digest(directory: Path) -> str:
 
 
 def lora_digest(adapter: Adapter | None) -> str | None:
-    """A digest of an adapter's LoRA, upon which the rows of a prompt depend; ``None``: no LoRA."""
+    """Digest an adapter's LoRA, on which the rows of a prompt depend; ``None``: no LoRA."""
     if adapter is None or not adapter.lora:
         return None
     parameters = adapter.config.get("lora_parameters"), adapter.config.get("fine_tune_type", "lora")
@@ -158,7 +158,7 @@ def lora_digest(adapter: Adapter | None) -> str | None:
 
 
 def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """The name of the model that a file was made with, and the arguments of its tokenizer.
+    """Read the name of the model that made a file, and the arguments of its tokenizer.
 
     Raises:
         UserError: the file is missing, damaged or no prompt cache.
@@ -167,7 +167,7 @@ def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
     config = parse_json(metadata.get("0.tokenizer_config", "{}"), f"{path}: its tokenizer_config")
     if not isinstance(config, dict):
         raise _damaged(path, "its tokenizer_config is not a JSON object")
-    config.pop("trust_remote_code", None)  # which a file has no say in
+    config.pop("trust_remote_code", None)  # not for a file to decide
     return metadata.get("0.model"), config
 
 
@@ -177,7 +177,7 @@ def read(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
     Args:
         path: the file.
         model: the model that is to go on from it.
-        model_name: what the user calls the model; ``None``: its directory.
+        model_name: the user's name of the model; ``None``: its directory.
 
     Raises:
         UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
@@ -193,7 +193,7 @@ def read(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
         layers = load_prompt_cache(str(path))
         states = tree_flatten([layer.state for layer in layers])
         name = not_finite({n: array for n, array in states if isinstance(array, mx.array)})
-    except Exception as error:  # whatever the metadata lead to in mlx_lm
+    except Exception as error:  # wrong metadata may fail in any way in mlx_lm
         raise _damaged(path, reason(error)) from None
     if name is not None:
         raise UserError(f"{path}: {name} holds NaN or infinity, expected finite rows")
@@ -216,7 +216,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def _header(path: Path) -> tuple[dict[str, str], list[str]]:
-    """A file's metadata as mlx_lm flattens it, and the classes of its layers' caches."""
+    """Read a file's metadata, flat as mlx_lm writes it, and the classes of its layers' caches."""
     if not os.path.isfile(path):
         found = "is not a file" if os.path.lexists(path) else "does not exist"
         raise UserError(f"the prompt cache file {short(path)} {found}")
@@ -234,7 +234,7 @@ def _header(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[str, Any] | None:
-    """The metadata beside mlx_lm's, checked; ``None`` for a file of mlx_lm's."""
+    """Read and check our own metadata; ``None``: the file is mlx_lm's."""
     if f"0.{_OURS}" not in metadata:
         return None
     try:
@@ -280,7 +280,7 @@ def _check_made_by(
 def _check_name(
     path: Path, found: str | None, model: SpeculativeModel, model_name: str | None
 ) -> None:
-    """mlx_lm compares the names of the models; two names of one directory are the same here."""
+    """Compare the models' names, as mlx_lm does; two names of one directory are the same here."""
     expected = model_name or str(model.path)
     if found in (expected, None):
         return
@@ -292,13 +292,13 @@ def _check_name(
 def _checked_layers(
     path: Path, layers: list[Any], model: SpeculativeModel, own_windows: bool
 ) -> Iterator[Any]:
-    """The caches in this project's classes, each of the model's shape and dtype.
+    """Convert the caches to this project's classes, in the model's shape and dtype.
 
     Args:
         path: the file.
-        layers: as mlx_lm reads them.
+        layers: the caches as mlx_lm reads them.
         model: base and adapter.
-        own_windows: the rows were made with the windows that mlx_lm leaves out.
+        own_windows: whether the rows were made with the windows that mlx_lm leaves out.
     """
     probe = make_caches(model.model, model.config)
     model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype

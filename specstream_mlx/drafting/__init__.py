@@ -1,4 +1,4 @@
-"""Who drafts, and how much: proposals, and two cuts of what they propose, ``fixed``, ``rule``."""
+"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``rule``."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -9,10 +9,10 @@ from ..engine.plan import Plan
 
 @runtime_checkable
 class Drafting(Protocol):
-    """Plans the steps of one text, one after the other."""
+    """A planner of the steps of one text, one after the other."""
 
     def first(self, root: int) -> Plan:
-        """Plan the first step, which has nothing to go by.
+        """Plan the first step, without guesses.
 
         Args:
             root: the prompt's last token.
@@ -22,9 +22,9 @@ class Drafting(Protocol):
         """Learn from a step.
 
         Args:
-            plan: what was done.
-            tokens: that it wrote, the newest last.
-            seconds: from when the step before it was read until it was; ``None``: unknown.
+            plan: the plan of the step.
+            tokens: the tokens that it wrote, the newest last.
+            seconds: time from the reading of the step before to its own; ``None``: unknown.
         """
 
     def plan(self, root: int, guesses: StreamGuesses) -> Plan:
@@ -32,8 +32,8 @@ class Drafting(Protocol):
 
         Args:
             root: the newest committed token, which has been accepted.
-            guesses: the streams' for the tokens behind it.
+            guesses: the streams' guesses for the tokens after it.
         """
 
     def finish(self) -> None:
-        """Keep what is to outlive the text, which has ended or was broken off."""
+        """Keep results for later texts; this one has ended or was broken off."""

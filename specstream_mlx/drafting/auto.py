@@ -5,10 +5,10 @@ what streams beside it will be worth to the step after it::
 
     1 + sum of P(node) - r * cost(nodes, place) + v * q
 
-r is the number of tokens per second lately, v what the streams' guesses have raised this value by,
-and q the chance that streams run beside the node accepted last. The tokens of a step over its time
-would be the wrong measure: a step is not to be efficient by itself, it is to beat what the same
-time brings elsewhere.
+r is the recent number of tokens per plain step's time, v the amount by which the streams' guesses
+have raised this value, and q the chance that streams run beside the node accepted last. The tokens
+of a step over its time would be the wrong measure: a step need not be efficient by itself, it has
+to beat the tokens that other steps write in the same time.
 """
 
 import math
@@ -30,14 +30,14 @@ from .proposals import PROPOSALS, Proposal, together
 
 @dataclass
 class Pace:
-    """What outlives a text: the costs, and how things have gone lately with one adapter.
+    """Measurements that outlive a text: costs of steps, and recent results with one adapter.
 
     Attributes:
-        costs: of steps, shared by all adapters that cost the same.
-        tokens, time: of late; ``time`` in plain steps.
-        value: tokens that the streams' guesses have been worth to a step.
-        valued: how many steps ``value`` is the average of, at most ``constants.VALUE_MEMORY``.
-        span: steps for which the streams rest where they are not worth their time.
+        costs: costs of steps, shared by all adapters that cost the same.
+        tokens, time: tokens of recent steps and their time, in plain steps.
+        value: average worth of the streams' guesses to a step, in tokens.
+        valued: number of steps in that average, at most ``constants.VALUE_MEMORY``.
+        span: number of steps for which streams rest when they are not worth their time.
     """
 
     costs: StepCosts
@@ -49,32 +49,31 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Tokens in the time of a plain step; a plain step's own one at the least."""
+        """Recent tokens in the time of a plain step; at least 1, a plain step's own."""
         return max(1.0, self.tokens / self.time)
 
     def note(self, tokens: int, time: float) -> None:
-        """Take in a step of so many tokens and of the time of so many plain steps."""
+        """Take in a step's tokens and its time, in plain steps."""
         kept = max(0.0, 1 - tokens / constants.RATE_MEMORY)
         self.tokens = self.tokens * kept + tokens
         self.time = self.time * kept + time
 
     def value_of(self, gain: float) -> None:
-        """Take in by how much guesses raised the value of the best step."""
+        """Take in the tokens by which guesses raised the value of the best step."""
         self.valued = min(self.valued + 1, constants.VALUE_MEMORY)
         self.value += (gain - self.value) / self.valued
 
 
 def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
-    """The pace of an adapter that has not decoded yet."""
+    """Make the pace of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
     return Pace(costs, tokens=constants.RATE_MEMORY * (constants.SHARED_RATE if shared else 1.0))
 
 
 def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
-    """Where a model's streams may run, the place of the streams last.
+    """List the places that the rule chooses from, the one where streams guess last.
 
-    Shared streams run in every step, since the text depends on them; what may rest is the head
-    behind them, which makes guesses of what they found.
+    Shared streams run in every step, since the text depends on them; only their head may rest.
     """
     if streams is None:
         return ("plain", "none")
@@ -82,7 +81,7 @@ def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
 
 
 def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[DraftTree], Plan]]:
-    """Functions that make the plan of a tree, by place."""
+    """Make the functions that turn a tree into a plan, by place."""
     plain, none = partial(Plan, place="plain"), partial(Plan, place="none")
     if streams is None:
         return {"plain": plain, "none": none}
@@ -95,7 +94,7 @@ def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[Dr
 
 @dataclass(frozen=True)
 class _Choice:
-    """A place, the nodes besides the root, and what such a step is worth in tokens."""
+    """A place, the number of nodes besides the root, and the value of such a step in tokens."""
 
     place: Place
     nodes: int
@@ -103,18 +102,18 @@ class _Choice:
 
 
 class AutoDrafting:
-    """Plans the steps of one text by the rule; a ``Drafting``.
+    """A ``Drafting`` that plans the steps of one text by the rule.
 
     Attributes:
-        pace: of this model and adapter; it is kept up to date.
-        averages: how often the streams have been right in this text.
+        pace: see below.
+        averages: corrections of the streams' probabilities in this text.
 
     Args:
-        pace: of this model and adapter; it is kept up to date.
+        pace: the pace of this model and adapter, which is kept up to date.
         prompt: token ids.
-        streams: the mounted ones, or ``None``.
-        vocab_size: of the model.
-        proposals: made for this text, they draft beside the streams; ``None``: all ``PROPOSALS``.
+        streams: configuration of the mounted streams, or ``None``.
+        vocab_size: the model's number of tokens.
+        proposals: proposals of this text, beside the streams; ``None``: all ``PROPOSALS``.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class AutoDrafting:
             proposals = [make(prompt) for make in PROPOSALS]
         self._proposals = proposals
         self.averages = StreamAverages()
-        # Streams that rest: for how many steps yet. At 0 they are due, whatever they promise.
+        # Steps for which streams still rest; at 0 they must run. None: they do not rest.
         self._rest: int | None = None if self._stream_place is None else 0
         self._plain_run = 0
         self._measures = False  # whether the step that was planned is timed for the curve
@@ -143,7 +142,7 @@ class AutoDrafting:
         pace.costs.refresh()
 
     def first(self, root: int) -> Plan:
-        """Plan a step without drafts, in which all streams run that may; see ``Drafting``."""
+        """Plan a step without drafts, in which streams run if there are any; see ``Drafting``."""
         return self._plans[self._stream_place or "plain"](root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
@@ -186,11 +185,11 @@ class AutoDrafting:
 
     @staticmethod
     def _likeliest(children: Children) -> list[Node]:
-        """The most probable nodes, in order of probability."""
+        """List the most probable nodes, in order of probability."""
         return list(islice(likeliest(children, constants.LEAST), constants.MOST_NODES - 1))
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
-        """The best place and number of nodes, over all beginnings of ``nodes``."""
+        """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
         rate, places = self.pace.rate, self._open()
         drawn = [place for place in places if place != "plain"]
         best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
@@ -212,13 +211,13 @@ class AutoDrafting:
         return best
 
     def _open(self) -> tuple[Place, ...]:
-        """Places that may be chosen: streams that rest may not, and those that are due must."""
+        """List the places to choose from: not the streams' while they rest; if due, only theirs."""
         if self._rest is None:
             return self._places
         return self._places[:-1] if self._rest else self._places[-1:]
 
     def _keep_span(self, place: Place) -> None:
-        """Let streams rest that were not chosen, each time longer, and less long if they were."""
+        """Let streams rest if not chosen, each time longer; shorten their rests if chosen."""
         span = self.pace.span
         if place == self._stream_place:
             self.pace.span = max(1, span // 2)
@@ -226,13 +225,13 @@ class AutoDrafting:
             self._rest, self.pace.span = span, min(2 * span, constants.LONGEST_REST)
 
     def place_of(self, plan: Plan) -> Place:
-        """Where the streams run in a step that was planned here."""
+        """Return the place of the streams in a step that was planned here."""
         if plan.pipelined:
             return "plain"
         return self._places[-1] if plan.width else "none"
 
     def _note(self, place: Place, nodes: int, seconds: float | None) -> bool:
-        """Time a step for the curve; returns whether it was one."""
+        """Add a step's time to the curve; returns whether the step was one to be timed."""
         costs, piped = self.pace.costs, self._plain_run >= constants.PLAIN_RUN
         if seconds is None or (place, nodes) != costs.wanted() or (place == "plain" and not piped):
             return False
@@ -242,7 +241,7 @@ class AutoDrafting:
 
 
 def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
-    """So many nodes: any tokens below the last of the deepest, which has none below it yet."""
+    """Fill up to ``count`` nodes with any tokens, below the last of the deepest nodes."""
     last = max(range(len(nodes)), key=lambda place: (nodes[place].depth, place), default=-1)
     depth = nodes[last].depth + 1 if nodes else 1
     missing = range(count - len(nodes))

@@ -1,4 +1,4 @@
-"""The nodes of all that could be drafted, best first."""
+"""Nodes in order of their probability, and the trees made from them."""
 
 import heapq
 import math
@@ -20,7 +20,7 @@ class Node(NamedTuple):
 
     Attributes:
         depth: from 1 on.
-        parent: the parent's place in the order of nodes, -1 for the root.
+        parent: the parent's number in the order of nodes, -1 for the root.
         token: token id.
         score: log-probability of the path in nats.
     """
@@ -35,12 +35,12 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
     """Yield nodes in order of the probability of their paths.
 
     No child is more probable than its parent, so every beginning of this order is a tree. Of equal
-    nodes the one met first comes first.
+    nodes the earlier one comes first.
 
     Args:
-        children: returns the guesses behind a path; called for a node when the one after it is
-            asked for.
-        least: log-probability of a path below which its node is left out.
+        children: function that returns the guesses behind a path; called for a node when the next
+            node is taken.
+        least: log-probability in nats of the least probable path.
     """
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
     met, place, parent, score = 0, -1, -1, 0.0
@@ -59,7 +59,7 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
 
 
 def all_nodes(children: Children) -> Iterator[Node]:
-    """Yield all that may be drafted, breadth first: the full tree of the paper (section 3.2)."""
+    """Yield all nodes breadth first: the full tree of the paper (section 3.2)."""
     level: list[tuple[int, Path, float]] = [(-1, (), 0.0)]
     count = 0
     while level:
@@ -73,15 +73,15 @@ def all_nodes(children: Children) -> Iterator[Node]:
 
 
 def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
-    """The tree of a beginning of what ``likeliest`` or ``all_nodes`` yields, below ``root``."""
+    """Make the tree of the first nodes from ``likeliest`` or ``all_nodes``, below ``root``."""
     order = sorted(range(len(nodes)), key=lambda place: (nodes[place].depth, place))
     index = {place: number for number, place in enumerate(order, start=1)} | {-1: 0}
-    found = [nodes[place] for place in order]
+    ordered = [nodes[place] for place in order]
     return DraftTree(
-        np.array([root, *(node.token for node in found)], np.int32),
-        np.array([-1, *(index[node.parent] for node in found)], np.int32),
-        np.array([0, *(node.depth for node in found)], np.int32),
-        np.array([0.0, *(node.score for node in found)]),
+        np.array([root, *(node.token for node in ordered)], np.int32),
+        np.array([-1, *(index[node.parent] for node in ordered)], np.int32),
+        np.array([0, *(node.depth for node in ordered)], np.int32),
+        np.array([0.0, *(node.score for node in ordered)]),
     )
 
 
@@ -92,9 +92,9 @@ def best_first(
 
     Args:
         root: token id of the root.
-        children: returns the guesses behind a path; called at most once for each chosen node.
-        size: nodes besides the root, or fewer if the guesses run out; ``None``: all of them.
-        threshold: leave nodes out whose path is less probable than this.
+        children: function that returns the guesses behind a path; called at most once per node.
+        size: number of nodes besides the root, if there are enough; ``None``: all of them.
+        threshold: probability of the least probable path; ``None``: no such bound.
     """
     least = math.log(threshold) if threshold else -math.inf
     return tree_of(root, list(islice(likeliest(children, least), size)))

@@ -1,4 +1,4 @@
-"""The planner's constants, in one place, and what chose them.
+"""The planner's constants, and the studies that chose them.
 
 ``benchmarks/studies/drafting_rule.py`` decodes recorded texts with one of them changed at a time;
 ``benchmarks/NOTES.md`` has its verdicts under "Which constants of the rule matter?", and other
@@ -13,26 +13,26 @@ MOST_NODES = 16
 """Nodes of a step, the root included; 8 bring less (the study)."""
 
 WIDTH = 4
-"""Candidates of each stream: calls hardly fall with more ("How wide and how deep should a full tree
+"""Candidates of each stream: more save hardly any calls ("How wide and how deep should a full tree
 be?")."""
 
 LEAST = math.log(0.02)
-"""Log-probability of a path that is not looked at any more: flat in the study."""
+"""Log-probability of the least probable path considered: flat in the study."""
 
 RATE_MEMORY = 128.0
-"""Tokens that r is the average of; more begin too low on held-out text (the study)."""
+"""Number of tokens that r averages; with more, r begins too low on held-out text (the study)."""
 
 SHARED_RATE = 1.5
-"""Tokens in a plain step's time that r begins at in shared mode (the study)."""
+"""Start of r in shared mode, in tokens per plain step's time (the study)."""
 
 VALUE_MEMORY = 4
-"""Steps that v is the average of: flat in the study."""
+"""Number of steps that v averages: flat in the study."""
 
 LONGEST_REST = 64
 """Steps that streams rest at most; 16 cost tokens (the study)."""
 
 PLAIN_RUN = 2
-"""Plain steps in a row of which the last one is timed: it is pipelined on both sides."""
+"""Plain steps in a row, of which the last is timed: the calls before and after it are pipelined."""
 
 # The streams' probabilities, corrected by their hits in the text ----------------------------------
 
@@ -59,7 +59,7 @@ PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
 (the study)."""
 
 SECOND_PRIOR = 0.05
-"""The same of the continuation before that, of n-grams of any length."""
+"""Acceptance of the continuation before the newest, for n-grams of any length."""
 
 PRIOR_WEIGHT = 4
 """Guesses that a prior counts as (the study)."""
@@ -71,12 +71,12 @@ LOOKUP_MEMORY = 64
 # joined?") ----------------------------------------------------------------------------------------
 
 UNLISTED = 0.03
-"""Probability of a token that lookup names and no stream does, as a share of what the streams' own
+"""Probability of a token that only lookup proposes, as a share of the probability that the streams'
 candidates leave over."""
 
 COINCIDENCE = 0.05
-"""How often lookup, when it is wrong, still names the token that the streams propose."""
+"""Share of lookup's wrong tokens that the streams propose too."""
 
 DOUBT = 0.05
-"""Share by which uncorrected probabilities of streams are lowered where lookup proposes something
-too. Streams are often surer than they are right, and else no match could outweigh them."""
+"""Share by which uncorrected probabilities of streams are lowered where lookup proposes tokens too.
+Streams are often surer than they are right, and no match could outweigh them otherwise."""

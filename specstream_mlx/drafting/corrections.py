@@ -1,4 +1,4 @@
-"""How often the streams have been right in this text, over how often they thought they would be."""
+"""Correction of the streams' probabilities by how often their guesses were right in the text."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -15,8 +15,8 @@ class _Guessed:
     """Guesses that the text has not passed yet.
 
     Attributes:
-        guesses: of one step.
-        path: tokens that the text has written since.
+        guesses: the guesses of one step.
+        path: the tokens written since.
         trunk: whether all of these were first guesses.
     """
 
@@ -26,17 +26,18 @@ class _Guessed:
 
 
 class StreamAverages:
-    """Corrects the streams' probabilities by what has come of them in one text.
+    """Corrections of the streams' probabilities by their hits in one text.
 
-    Streams are sure of themselves on text like that they were trained on, and nearly as sure on any
-    other. So a probability is multiplied by hits over expected hits, of four kinds: the first guess
-    of a depth or another one, behind first guesses only (the trunk) or elsewhere.
+    Streams are sure on text like that of their training, and nearly as sure on any other. So a
+    probability is multiplied by hits over expected hits, of four kinds: the first guess of a depth
+    or another one, behind first guesses only (the trunk) or elsewhere.
 
     A guess is judged once the text has passed it, drafted or not, if every token before it was
-    among the candidates of its depth: deeper nodes are drafted in no other case.
+    among the candidates of its depth: only then are deeper nodes drafted.
 
     Attributes:
-        hits, expected: by [trunk, elsewhere] and [first guess, another].
+        hits, expected: sums of hits and of probabilities, by [trunk, elsewhere] and [first guess,
+            another].
     """
 
     def __init__(self) -> None:
@@ -48,24 +49,21 @@ class StreamAverages:
         self._behind: dict[Hashable, Guesses] = {}  # corrected; plain streams' by depth and trunk
 
     def take(self, guesses: StreamGuesses) -> None:
-        """Take the guesses of a step, which the tokens to come will judge."""
+        """Take the guesses of a step, which later tokens will judge."""
         self._newest, self._trunk = guesses, _trunk_of(guesses)
         self._behind.clear()
         if guesses.depth:
             self._pending.append(_Guessed(guesses))
 
     def behind(self, path: Path) -> Guesses:
-        """The guesses taken last for the token after ``path``, their log-probabilities corrected.
-
-        Empty where there are none.
-        """
-        found = self._newest.behind(path)
-        if not found:
-            return found
+        """Return the newest guesses for the token after ``path``, corrected; empty: none."""
+        guesses = self._newest.behind(path)
+        if not guesses:
+            return guesses
         trunk = path == self._trunk[: len(path)]
         key = (len(path), trunk) if self._newest.parents is None else path
         if key not in self._behind:
-            self._behind[key] = self._corrected(found, trunk)
+            self._behind[key] = self._corrected(guesses, trunk)
         return self._behind[key]
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -74,7 +72,7 @@ class StreamAverages:
             self._pending = [guessed for guessed in self._pending if self._judge(guessed, token)]
 
     def factor(self, place: int, rank: int) -> float:
-        """What the probability of a guess of this rank is multiplied by, at [trunk, elsewhere]."""
+        """Return the factor on the probability of a guess of this rank, at [trunk, elsewhere]."""
         kind = min(rank, 1)
         return self.hits[place][kind] / self.expected[place][kind]
 
@@ -82,23 +80,23 @@ class StreamAverages:
         place = 0 if trunk else 1
         first, other = self.factor(place, 0), self.factor(place, 1)
         first_one, *others = (math.exp(score) for _, score in guesses)
-        found = [
+        probabilities = [
             min(constants.MOST, first_one * first),
             *(min(constants.MOST, p * other) for p in others),
         ]
-        scale = min(1.0, constants.MOST_TOGETHER / max(sum(found), _LEAST))
+        scale = min(1.0, constants.MOST_TOGETHER / max(sum(probabilities), _LEAST))
         return [
             (token, math.log(max(probability * scale, _LEAST)))
-            for (token, _), probability in zip(guesses, found, strict=True)
+            for (token, _), probability in zip(guesses, probabilities, strict=True)
         ]
 
     def _judge(self, guessed: _Guessed, token: int) -> bool:
         """Count the guesses for this token; returns whether deeper ones may still be reached."""
-        found = guessed.guesses.behind(guessed.path)
-        if not found:  # nobody asked the streams about this path
+        guesses = guessed.guesses.behind(guessed.path)
+        if not guesses:  # no stream guessed behind this path
             return False
         hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
-        for rank, (guess, score) in enumerate(found):
+        for rank, (guess, score) in enumerate(guesses):
             kind = min(rank, 1)
             hits[kind] += guess == token
             expected[kind] += math.exp(score)
@@ -106,15 +104,15 @@ class StreamAverages:
             if expected[kind] > constants.MEMORY:
                 hits[kind] *= constants.MEMORY / expected[kind]
                 expected[kind] = constants.MEMORY
-        guessed.trunk = guessed.trunk and found[0][0] == token
+        guessed.trunk = guessed.trunk and guesses[0][0] == token
         guessed.path = (*guessed.path, token)
-        listed = any(guess == token for guess, _ in found)
+        listed = any(guess == token for guess, _ in guesses)
         return listed and len(guessed.path) < guessed.guesses.depth
 
 
 def _trunk_of(guesses: StreamGuesses) -> Path:
-    """The path of first guesses."""
+    """Return the path of first guesses."""
     path: Path = ()
-    while found := guesses.behind(path):
-        path = (*path, found[0][0])
+    while behind := guesses.behind(path):
+        path = (*path, behind[0][0])
     return path

@@ -1,8 +1,8 @@
-"""What a step costs: timed in the decoding loop, while it writes its text, and kept on disk.
+"""The cost of a step: timed in the decoding loop, while it writes its text, and kept on disk.
 
-Nothing waits for a benchmark. While a curve is missing, every second step of a generation has a
-prescribed number of nodes instead of the best one; its text is the same, and its time is one point
-of the curve. Some 30 to 60 such steps are enough, over as many texts as it takes.
+No benchmark is run. While a curve is missing, every second step of a generation has a prescribed
+number of nodes instead of the best one; the text is the same, and the step's time is one point of
+the curve. Some 30 to 60 such steps are enough, over one text or several.
 """
 
 import random
@@ -21,13 +21,12 @@ from ..hardware import user_cache
 from .constants import MOST_NODES
 
 Place = Literal["plain", "none", "beside 1", "beside"]
-"""Where a step's streams guess: nowhere, in a pipelined plain step without drafts (``plain``) or
-in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or beside every
-node (``beside``). Shared streams run in ``none`` too, since the text depends on them, but make no
-guesses."""
+"""The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
+(``plain``) or in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or
+beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses."""
 
 Job = tuple[Place, int]
-"""A place, and the nodes of a step that is to be timed, the root included."""
+"""A place, and the number of nodes of a step to be timed, the root included."""
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
 _ROUNDS = 6
@@ -41,19 +40,20 @@ _TYPICAL: dict[Place, tuple[float, ...]] = {
     "beside 1": (1.9, 2.0, 2.1, 2.3, 2.7),
     "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
 }
-"""What a step of so many ``_SIZES`` takes, until it is measured (2-core Linux)."""
+"""Relative costs of steps of ``_SIZES`` nodes, used until they are measured (2-core Linux)."""
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step, by where its streams run and how many nodes it has.
+    """Seconds of a step, by the place of its streams and its number of nodes.
 
     Attributes:
         points: for each place, ascending (nodes, seconds); more nodes never take less.
-        spread: interquartile range of one timing over its median, the median of all points;
-            ``None``: nothing is measured yet and the figures are relative ones of another machine.
-        rounds: how often each point was timed.
-        measured: when, in seconds since 1970.
+        spread: interquartile range of a point's timings over their median, the median of all
+            points; ``None``: nothing is measured yet, and the seconds are relative costs of another
+            machine.
+        rounds: number of timings of each point.
+        measured: time of the measurement, in seconds since 1970.
     """
 
     points: dict[Place, tuple[tuple[int, float], ...]]
@@ -68,11 +68,11 @@ class CostCurve:
 
     @property
     def busy(self) -> bool:
-        """Whether timings were so far apart that something else must have kept the machine busy."""
+        """True if timings were so far apart that the machine must have been busy otherwise."""
         return self.spread is not None and self.spread > _BUSY
 
     def seconds(self, place: Place, nodes: int) -> float:
-        """Seconds of a step, between two points in proportion."""
+        """Return the seconds of a step, interpolated between two points."""
         points = self.points[place]
         right = bisect_left(points, (nodes, 0.0))
         if right == len(points):
@@ -83,20 +83,20 @@ class CostCurve:
         return less + (most - less) * (nodes - fewer) / (more - fewer)
 
     def relative(self, place: Place) -> list[float]:
-        """Plain steps that a step takes, for 0 to ``MOST_NODES`` nodes; those of 0 mean nothing.
+        """Return the costs of steps of 0 to ``MOST_NODES`` nodes, in plain steps; 0 means nothing.
 
-        Points of a busy machine are off by tenths, and what is believed too cheap costs more than
-        what is believed too dear: then no step is believed to cost less than it typically does.
+        Points of a busy machine are off by tenths, and a cost that is too low does more harm than
+        one that is too high, so then no cost is below the typical one.
         """
         plain = self.plain
-        found = [self.seconds(place, nodes) / plain for nodes in range(MOST_NODES + 1)]
+        steps = [self.seconds(place, nodes) / plain for nodes in range(MOST_NODES + 1)]
         if not self.busy:
-            return found
+            return steps
         typical = CostCurve({one: _typical(one) for one in self.points})
-        return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(found)]
+        return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(steps)]
 
     def state(self) -> str:
-        """Say when it was measured, and whether the machine was quiet."""
+        """Say when the curve was measured, and whether the machine was quiet."""
         if self.spread is None:
             return "not measured yet"
         when = datetime.fromtimestamp(self.measured).strftime("%Y-%m-%d %H:%M")
@@ -109,9 +109,9 @@ class StepCosts:
 
     Args:
         path: file in the user's cache.
-        facts: all that the costs depend on, as JSON has it; the file counts if it has the same.
-        places: where streams may run with this model.
-        names: what the model and its adapter are called, kept beside the curve for people.
+        facts: all that the costs depend on, as JSON values; a file with other facts is ignored.
+        places: the places that the rule chooses from.
+        names: names of the model and its adapter, kept beside the curve for people.
     """
 
     def __init__(
@@ -133,26 +133,26 @@ class StepCosts:
                 self._restore(known)
 
     def refresh(self) -> None:
-        """Begin to measure again if the machine was busy the last time, and that is a while ago."""
+        """Measure again if the machine was busy the last time, some minutes ago."""
         old = time.time() - self.curve.measured > _AGAIN_AFTER
         if self.curve.busy and old and not self._timings:
             self._left = list(self._jobs)
 
     def forget(self) -> None:
-        """Measure again, whatever is known."""
+        """Drop the curve and measure again."""
         self.curve = CostCurve({place: _typical(place) for place in self.curve.points})
         self._timings, self._left = [], []
 
     @property
     def missing(self) -> int:
-        """How many timings are still to come, at most."""
+        """The most timings that are still to come."""
         if self.complete:
             return 0
         return _ROUNDS * len(self._jobs) - len(self._timings)
 
     @property
     def complete(self) -> bool:
-        """Whether all is timed that is to be timed."""
+        """True if no timing is left to take."""
         return self.curve.spread is not None and not self._left
 
     def wanted(self) -> Job | None:
@@ -169,16 +169,16 @@ class StepCosts:
         spent = sum(seconds for _, seconds in self._timings)
         rounds = len(self._timings) // len(self._jobs)
         if rounds < _ROUNDS and spent * (1 + 1 / rounds) < _SECONDS:
-            # In one order always, slowness in step with the rounds were taken for a point's own.
+            # A random order, so that no slowdown falls on the same point in every round.
             self._left = self._order.sample(self._jobs, len(self._jobs))
             return
-        found, before = _curve(self._timings, time.time()), self.curve.spread
-        worse = before is not None and found.spread is not None and found.spread > before
-        self.curve = replace(self.curve, measured=found.measured) if worse else found
+        curve, before = _curve(self._timings, time.time()), self.curve.spread
+        worse = before is not None and curve.spread is not None and curve.spread > before
+        self.curve = replace(self.curve, measured=curve.measured) if worse else curve
         self._timings, self._saved = [], -1
 
     def save(self) -> None:
-        """Write what is new to the user's cache."""
+        """Write new timings to the user's cache."""
         if len(self._timings) == self._saved:
             return
         self._saved = len(self._timings)
@@ -194,9 +194,9 @@ class StepCosts:
     def _restore(self, known: dict[str, Any]) -> None:
         curve, timings = known.get("curve"), known["timings"]
         if curve is not None:
-            found = read_curve(curve)
-            points = {place: found.points[place] for place in self.curve.points}
-            self.curve = replace(found, points=points)
+            kept = read_curve(curve)
+            points = {place: kept.points[place] for place in self.curve.points}
+            self.curve = replace(kept, points=points)
         self._left = list(self._jobs) if timings else []
         for (place, nodes), seconds in timings:
             if (place, nodes) not in self._left:
@@ -208,17 +208,17 @@ class StepCosts:
 
 
 def read_curve(values: Mapping[str, Any]) -> CostCurve:
-    """The curve of a file in the user's cache.
+    """Read the curve of a file in the user's cache.
 
     Raises:
-        KeyError, TypeError, ValueError: it is damaged.
+        KeyError, TypeError, ValueError: the file is damaged.
     """
     points = {
-        place: tuple((int(n), float(s)) for n, s in found)
-        for place, found in dict(values["points"]).items()
+        place: tuple((int(n), float(s)) for n, s in pairs)
+        for place, pairs in dict(values["points"]).items()
     }
     numbers = [float(values[name]) for name in ("spread", "rounds", "measured")]
-    if min(s for found in points.values() for _, s in found) <= 0:
+    if min(s for pairs in points.values() for _, s in pairs) <= 0:
         raise ValueError("a step takes no time")
     if not {"plain", "none"} & points.keys():
         raise ValueError("no step without guesses was timed")
@@ -226,7 +226,7 @@ def read_curve(values: Mapping[str, Any]) -> CostCurve:
 
 
 def _sizes(place: Place, places: Sequence[Place]) -> tuple[int, ...]:
-    """Sizes to be timed; a single node without streams is a plain step where there is one."""
+    """Return the sizes to time; with plain steps, a single node without streams is one of them."""
     if place == "plain":
         return (1,)
     return _SIZES[1:] if place == "none" and "plain" in places else _SIZES
@@ -237,16 +237,16 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
 
 
 def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
-    """The curve that rounds of timings show.
+    """Compute the curve from rounds of timings.
 
-    The machine may run faster in one round than in another, so each timing is first divided by how
-    slow its round was: the median, over the jobs, of their time in it over their usual time.
+    The machine may run faster in one round than in another, so each timing is first divided by the
+    slowness of its round: the median, over the jobs, of their time in it over their usual time.
     """
     jobs = len({job for job, _ in timings})
     rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
     steady = _by_job(timings)
     for _ in range(2):
-        usual = {job: statistics.median(found) for job, found in steady.items()}
+        usual = {job: statistics.median(seconds) for job, seconds in steady.items()}
         slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
         pairs = zip(rounds, slowness, strict=True)
         steady = _by_job([(job, s / slow) for one, slow in pairs for job, s in one])
@@ -254,26 +254,26 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
     spread = statistics.median(map(_spread, steady.values()))
-    ascending = {place: _ascending(found) for place, found in points.items()}
+    ascending = {place: _ascending(seconds) for place, seconds in points.items()}
     return CostCurve(ascending, spread, len(rounds), now)
 
 
 def _by_job(timings: Sequence[tuple[Job, float]]) -> dict[Job, list[float]]:
-    found: dict[Job, list[float]] = defaultdict(list)
+    by_job: dict[Job, list[float]] = defaultdict(list)
     for job, seconds in timings:
-        found[job].append(seconds)
-    return found
+        by_job[job].append(seconds)
+    return by_job
 
 
 def _spread(seconds: Sequence[float]) -> float:
     if len(seconds) < 2:
-        return 1.0  # nobody knows
+        return 1.0  # unknown
     low, middle, high = statistics.quantiles(seconds, n=4)
     return (high - low) / middle
 
 
 def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """The nearest values that do not fall: neighbours that do are replaced by their mean."""
+    """Make the values ascend: neighbours that fall are replaced by their mean."""
     pools: list[tuple[float, int]] = []  # (mean, how many)
     for _, value in points:
         count = 1

@@ -1,4 +1,4 @@
-"""The fixed cut: trees of the shape that a user gave, of all that is proposed."""
+"""Trees of the shape that a user gave, made of all proposals."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from .settings import DraftSettings
 
 
 class Drafter(Protocol):
-    """Grows the draft tree of every step of one text."""
+    """A grower of the draft trees of one text."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
@@ -26,11 +26,11 @@ class Drafter(Protocol):
 
 
 class FixedDrafting:
-    """Drafts by the same settings in every step; a ``Drafting``.
+    """A ``Drafting`` with the same settings in every step.
 
     Args:
-        drafter: of this text.
-        plan_of: makes the plan of a tree, the same for every step but for the tree.
+        drafter: the drafter of this text.
+        plan_of: function that makes the plan of a step from its tree.
     """
 
     def __init__(self, drafter: Drafter, plan_of: Callable[[DraftTree], Plan]):
@@ -53,14 +53,14 @@ class FixedDrafting:
 
 
 class FixedTrees:
-    """Grows trees of fixed settings; a ``Drafter``.
+    """A ``Drafter`` of trees of fixed settings.
 
-    Streams guess what comes at a depth, proposals what follows a path. Both are asked behind every
+    Streams guess the token at a depth, proposals the token after a path. Both guess behind every
     node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
     may end.
 
     Args:
-        settings: how to draft.
+        settings: settings of the drafts.
         streams: whether the model has any.
         text: token ids of the prompt.
     """
@@ -99,18 +99,18 @@ def fixed_drafting(
     """Plan a text by the same settings in every step.
 
     Args:
-        settings: how to draft.
-        streams: the mounted ones.
+        settings: settings of the drafts.
+        streams: configuration of the mounted streams; ``None``: there are none.
         prompt: token ids.
     """
     return FixedDrafting(FixedTrees(settings, streams is not None, prompt), settings.plans(streams))
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:
-    """Say in a few words how a step drafts and what it keeps.
+    """Describe in a few words the drafts of a step and its pruning.
 
     Args:
-        settings: how to draft.
+        settings: settings of the drafts.
         streams: whether the model has any.
     """
     if not settings.drafts_with(streams or None):

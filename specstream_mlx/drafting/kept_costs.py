@@ -1,4 +1,4 @@
-"""The step costs that are kept in the user's cache, of whichever models they are."""
+"""The step costs of all models that are kept in the user's cache."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class KeptCosts:
     """The cost curve of one model with adapters of one shape.
 
     Attributes:
-        model: the directory that the model was loaded from.
-        adapter: the same of the adapter that was mounted; ``None``: there was none.
-        mode: of the streams; ``None``: there were none.
-        kv_bits: of a quantized KV cache.
-        curve: has the time when it was measured, and the spread of its timings.
+        model: directory of the model.
+        adapter: directory of the adapter; ``None``: none was mounted.
+        mode: mode of the streams; ``None``: there were none.
+        kv_bits: bits of a quantized KV cache; ``None``: it was not quantized.
+        curve: the cost curve.
         here: whether it is of this machine with its present MLX and BLAS, and so still in use.
     """
 
@@ -31,24 +31,24 @@ class KeptCosts:
 
 
 def directory() -> Path:
-    """Where the files are, one for each cost curve."""
+    """Return the directory of the files, one for each cost curve."""
     return user_cache.directory() / "step-costs"
 
 
 def device_facts() -> dict[str, Any]:
-    """What the cost of a step depends on besides the model."""
+    """Return the facts of the machine that the cost of a step depends on."""
     described = device.describe()
     return {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")}
 
 
 def kept_costs() -> list[KeptCosts]:
-    """All curves that are complete, the newest first; files that cannot be read are left out."""
-    present, found = device_facts(), []
+    """List all complete curves, the newest first; files that cannot be read are left out."""
+    present, kept_curves = device_facts(), []
     for path in directory().glob("*.json"):
         values = user_cache.read(path)
         with suppress(KeyError, TypeError, ValueError, AttributeError):
             facts, names = values["facts"], values["names"]
-            found.append(
+            kept_curves.append(
                 KeptCosts(
                     names["model"],
                     names["adapter"],
@@ -58,4 +58,4 @@ def kept_costs() -> list[KeptCosts]:
                     facts["device"] == present,
                 )
             )
-    return sorted(found, key=lambda kept: kept.curve.measured, reverse=True)
+    return sorted(kept_curves, key=lambda kept: kept.curve.measured, reverse=True)

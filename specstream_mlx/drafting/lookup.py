@@ -11,14 +11,14 @@ _MOST_TOGETHER = 0.99
 
 
 class NGramIndex:
-    """Every n-gram of a text, up to a length, with the tokens that came after it most recently.
+    """All n-grams of a text, up to a length, with the tokens that came after them most recently.
 
-    A token costs ``longest`` dictionary entries when it is appended and a question costs at most
-    as many look-ups, however long the text is.
+    Appending a token writes ``longest`` dictionary entries, and ``following`` reads at most as
+    many, however long the text is.
 
     Args:
-        longest: tokens of the longest n-gram.
-        alternatives: different tokens that are kept for an n-gram.
+        longest: length of the longest n-gram in tokens.
+        alternatives: number of different tokens that are kept for an n-gram.
     """
 
     def __init__(self, longest: int, alternatives: int):
@@ -37,7 +37,7 @@ class NGramIndex:
             self._tail = (*tail, token)[-self._longest :]
 
     def following(self, path: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
-        """What may come after the text and ``path``, by the longest n-gram at their end.
+        """Look up tokens that may follow the text and ``path``, by the longest n-gram at their end.
 
         Args:
             path: tokens after the text; they are not in the index themselves.
@@ -55,17 +55,17 @@ class NGramIndex:
 
 
 class Lookup:
-    """The n-grams of one generation, and how often their continuations were right in it.
+    """The n-grams of one generation, and the shares of their continuations that were right in it.
 
-    Each generated token tells whether the index would have foreseen it, drafted or not. So the
+    Each generated token shows whether the index would have proposed it, drafted or not. So the
     probability of a continuation is a running average over the tokens so far, for each length of
     the n-gram and each rank among its continuations. A node's joint probability is the product
     along its path: the n-gram grows with the path, so behind a long match it falls slowly.
 
     Args:
-        prompt: token ids; they are read, not learned from.
-        longest: tokens of the longest n-gram.
-        depth: tokens of the longest path behind which something is proposed, and one.
+        prompt: token ids; they are indexed, and change no average.
+        longest: length of the longest n-gram in tokens.
+        depth: depth of the deepest token that is proposed.
     """
 
     def __init__(self, prompt: Sequence[int], longest: int = 4, depth: int = 10):
@@ -89,10 +89,7 @@ class Lookup:
             self._index.extend((token,))
 
     def children(self, path: Path) -> Guesses:
-        """(token, log-probability) of what the n-grams expect after the text and ``path``.
-
-        The probabilities sum to less than 1.
-        """
+        """Propose tokens after the text and ``path``; their probabilities sum to less than 1."""
         if len(path) >= self._depth:
             return []
         length, guesses = self._index.following(path)

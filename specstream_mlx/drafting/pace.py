@@ -1,4 +1,4 @@
-"""The pace of a model with an adapter: looked up by all that its steps' costs depend on."""
+"""The pace of a model with an adapter, kept by all that the costs of its steps depend on."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from .auto import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
 
 _VERSION = 6
-_LONG = 4096  # rows behind which few texts of the first minutes end
+_LONG = 4096  # rows that few texts of the first minutes reach
 
 _PACES: dict[tuple[Path, Path, Path | None], Pace] = {}
-"""By the file of their costs, model and adapter, for as long as the program runs."""
+"""Paces by the file of their costs, model and adapter, for as long as the program runs."""
 
 
 def pace_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> Pace:
-    """The pace of a model with its present adapter; made when it is first asked for.
+    """Return the pace of a model with its present adapter; make it at the first call.
 
     Args:
-        model: base and adapter; the costs of adapters with the same shapes are the same object.
-        quantization: of the KV cache.
+        model: base and adapter; adapters of the same shapes share one object of costs.
+        quantization: settings of the KV cache's quantization.
     """
     streams = model.streams.config if model.streams else None
     adapter = model.adapter.path if model.adapter else None
@@ -50,7 +50,7 @@ def auto_drafting(
     Args:
         model: base and adapter.
         prompt: token ids.
-        quantization: of the KV cache.
+        quantization: settings of the KV cache's quantization.
     """
     streams = model.streams.config if model.streams else None
     return AutoDrafting(pace_of(model, quantization), prompt, streams, model.config["vocab_size"])
@@ -62,7 +62,7 @@ def _file(facts: dict[str, Any]) -> Path:
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:
-    """Everything that the cost of a step depends on, as JSON has it."""
+    """Collect everything that the cost of a step depends on, as JSON values."""
     kv_cache = None
     if quantization.bits is not None and quantization.start <= _LONG:
         kv_cache = [quantization.bits, quantization.group_size, quantization.start]

@@ -1,4 +1,4 @@
-"""What may come next, as proposed beside the streams; it is drafted by both cuts.
+"""Proposals of next tokens beside the streams'; both ``fixed`` and ``rule`` draft them.
 
 A new one is one file beside this one, with a class that is a ``Proposal``, and its name in
 ``PROPOSALS``.
@@ -14,7 +14,7 @@ from .pooling import pooled
 
 
 class Proposal(Protocol):
-    """Says for one text what may come next, and how probably."""
+    """A source of next tokens of one text, with their probabilities."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
@@ -32,27 +32,27 @@ class Proposal(Protocol):
 
 
 PROPOSALS: tuple[Callable[[Sequence[int]], Proposal], ...] = (Lookup,)
-"""Makers of those that draft, from a prompt's token ids: by default, and with ``lookup`` in trees
-of fixed settings."""
+"""Makers of proposals from a prompt's token ids: used by default, and with ``lookup`` in trees of
+fixed settings."""
 
 
 def together(
     proposals: Sequence[Proposal], streams: Children | None = None, doubt: float = 0.0
 ) -> Children:
-    """What proposals and streams guess, pooled.
+    """Pool the guesses of proposals and streams.
 
     Args:
-        proposals: of one text.
-        streams: their guesses behind a path.
+        proposals: the proposals of one text.
+        streams: function that returns the streams' guesses behind a path.
         doubt: see ``pooled``.
     """
 
     def children(path: Path) -> Guesses:
-        found: Guesses = []
+        guesses: Guesses = []
         for proposal in proposals:
             others = proposal.children(path)
-            found = pooled(found, others) if found else others
+            guesses = pooled(guesses, others) if guesses else others
         guessed = streams(path) if streams else []
-        return pooled(guessed, found, doubt) if guessed else found
+        return pooled(guessed, guesses, doubt) if guessed else guesses
 
     return children

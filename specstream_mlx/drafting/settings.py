@@ -1,4 +1,4 @@
-"""How a step drafts: the shape of its tree, what pruning keeps, where the streams run."""
+"""Settings of a step's drafts: the tree's shape, pruning, and where the streams run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,13 +16,12 @@ from ..options.generation import DraftOptions
 
 @dataclass(frozen=True)
 class DraftSettings(DraftOptions):
-    """How a step drafts and what it keeps; ``DraftOptions`` says what each field is.
+    """Settings of a step's drafts; ``DraftOptions`` says what each field is.
 
-    ``num_streams`` is the depth of the streams' trees; in shared mode all streams run nevertheless:
-    the target sees them. Without ``tree_size`` the full tree is drafted, with ``lookup`` as many
-    nodes as it and one run have. Beside ``stream_nodes`` nodes
-    streams run instead of ``deferred``; where another node is accepted last they draft nothing, and
-    the next tree is the root, with ``lookup`` what that drafts.
+    ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run, as the
+    target sees them. Without ``tree_size`` the full tree is drafted, with ``lookup`` as many nodes
+    as that tree and one run of lookup have. With ``stream_nodes``, streams run beside so many nodes
+    instead of ``deferred``; if another node is accepted last, they draft nothing in the next tree.
 
     Raises:
         UserError: a value out of range, or two that exclude each other.
@@ -40,22 +39,22 @@ class DraftSettings(DraftOptions):
 
     @property
     def speculates(self) -> bool:
-        """Whether streams, if the model has any, draft."""
+        """True if streams, where the model has any, draft."""
         return self.speculation and self.num_streams != 0
 
     @property
     def full(self) -> bool:
-        """Whether trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
+        """True if trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
         return self.tree_size is None and self.draft_threshold is None and not self.lookup
 
     def drafts_with(self, streams: object | None) -> bool:
-        """Whether anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
+        """Check if anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
         return self.speculation and (self.lookup or (streams is not None and self.speculates))
 
     def placement(self, streams: StreamConfig | None) -> StreamPlace:
-        """Where a step's streams run; in shared mode beside every node, even without drafts.
+        """Return where a step's streams run; in shared mode beside every node, even without drafts.
 
-        ``plain`` is said by ``plans``, which knows of lookup too.
+        Never ``plain``: only ``plans`` knows whether lookup drafts.
         """
         if streams is not None and streams.mode == "shared":
             return "beside"
@@ -64,16 +63,16 @@ class DraftSettings(DraftOptions):
         return "deferred" if self.deferred and self.stream_nodes is None else "beside"
 
     def streams_run(self, streams: StreamConfig) -> int:
-        """How many streams run where some do; a stream sees none behind it, so the last may go."""
+        """Count the streams that run, if any do; no stream sees a later one, so the last may go."""
         if streams.mode == "shared" or self.num_streams is None:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
 
     def plans(self, streams: StreamConfig | None) -> Callable[[DraftTree], Plan]:
-        """A function that makes the plan of a step over a tree.
+        """Return a function that makes the plan of a step over a tree.
 
         Args:
-            streams: the mounted ones.
+            streams: configuration of the mounted streams, or ``None``.
         """
         place = self.placement(streams)
         if streams is None or place == "none":
@@ -92,10 +91,7 @@ class DraftSettings(DraftOptions):
         )
 
     def expansion(self, depth: int) -> tuple[np.ndarray | None, ...]:
-        """Behind which guesses so many streams are asked; see ``Plan.expand``.
-
-        A full tree needs all of them, of whatever probability.
-        """
+        """Return ``Plan.expand`` for ``depth`` streams; a full tree expands all guesses."""
         if self.full:
             return tuple(np.arange(self.tree_width**level) for level in range(1, depth))
         return (LIKELIEST,) * (depth - 1)
@@ -104,7 +100,7 @@ class DraftSettings(DraftOptions):
         """Check that nothing but acceptance depends on the drafts, as the rule ``rejection`` needs.
 
         Raises:
-            UserError: a tree's shape or pruning does, or the streams: the text would not be
+            UserError: a tree's shape, pruning or the streams do, and the text would not be
                 distributed as the target's.
         """
         if self.lookup and self.speculation:
@@ -139,7 +135,7 @@ class DraftSettings(DraftOptions):
         """Check that these settings fit a model and its streams.
 
         Raises:
-            UserError: a setting does not; names the first one.
+            UserError: a setting does not fit; names the first one.
         """
         if streams is not None and streams.draft_vocabulary:
             vocab_size = min(vocab_size, streams.draft_vocabulary)
@@ -178,7 +174,7 @@ LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
 
 
 DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
-"""The default for ``rejection``: drafts are drawn, so which are kept must not depend on them."""
+"""The default for ``rejection``: drafts are drawn, and no choice of nodes may depend on them."""
 
 
 def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
