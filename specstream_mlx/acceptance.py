@@ -14,12 +14,12 @@ from .loop import Request, decode
 class AcceptanceCounts:
     """Counts of right candidates.
 
-    A depth counts only where every token before it was among its own depth's candidates: deeper
-    nodes are reached in no other way.
+    A depth counts only if every token before it was among its own depth's candidates: only then are
+    deeper nodes reached.
 
     Attributes:
-        hits: (depth, rank) how often this candidate was right.
-        reached: (depth,) how often the depth was reached.
+        hits: (depth, rank) times that the candidate was right.
+        reached: (depth,) times that the depth was reached.
     """
 
     def __init__(self, depth: int, width: int):
@@ -30,16 +30,16 @@ class AcceptanceCounts:
         """Count one step.
 
         Args:
-            guesses: the streams' behind a token.
-            following: what the target wrote behind it, possibly less than ``depth`` tokens.
+            guesses: the streams' guesses after a token.
+            following: tokens that the target wrote after it, perhaps fewer than ``depth``.
         """
         for depth, token in enumerate(following[: guesses.depth]):
-            found = [guess for guess, _ in guesses.behind(tuple(following[:depth]))]
-            if not found:  # nobody asked the streams about this path
+            candidates = [guess for guess, _ in guesses.behind(tuple(following[:depth]))]
+            if not candidates:  # no stream guessed behind this path
                 return
             self.reached[depth] += 1
-            self.hits[depth] += np.array(found) == token
-            if token not in found:
+            self.hits[depth] += np.array(candidates) == token
+            if token not in candidates:
                 return
 
     def rates(self) -> tuple[tuple[float, ...], ...]:
@@ -57,15 +57,15 @@ def measure_acceptance(
 ) -> AcceptanceCounts:
     """Generate from every prompt and count the streams' right candidates.
 
-    They are counted behind the tokens where steps begin, which is where drafts are made, so
-    measure with settings like those that the counts are for. ``tree_width`` gives the ranks.
+    They are counted where steps begin, since drafts are made there, so measure with settings like
+    those that the counts are for. ``tree_width`` gives the ranks.
 
     Args:
         model: base and adapter; the streams must draft.
         prompts: token ids.
-        settings: how to draft.
-        max_tokens: tokens to generate from each prompt, at least.
-        end_tokens: a text ends with the first of these.
+        settings: settings of the drafts.
+        max_tokens: number of tokens to generate from each prompt, at least.
+        end_tokens: token ids that end a text.
 
     Raises:
         UserError: no streams draft.

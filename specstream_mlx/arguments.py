@@ -1,4 +1,4 @@
-"""Checks of what Python's functions are given, by name: a name means the same in every call."""
+"""Checks of Python's arguments by name: a name means the same in every function."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,20 +25,20 @@ def check_arguments(**values: Any) -> None:
     """Check arguments by their names.
 
     Raises:
-        UserError: one has a wrong type or is out of range; names the first one.
+        UserError: an argument has a wrong type or is out of range; names the first one.
     """
     for name, value in values.items():
         _KINDS[name].check(name, value)
 
 
 def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for a function whose arguments are checked as it is called.
+    """Make a decorator that checks the arguments of a function by their names.
 
-    Those that are known by their names are. Where it takes ``**overrides``, they must be options of
-    drafts, whose values are checked where they are put together.
+    Unknown names are not checked. ``**overrides`` must be options of drafts, whose values are
+    checked where they are put together.
 
     Args:
-        *but: names of arguments that it checks itself.
+        *but: names of arguments that the function checks itself.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -12,14 +12,14 @@ from .prompt_cache import PromptCache
 
 
 class Chat:
-    """A conversation with a model, which reads only what is new in each turn.
+    """A conversation with a model, which reads only the new tokens of each turn.
 
-    The adapter may be swapped between two turns; rows of another LoRA are of no use, so the next
-    turn then reads again what it needs. An adapter with a prompt template was trained on one task
-    and single texts: its turns do not see those before.
+    The adapter may be swapped between turns; rows of another LoRA are useless, so the next turn
+    reads them again. An adapter with a prompt template was trained on one task and single texts:
+    its turns do not see those before.
 
     Attributes:
-        messages: what was said so far, each with a ``role`` and a ``content``.
+        messages: the messages so far, each with a ``role`` and a ``content``.
         cache: the KV rows of ``messages``.
 
     Args:
@@ -46,13 +46,13 @@ class Chat:
             self.messages.append({"role": "system", "content": self._system})
 
     def reply(self, text: str, **options: Any) -> Generator[GenerationResponse, None, None]:
-        """Say something and generate the reply.
+        """Send a message and generate the reply.
 
-        A reply that is not read to its end counts as far as it was read, and one of which nothing
-        was read leaves the conversation as it was.
+        Of a reply that is not read to its end, the part that was read is kept; if nothing was read,
+        the conversation stays as it was.
 
         Args:
-            text: what the user says; it is put into the mounted adapter's template if it has one.
+            text: the user's message; it is put into the mounted adapter's template, if any.
             **options: arguments of ``stream_generate`` behind ``prompt``.
 
         Yields:

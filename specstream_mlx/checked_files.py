@@ -1,7 +1,7 @@
-"""The guard at the door: all files that a user gave are read here, and checked as they are read.
+"""Reading of all files that a user gives, checked as they are read.
 
-Whatever is wrong with one becomes a ``UserError`` whose one sentence names the file. MLX is
-imported only where tensors are read: training checks its files without it.
+Any fault becomes a ``UserError`` whose one sentence names the file. MLX is imported only where
+tensors are read: training checks its files without it.
 """
 
 import json
@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_t
 
 
 def reason(error: BaseException, limit: int = 160) -> str:
-    """The reason that another library gives: its first sentence, without what it advises to do."""
+    """Return the reason of another library's error: its first sentence, without its advice."""
     if "trust_remote_code" in str(error):
         return "it asks for code that comes with it, which is never run"
     text = " ".join(str(error).strip().partition("\n")[0].split()).partition(". ")[0]
@@ -38,13 +38,13 @@ def reason(error: BaseException, limit: int = 160) -> str:
 
 
 def short(path: str | Path, limit: int = 400) -> str:
-    """A path as a sentence shows it; one that is too long for any file is cut."""
+    """Return a path as text for a sentence; one that is too long for any file is cut."""
     text = str(path)
     return text if len(text) <= limit else f"{text[:limit]} .."
 
 
 def template_error(error: Exception) -> UserError:
-    """The ``UserError`` for an exception of a tokenizer's chat template, whatever it is."""
+    """Make the ``UserError`` for any exception of a tokenizer's chat template."""
     return UserError(f"the tokenizer's chat template fails: {reason(error)}")
 
 
@@ -52,12 +52,12 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Check that a model has the tokens that it is to read; MLX would read any memory.
 
     Args:
-        where: what holds them, for the error.
-        tokens: their ids.
-        vocab_size: of the model.
+        where: source of the tokens, for the error.
+        tokens: token ids.
+        vocab_size: the model's number of tokens.
 
     Raises:
-        UserError: one is not among them.
+        UserError: the model does not have one of them.
     """
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
@@ -70,7 +70,7 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, its line ends as they are.
+    """Read a UTF-8 file; its line ends stay.
 
     Raises:
         UserError: the file is missing, cannot be read or is not UTF-8.
@@ -88,23 +88,23 @@ def read_text(path: Path) -> str:
 
 
 def prompt_lines(path: Path) -> list[str]:
-    """The prompts in a file, one a line.
+    """Read the prompts in a file, one a line.
 
     Raises:
-        UserError: it cannot be read, or is empty.
+        UserError: the file cannot be read, or is empty.
     """
     lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
-    found = [line for line in lines if line.strip()]
-    if not found:
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
         raise UserError(f"{path} is empty, expected a prompt on each line")
-    return found
+    return prompts
 
 
 def parse_json(text: str, where: str | Path) -> Any:
-    """A JSON value whose numbers are finite.
+    """Parse a JSON value whose numbers are finite.
 
     Args:
-        text: of the value.
+        text: the value's text.
         where: the file, or the place in a file, for the error.
 
     Raises:
@@ -133,7 +133,7 @@ def parse_json(text: str, where: str | Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from ``path``.
+    """Read a JSON object.
 
     Raises:
         UserError: the file is missing or is not a JSON object.
@@ -159,7 +159,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def tokenizer_files(directory: Path) -> Iterator[None]:
-    """A context that reads a tokenizer with a library; whatever this raises becomes one sentence.
+    """Turn any error of a library that reads a tokenizer in the context into one sentence.
 
     Raises:
         UserError: a file is damaged, or the library cannot read them.
@@ -182,7 +182,7 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
 
 
 def tensor_headers(path: Path) -> Headers:
-    """Shape and dtype of every tensor of a safetensors file, without reading the tensors.
+    """Read shape and dtype of every tensor of a safetensors file, but not the tensors.
 
     Raises:
         UserError: the file is missing, truncated or of another format.
@@ -202,7 +202,7 @@ def tensor_headers(path: Path) -> Headers:
 
 
 def model_headers(files: Sequence[Path]) -> Headers:
-    """Shape and dtype of every tensor of a model's weight files; empty without files.
+    """Read shape and dtype of every tensor of a model's weight files; empty without files.
 
     Raises:
         UserError: a file is damaged, or there is no tensor in any of them.
@@ -216,7 +216,7 @@ def model_headers(files: Sequence[Path]) -> Headers:
 
 
 def read_arrays(path: Path) -> "dict[str, mx.array]":
-    """The tensors of a safetensors file as MLX arrays by name; those of floats are finite.
+    """Read a safetensors file as MLX arrays by name, and check that floats are finite.
 
     Raises:
         UserError: the file is missing or damaged, or a tensor is not finite.
@@ -231,7 +231,7 @@ def check_finite(path: Path, count: Callable[[int], None] = lambda _: None) -> N
 
     Args:
         path: the file.
-        count: told the bytes of the header and of each tensor that has been checked.
+        count: called with the bytes of the header and of each tensor checked.
 
     Raises:
         UserError: the file is missing or damaged, or a tensor is not finite.
@@ -260,10 +260,10 @@ def _refuse(path: Path, name: str | None) -> None:
 
 
 def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
-    """The name of the first array that holds NaN or infinity; all arrays are evaluated.
+    """Find the first array that holds NaN or infinity; all arrays are evaluated.
 
-    A sum is finite only if all that it adds is, and takes a fraction of the time of looking at
-    each element, which is done where a sum is not.
+    A finite sum has only finite terms, and takes a fraction of the time of a look at each element,
+    which is needed only if the sum is not finite.
     """
     import mlx.core as mx
 
@@ -282,13 +282,13 @@ def check_tensors(
     expected: Mapping[str, tuple[int, ...]],
     integers: Collection[str] = (),
 ) -> None:
-    """Compare a file's tensors with what they must be.
+    """Compare a file's tensors with the expected ones.
 
     Args:
         path: the file, for the error.
-        found: see ``tensor_headers``.
-        expected: shape by name.
-        integers: names of those that are int32; all others are floating-point.
+        found: the file's, see ``tensor_headers``.
+        expected: shapes by name.
+        integers: names of int32 tensors; all others are floating-point.
 
     Raises:
         UserError: a tensor is missing, unknown, or of another shape or dtype.
@@ -303,7 +303,7 @@ def check_tensors(
 def check_shapes(
     path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare the shapes of a file's tensors, by name, with what they must be.
+    """Compare the shapes of a file's tensors, by name, with the expected ones.
 
     Raises:
         UserError: a tensor is missing, unknown, or of another shape.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 Mode = Literal["lossless", "shared"]
 
 FORMAT_VERSION = 2
-"""Of the ``speculative_streaming`` object: what this release writes, and all that it reads."""
+"""Version of the ``speculative_streaming`` object that this release writes and reads."""
 
 _CHOICES = {
     "mode": ("lossless", "shared"),
@@ -43,7 +43,7 @@ MAX_TREE_SIZE = 4096
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value as a sentence shows it, on one line and cut to ``limit`` characters."""
+    """Return a value as text for a sentence, on one line and cut to ``limit`` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return "a number of more digits than fit here"
     text = " ".join(repr(value).split())
@@ -51,12 +51,12 @@ def shown(value: Any, limit: int = 80) -> str:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, of Python's or numpy's, and no truth value."""
+    """Check for an integer, of Python's or numpy's, that is no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def expected_integer(value: Any, least: int = 1, most: int = MOST) -> str | None:
-    """What is expected in the place of a value that is no integer from ``least`` to ``most``."""
+    """Say what was expected if a value is no integer from ``least`` to ``most``, else ``None``."""
     if not is_integer(value) or value < least:
         return f"an integer of at least {least}"
     return f"an integer of at most {most}" if value > most else None
@@ -74,28 +74,28 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> No
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, of Python's or numpy's, and no truth value."""
+    """Check for a finite number, of Python's or numpy's, that is no truth value."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float is near to
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def check_value_rotation(stream_init: str, epsilon: Any, num_streams: int) -> None:
     """Check the angle of ``value_rotation``, which every other ``stream_init`` leaves at 0.
 
-    Streams have nothing but their turns to be told apart by, so stream 1 must turn, and the last
-    one less than once around: then no two of them, nor a stream and the main stream, are alike.
+    Streams differ by their rotations alone, so stream 1 must turn, and the last one by less than a
+    full turn: then all streams and the main stream differ.
 
     Args:
         stream_init: see ``StreamConfig``.
-        epsilon: in radians.
+        epsilon: the angle in radians.
         num_streams: gamma.
 
     Raises:
-        ConfigError: streams would not be told apart, or there is an angle that nothing turns by.
+        ConfigError: streams would be alike, or an angle is given that is not used.
     """
     name = "value_rotation_epsilon"
     if not is_number(epsilon):
@@ -129,30 +129,30 @@ class StreamConfig:
         stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
         value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
             unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
-        stream_mlp: what a stream passes through where the main stream has its MLP: ``base`` (the
-            MLP itself: shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter``
-            (beside it, Fig. 2a).
+        stream_mlp: the streams' path where the main stream has its MLP: ``base`` (the MLP itself:
+            shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter`` (beside it, Fig.
+            2a).
         stream_adapter_rank: rank of the stream adapters; 0 where ``stream_mlp`` is ``base``.
         stream_head: ``plain`` (the base's norm and head on each stream, as in the papers) or
             ``conditioned`` (on the token before too): stream j's features s, for a candidate u of
             the depth before, become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` before norm and
             head, n an RMS norm without weights and E the base's embedding.
         stream_head_rank: rows of D; 0 with ``plain``.
-        draft_vocabulary: tokens that the streams' head scores, the most frequent ones of the
-            training text; 0: all of them. What is verified is not limited.
-        stream_keys: in each MSA layer a stream attends, among the main rows, only to those that
-            its own main row weighs most (App. H.1, where they are 64); 0: to all. A main row's
-            weight of a main row that it sees, within the layer's sliding window, is summed over
-            the query heads: the softmax of the layer's scores of main rows alone. Selected are
-            those with at least the ``stream_keys``-th largest weight, for all heads of a layer
-            alike. Streams see the streams before them all the same, and main rows see everything.
+        draft_vocabulary: number of tokens that the streams' head scores, the most frequent ones of
+            the training text; 0: all. The target is not limited.
+        stream_keys: number of main rows that a stream attends to in each MSA layer, those that its
+            own main row weighs most (App. H.1, where they are 64); 0: all. The weights are the
+            softmax of the main row's scores of the main rows that it sees, within the layer's
+            sliding window, summed over the query heads. Rows with at least the
+            ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
+            still see the streams before them, and main rows see everything.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
         base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
         prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
             turn of the chat. ``None`` leaves the text as it is.
-        version: of this format.
+        version: version of this format.
     """
 
     mode: Mode
@@ -228,7 +228,7 @@ class StreamConfig:
         return self.num_hidden_layers - self.num_msa_layers
 
     def check_lora(self) -> None:
-        """Check that LoRA may stand beside these streams; called where there is some.
+        """Check that LoRA may stand beside these streams; called if there is any.
 
         Raises:
             ConfigError: the mode is lossless.
@@ -268,7 +268,7 @@ class StreamConfig:
         return shapes
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Make the JSON object."""
         return asdict(self)
 
     @classmethod

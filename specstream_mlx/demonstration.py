@@ -30,19 +30,17 @@ INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 
 
 def silent(sentence: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 def base_path(tell: Callable[[str], None] = silent) -> Path:
-    """The base's directory in MLX format, in the user's cache; made if it is missing.
-
-    Two processes that need it at once make it once.
+    """Return the base's directory in MLX format, in the user's cache; it is made once.
 
     Args:
-        tell: told, in a sentence, what takes a while.
+        tell: called with a sentence about each step that takes a while.
 
     Raises:
-        UserError: the weights are to be had from neither place, or cannot be converted.
+        UserError: neither place has the weights, or they cannot be converted.
     """
     file, target = _package_file(), directory()
     if (target / "config.json").exists():
@@ -71,23 +69,23 @@ def is_meant(model: str | None) -> bool:
 
 
 def model_path(model: str | None, tell: Callable[[str], None] = silent) -> str | Path:
-    """Path of the model of a ``--model`` option: ``base_path`` where it means this base."""
+    """Return the path of a ``--model`` option: ``base_path`` if it means this base."""
     return base_path(tell) if model is None or is_meant(model) else model
 
 
 def directory() -> Path:
-    """The directory of the base once it has been made."""
+    """Return the directory that the base has or will have."""
     origin = "hub" if _package_file() is None else "package"
     return user_cache.directory() / "models" / f"{MODEL}-{origin}"
 
 
 def _package_file() -> Path | None:
-    """Path of the package's GGUF file; ``None`` where the package is not installed."""
+    """Return the package's GGUF file; ``None``: the package is not installed."""
     try:
-        found = metadata.distribution(PACKAGE)
+        package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
         return None
-    return Path(str(found.locate_file(_FILE)))
+    return Path(str(package.locate_file(_FILE)))
 
 
 def _check(file: Path) -> None:
@@ -111,7 +109,7 @@ def _check(file: Path) -> None:
 
 
 def _from_hub() -> Path:
-    """The directory of the original weights, downloaded if need be.
+    """Find the directory of the original weights, downloaded if need be.
 
     Raises:
         UserError: the hub cannot be reached, or does not have them.

@@ -1,4 +1,4 @@
-"""What lies in a directory, a base model or an adapter, from its configuration and tensor headers.
+"""Description of a base model or an adapter, from its configuration and tensor headers.
 
 No weight is read, so a model of any size takes a moment and next to no memory.
 """
@@ -63,27 +63,27 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
             f"{path} has neither config.json nor {ADAPTER_CONFIG} nor {STREAM_CONFIG}, "
             "expected the directory of a model or an adapter"
         )
-    found = {"base": None, "adapter": adapter and describe_adapter(adapter), "notes": []}
+    description = {"base": None, "adapter": adapter and describe_adapter(adapter), "notes": []}
     if base is None:
         name = short(named) or "unnamed"
-        found["notes"].append(f"the base ({name}) is not a directory here")
-        return found
-    found["base"] = described = describe_base(base)
+        description["notes"].append(f"the base ({name}) is not a directory here")
+        return description
+    description["base"] = described = describe_base(base)
     if described["refusal"]:
-        found["notes"].append(f"streams cannot run on this model: {described['refusal']}")
+        description["notes"].append(f"streams cannot run on this model: {described['refusal']}")
     if adapter is not None:
         try:
             adapter.check_base(read_json(base / "config.json"))
         except UserError as error:
-            found["notes"].append(str(error))
-    return found
+            description["notes"].append(str(error))
+    return description
 
 
 # Adapters -----------------------------------------------------------------------------------
 
 
 def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
-    """What an adapter is made of.
+    """Describe an adapter.
 
     Returns:
         ``path``, ``format`` (``mlx``, or ``pytorch`` before conversion), ``base_model`` (the
@@ -119,14 +119,14 @@ def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
 
 
 def _lora_modules(names: Iterable[str]) -> list[str]:
-    """Paths of the linear layers with LoRA within a layer, such as ``self_attn.q_proj``."""
+    """List the linear layers with LoRA by path in a layer, such as ``self_attn.q_proj``."""
     matches = (_LORA_TENSOR.fullmatch(name) for name in names)
     paths = {match[1].removeprefix("base_model.model.") for match in matches if match}
     return sorted({re.sub(r".*\blayers\.\d+\.", "", path) for path in paths})
 
 
 def _part(name: str) -> str:
-    """The part of an adapter that a tensor belongs to."""
+    """Name the part of an adapter that a tensor belongs to."""
     if name.startswith("streams.head."):
         return "head"
     part = name.split(".")[0]
@@ -139,7 +139,7 @@ def _part(name: str) -> str:
 
 
 def describe_base(directory: Path) -> dict[str, Any]:
-    """What a base model is made of.
+    """Describe a base model.
 
     Returns:
         ``path``, ``architecture`` (the ``model_type``), ``refusal`` (why streams cannot run on it;
@@ -190,7 +190,7 @@ def describe_base(directory: Path) -> dict[str, Any]:
 
 
 def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = True) -> int | None:
-    """A field that must be an integer of at least 1, or may be missing."""
+    """Read a field that must be an integer of at least 1, or may be missing."""
     value = config.get(name)
     if value is not None or required:
         check_integer(f"{path}: {name}", value)
@@ -198,7 +198,7 @@ def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = 
 
 
 def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A field that must be an object, empty where it is missing."""
+    """Read a field that must be an object, empty if it is missing."""
     value = config.get(name) or {}
     if not isinstance(value, dict):
         raise UserError(f"{path}: {name} is {shown(value)}, expected an object")
@@ -206,10 +206,10 @@ def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Counter[str]:
-    """Parameters by dtype, or by bits and group size, as they were before packing.
+    """Count parameters by dtype, or by bits and group size, as they were before packing.
 
-    A layer that the configuration does not list is taken to have the default group size; the bits
-    then follow from how many words there are to a scale.
+    A layer that the configuration does not list has the default group size; its bits follow from
+    the number of words per scale.
     """
     settings = _object(path, config, "quantization")
     foreign = config.get("quantization_config")
@@ -222,12 +222,12 @@ def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Coun
             f"{path}: the weights are quantized by {shown(method)}, "
             "expected MLX's own quantization or none"
         )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, (shape, dtype) in headers.items():
         layer, _, last = name.rpartition(".")
         scales = headers.get(f"{layer}.scales")
         if not settings or scales is None or headers.get(f"{layer}.weight", scales)[1] != "U32":
-            found[dtype] += prod(shape)
+            counts[dtype] += prod(shape)
         elif last == "weight":
             listed = settings.get(layer)
             size = _integer(path, listed if isinstance(listed, dict) else settings, "group_size")
@@ -240,7 +240,7 @@ def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Coun
                     f"{path}: {name} has {shape[-1]} words for {groups} groups, "
                     f"which is no number of bits with the group size {size} of quantization"
                 )
-            found[f"{bits} bits, group {size}"] += prod(shape[:-1]) * groups * size
+            counts[f"{bits} bits, group {size}"] += prod(shape[:-1]) * groups * size
         elif last not in ("scales", "biases"):
-            found[dtype] += prod(shape)
-    return found
+            counts[dtype] += prod(shape)
+    return counts

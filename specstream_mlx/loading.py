@@ -51,13 +51,13 @@ _LONGEST_REPO = 200  # no path of a directory that exists gets here
 class SpeculativeModel:
     """A base model with at most one adapter mounted.
 
-    ``mlx_lm``'s functions take it as the model that it holds: called, or asked for another
-    attribute, it passes that on. They decode plainly, LoRA included, and without streams.
+    ``mlx_lm``'s functions take it as the model that it holds, since calls and other attributes are
+    the model's. They decode plainly, LoRA included, and without streams.
 
     Attributes:
         model: the mlx-lm model.
         config: the base's ``config.json``.
-        path: the directory that the base was loaded from.
+        path: the base's directory.
         adapter: the mounted adapter, or ``None``.
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
@@ -76,11 +76,11 @@ class SpeculativeModel:
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
     ) -> mx.array:
-        """The base's (sequences, rows, vocab) logits after each of the (sequences, rows) tokens."""
+        """Return the base's logits (sequences, rows, vocab) after tokens (sequences, rows)."""
         return self.model(inputs, cache=cache, **further)
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the base: ``layers``, ``make_cache`` if it has one, .."""
+        """Return an attribute of the base: ``layers``, ``make_cache`` if it has one, .."""
         if name.startswith("_") or name == "model":  # "model": this object is still being made
             raise AttributeError(f"a SpeculativeModel has no attribute {name!r}")
         return getattr(self.model, name)
@@ -98,7 +98,7 @@ class SpeculativeModel:
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
-        The name of a bundled adapter will do where there is no such directory.
+        If there is no such directory, it may be the name of a bundled adapter.
 
         Raises:
             UserError: the directory is no adapter for this base; the present one then stays. If
@@ -194,7 +194,7 @@ def load(
 
 
 def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
-    """The directory of a model; a Hugging Face repository is downloaded to the user's cache.
+    """Find the directory of a model; a Hugging Face repository is downloaded to the user's cache.
 
     Args:
         path_or_hf_repo: a local directory or a repository.
@@ -203,7 +203,7 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     Raises:
         UserError: there is neither such a directory nor such a repository.
     """
-    if path_or_hf_repo == "":  # which pathlib takes for the directory that one is in
+    if path_or_hf_repo == "":  # pathlib takes it for the working directory
         raise UserError("the model is '', expected a directory or a repository")
     path = Path(path_or_hf_repo)
     if os.path.isdir(path):
@@ -236,9 +236,9 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 
 
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A model's ``config.json``, with the fields of ``changes`` in place of its own.
+    """Read a model's ``config.json``, with the fields of ``changes`` in place of its own.
 
-    A change of the rope holds in whichever form the file has it (see ``rope.with_changes``).
+    Changes of the rope count in either form (see ``rope.with_changes``).
 
     Raises:
         UserError: it is damaged or describes a model that this project cannot run.
@@ -255,7 +255,7 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, each of which exists.
+    """List the safetensors files of a model, each of which exists.
 
     Raises:
         UserError: there is none, or one that the index lists is missing.
@@ -283,12 +283,12 @@ def weight_files(directory: Path) -> list[Path]:
 def read_model(
     directory: Path, to_run: bool = True, model_config: Mapping[str, Any] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A model's layers and weights; the weights are read from the files when first used.
+    """Read a model; its weights are read from the files when first used.
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
-        to_run: whether the model is going to be run. If so, and its architecture is not a tested
-            one, it must pass ``check_tree``, which reads all of its weights.
+        to_run: whether the model is going to be run. If so, a model of an untested architecture
+            must pass ``check_tree``, which reads all of its weights.
         model_config: fields that replace those of ``config.json``.
 
     Returns:
@@ -313,7 +313,7 @@ def read_model(
         model, full_config = load_model(
             directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
-    except Exception as error:  # mlx-lm lets any type through that a wrong field leads to
+    except Exception as error:  # a wrong field may raise any error in mlx-lm
         path = directory / "config.json"
         raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
     _check_dtypes(directory, model)
@@ -328,7 +328,7 @@ def read_model(
 def read_tokenizer(
     directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> TokenizerWrapper:
-    """A model's tokenizer; no code that came with it is run.
+    """Read a model's tokenizer; no code that came with it is run.
 
     Args:
         directory: the model's directory.
@@ -344,7 +344,7 @@ def read_tokenizer(
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:
-    """Check that all weights are numbers of a float's dtype, but those that are packed."""
+    """Check that all weights have a floating-point dtype, except packed ones."""
     for path, module in model.named_modules():
         packed = any("scale" in name for name in module)
         affine = packed and getattr(module, "mode", None) == "affine"
@@ -364,7 +364,7 @@ def _check_dtypes(directory: Path, model: nn.Module) -> None:
 
 
 def _check_finite(directory: Path, model: nn.Module) -> None:
-    """Evaluate a model's weights, none of which may be NaN or infinite."""
+    """Evaluate a model's weights and check that none is NaN or infinite."""
     name = not_finite(dict(tree_flatten(model.parameters())))
     if name is None:
         return
@@ -374,6 +374,6 @@ def _check_finite(directory: Path, model: nn.Module) -> None:
 
 
 def _origin(directory: Path, name: str) -> str:
-    """A tensor with the file that it is in, where it has the same name there."""
+    """Name a tensor with its file, if it has the same name there, else with the directory."""
     files = (file for file in weight_files(directory) if name in tensor_headers(file))
     return f"{next(files, directory)}: {name}"

@@ -1,4 +1,4 @@
-"""From a user's text to the prompt's token ids."""
+"""Encoding of a user's text as the prompt's token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ _MARK = "userquery"
 
 
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Token ids of ``text`` as the user's only turn, up to where the answer begins.
+    """Encode ``text`` as the user's only turn, up to the start of the answer.
 
     Args:
-        tokenizer: without a chat template, the text is the prompt.
-        text: what the user typed.
+        tokenizer: the model's; without a chat template, the text is the prompt.
+        text: the user's text.
         template: the adapter's ``prompt_template``, whose ``{text}`` is replaced by the text.
 
     Raises:
@@ -37,11 +37,11 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def chat_prefix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Token ids of the user's only turn up to the end of ``text``, as ``mlx_lm.cache_prompt`` does.
+    """Encode the user's only turn up to the end of ``text``, as ``mlx_lm.cache_prompt`` does.
 
     Args:
         tokenizer, template: see ``chat_prompt``.
-        text: the beginning of what the user types.
+        text: the beginning of the user's text.
 
     Raises:
         UserError: the chat template refuses the turn.
@@ -54,14 +54,14 @@ def chat_prefix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Token ids that follow ``chat_prefix``: the rest of the turn, to where the answer begins.
+    """Encode the rest of the turn after ``chat_prefix``, up to the start of the answer.
 
     They are those of ``mlx_lm.generate --prompt-cache-file``, except that no second bos token is
     added where there is no chat template.
 
     Args:
         tokenizer, template: see ``chat_prompt``.
-        text: the rest of what the user types.
+        text: the rest of the user's text.
 
     Raises:
         UserError: the chat template refuses the turn.
@@ -74,24 +74,24 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:
-    """The chat template's text before and behind what the user says in the only turn.
+    """Return the chat template's text before and after the user's, in the only turn.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: one with a chat template.
         template: see ``chat_prompt``.
 
     Raises:
-        UserError: the chat template refuses the turn, or leaves out what the user says.
+        UserError: the chat template refuses the turn, or leaves out the user's text.
     """
     content = (template or _TEXT).replace(_TEXT, _MARK)
-    before, found, after = _turn(tokenizer, content).partition(_MARK)
-    if not found:
+    before, mark, after = _turn(tokenizer, content).partition(_MARK)
+    if not mark:
         raise UserError("the tokenizer's chat template leaves out what the user says")
     return before, after
 
 
 def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: bool = False) -> str:
-    """The template's text of the user's only turn, left open or up to where the answer begins."""
+    """Apply the template to the user's only turn, left open or up to the answer."""
     return _chat(tokenizer, [{"role": "user", "content": content}], continue_final_message)
 
 
@@ -101,7 +101,7 @@ def _chat(
     continue_final_message: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """The template's text of messages, left open or up to where the answer begins."""
+    """Apply the template to messages, left open or up to the answer."""
     try:
         text = tokenizer.apply_chat_template(
             messages,
@@ -122,22 +122,22 @@ def encode_prompt(
     template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt.
+    """Encode a prompt.
 
-    Token ids are taken as they are. Messages are put into the chat template by themselves, where
-    the last one is the assistant's to be gone on with. Text is encoded as in mlx_lm, which adds
-    special tokens unless it begins with the bos token; but where there is a ``template``, raw text
-    is put into that and the chat template, see ``chat_prompt``. Text is not raw if it begins with a
-    special token or as the chat template's own text does.
+    Token ids are taken as they are. Messages are put into the chat template; if the last one is the
+    assistant's, it is continued. Text is encoded as in mlx_lm, which adds special tokens unless it
+    begins with the bos token; but with a ``template``, raw text is put into that and the chat
+    template, see ``chat_prompt``. Text is not raw if it begins with a special token or like the
+    chat template's own text.
 
     Args:
         tokenizer: from ``load``.
         prompt: text, token ids, or messages, each with a ``role`` and a ``content``.
         template: the adapter's ``prompt_template``.
-        tools: descriptions of tools for the chat template, where the prompt is messages.
+        tools: descriptions of tools for the chat template, if the prompt is messages.
 
     Raises:
-        UserError: it is none of these, or the chat template refuses it.
+        UserError: the prompt is none of these, or the chat template refuses it.
     """
     if isinstance(prompt, str):
         try:
@@ -162,7 +162,7 @@ def encode_prompt(
 
 
 def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
-    """Tell whether a text begins as what ``apply_chat_template`` returns does."""
+    """Tell whether a text begins like those of ``apply_chat_template``."""
     openings = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     if tokenizer.has_chat_template:
         openings.append(_turn(tokenizer, _TEXT).partition(_TEXT)[0])
@@ -194,7 +194,7 @@ def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> Non
     Args:
         ids: the prompt's token ids.
         config: the model's ``config.json``.
-        before: how many tokens are in the cache before them.
+        before: number of tokens in the cache before them.
 
     Raises:
         UserError: the prompt is empty, longer than the context, or has an id beyond the vocabulary.

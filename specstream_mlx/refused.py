@@ -8,10 +8,10 @@ from .loading import SpeculativeModel
 
 
 def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -> None:
-    """Refuse what only mlx_lm's own functions take.
+    """Refuse arguments that only mlx_lm's own functions take.
 
     Raises:
-        UserError: one of these was given.
+        UserError: such an argument was given.
     """
     if draft_model is not None:
         raise UserError(
@@ -32,10 +32,10 @@ def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -
 def check_kv_size(
     model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
 ) -> None:
-    """Check that a text fits into so many rows, so that none has to be overwritten.
+    """Check that a text fits into ``max_kv_size`` rows, so that none is overwritten.
 
     Raises:
-        UserError: it may not.
+        UserError: it may not fit.
     """
     if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
         return

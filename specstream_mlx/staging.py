@@ -25,13 +25,13 @@ _FULL = 2**20
 def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty directory beside ``target`` that takes its place when the block ends.
 
-    If ``target`` is a link, what it points to is meant. If the block raises or is interrupted,
+    If ``target`` is a link, its destination is meant. If the block raises or is interrupted,
     nothing is left behind and ``target`` stays as it was. A process that is killed leaves its
     unfinished directory, hidden and under another name; the next call for the same ``target``
     removes it.
 
     Args:
-        target: where the directory goes; its parents are made.
+        target: place of the directory; its parents are made.
         replace: whether a directory that is at ``target`` when the block ends is replaced.
 
     Raises:
@@ -57,10 +57,10 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
 def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield a path; the file written there takes the place of ``target`` when the block ends.
 
-    The path ends in ``target``'s name. All else is as with ``staged_directory``.
+    The path ends in ``target``'s name. See ``staged_directory``.
 
     Args:
-        target: where the file goes; its parents are made.
+        target: place of the file; its parents are made.
         replace: whether a file that is at ``target`` when the block ends is replaced.
 
     Raises:
@@ -95,11 +95,11 @@ def append(path: Path, text: str) -> None:
 
 
 def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
-    """The first file or link that would be lost if ``directory`` were replaced; ``None``: none.
+    """Find a file or link that would be lost if ``directory`` were replaced; ``None``: none.
 
     Args:
         directory: a directory.
-        expected: matches the paths, relative to it, of the files that may go.
+        expected: pattern of the paths, relative to it, of files that may be lost.
 
     Returns:
         The path relative to ``directory``.
@@ -116,9 +116,9 @@ def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
 
 
 class _HeldSignals:
-    """Puts SIGINT and SIGTERM off while directories are made, renamed and removed.
+    """A delay of SIGINT and SIGTERM while directories are made, renamed and removed.
 
-    What a signal's handler raises in the midst of that would leave a directory behind.
+    An exception of a signal's handler in the midst of that would leave a directory behind.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The description of an adapter directory: its configuration, and headers of its tensors.
 
-This reads a directory in MLX's format (see ``files``) and one of the PyTorch side (``torch_files``)
-alike. It reads no weights and does not import MLX.
+It covers directories in MLX's format (see ``files``) and of the PyTorch side (``torch_files``). No
+weights are read, and MLX is not imported.
 """
 
 import os
@@ -41,7 +41,7 @@ class AdapterDescription:
     Attributes:
         path: the directory.
         config: ``adapter_config.json``, with LoRA's fields; empty where there is none.
-        stream_config: the streams; ``None`` for a plain LoRA adapter.
+        stream_config: configuration of the streams; ``None`` for a plain LoRA adapter.
         format: ``mlx``, or ``pytorch`` before conversion.
     """
 
@@ -62,7 +62,7 @@ class AdapterDescription:
 
     @property
     def base_model(self) -> str:
-        """The base's name or path as far as the directory has it, for people."""
+        """The base's name or path, for people; empty if the directory names none."""
         named = self.stream_config.base_model if self.stream_config else ""
         return str(named or self.config.get("base_model_name_or_path") or "")
 
@@ -73,7 +73,7 @@ class AdapterDescription:
 
     @property
     def lora_file(self) -> Path | None:
-        """The file with LoRA's tensors; ``None`` where none lies here and none has to."""
+        """The file with LoRA's tensors; ``None``: there is none and need not be."""
         if self.is_peft:
             return self.path / LORA_TENSORS
         return path if os.path.lexists(path := self.path / LORA_FILE) else None
@@ -84,10 +84,10 @@ class AdapterDescription:
         return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
 
     def check_lora(self) -> None:
-        """Check that the streams, if there are any, may stand beside LoRA; called where it is.
+        """Check that the streams, if there are any, may stand beside LoRA; called if there is any.
 
         Raises:
-            UserError: they are lossless.
+            UserError: the streams are lossless.
         """
         if self.stream_config is None:
             return
@@ -103,7 +103,7 @@ class AdapterDescription:
             base_config: the base's ``config.json``.
 
         Raises:
-            UserError: they were made for another one, or attend in a way that is not known of it.
+            UserError: they were made for another one, or select keys, unknown for this base.
         """
         streams = self.stream_config
         if streams is None:
@@ -131,12 +131,12 @@ class AdapterDescription:
             )
 
     def rank_and_scale(self) -> tuple[int, float]:
-        """LoRA's rank, and the factor on the product of its two matrices.
+        """Return LoRA's rank, and the factor on the product of its two matrices.
 
         PEFT's factor is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
 
         Raises:
-            UserError: the configuration does not say, or something else than numbers.
+            UserError: the configuration lacks them, or they are no numbers.
         """
         if self.is_peft:
             fields, names = self.config, ("r", "lora_alpha")
@@ -155,10 +155,10 @@ class AdapterDescription:
         return rank, scale
 
     def stream_headers(self) -> Headers:
-        """Shape and dtype of the tensors of streams and pruner by name.
+        """Read shape and dtype of the tensors of streams and pruner, by name.
 
         Raises:
-            UserError: a tensor is not what the configuration calls for.
+            UserError: a tensor does not fit the configuration.
         """
         if self.stream_file is None:
             return {}
@@ -168,7 +168,7 @@ class AdapterDescription:
         return headers
 
     def lora_headers(self) -> Headers:
-        """Shape and dtype of LoRA's tensors by name, whatever they are.
+        """Read shape and dtype of LoRA's tensors by name, unchecked.
 
         Raises:
             UserError: the file is missing or damaged.
@@ -177,7 +177,7 @@ class AdapterDescription:
 
 
 def describe(directory: str | Path) -> AdapterDescription:
-    """Read what an adapter directory of either format says about itself.
+    """Read the configuration of an adapter directory of either format.
 
     Raises:
         UserError: there is no such directory, it holds no adapter, or a configuration in it is
@@ -206,11 +206,11 @@ def check_vocabulary(path: Path, ids: Sequence[int], vocab_size: int) -> None:
 
     Args:
         path: the file, for the error.
-        ids: one at least.
-        vocab_size: of the base.
+        ids: the token ids, at least one.
+        vocab_size: the base's number of tokens.
 
     Raises:
-        UserError: one comes twice, or is none of the base's.
+        UserError: an id comes twice, or is none of the base's.
     """
     if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
         raise UserError(

@@ -51,7 +51,7 @@ class Adapter:
 
     @property
     def is_full(self) -> bool:
-        """True for what ``mlx_lm.lora --fine-tune-type full`` wrote."""
+        """True if ``mlx_lm.lora --fine-tune-type full`` wrote it."""
         return self.config.get("fine_tune_type") == FULL
 
     @property
@@ -77,71 +77,72 @@ def read_adapter(
         full: whether it may hold tuned weights instead of LoRA.
 
     Raises:
-        UserError: one sentence with the file, the tensor or field, what was found and what
-            was expected.
+        UserError: a file, tensor or field is wrong; one sentence says what was found and what was
+            expected.
     """
-    found = describe(directory)
-    if found.format == "pytorch":
-        kind = "a PEFT directory" if found.is_peft else "an adapter of the PyTorch side"
+    description = describe(directory)
+    if description.format == "pytorch":
+        kind = "a PEFT directory" if description.is_peft else "an adapter of the PyTorch side"
         raise UserError(
-            f"{found.path} is {kind}: convert it first with "
-            f"`specstream-mlx convert --model BASE --adapter-path {found.path} --mlx-path OUTPUT`"
+            f"{description.path} is {kind}: convert it first with "
+            f"`specstream-mlx convert --model BASE --adapter-path {description.path} "
+            "--mlx-path OUTPUT`"
         )
-    found.check_base(base_config)
-    found.stream_headers()
-    tuned = full and found.config.get("fine_tune_type") == FULL
-    lora = _read_full(found, model) if tuned else read_lora(found, model)
+    description.check_base(base_config)
+    description.stream_headers()
+    tuned = full and description.config.get("fine_tune_type") == FULL
+    lora = _read_full(description, model) if tuned else read_lora(description, model)
     if lora:
-        found.check_lora()
-    file = found.stream_file
+        description.check_lora()
+    file = description.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:
         ids: Any = stream_tensors[VOCABULARY].tolist()
         check_vocabulary(file, ids, base_config["vocab_size"])
     return Adapter(
-        path=found.path,
-        config=found.config,
-        stream_config=found.stream_config,
+        path=description.path,
+        config=description.config,
+        stream_config=description.stream_config,
         lora=lora,
         stream_tensors=stream_tensors,
     )
 
 
-def read_lora(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
-    """LoRA's tensors by name, in mlx-lm's format; empty where the adapter has none.
+def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
+    """Read LoRA's tensors by name, in mlx-lm's format; empty if the adapter has none.
 
     Args:
-        found: from ``describe``.
+        description: from ``describe``.
         model: the base as an mlx-lm model, with or without LoRA mounted.
 
     Raises:
         UserError: the configuration or a tensor does not fit the model.
     """
-    kind = found.config.get("fine_tune_type", "lora")
+    kind = description.config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
         raise UserError(
-            f"{found.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'"
+            f"{description.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'"
         )
-    expected = _expected_lora(found, model, dora=kind == "dora")
-    path = found.path / LORA_FILE
+    expected = _expected_lora(description, model, dora=kind == "dora")
+    path = description.path / LORA_FILE
     if expected or path.exists():
         check_tensors(path, tensor_headers(path), expected)
     return read_arrays(path) if expected else {}
 
 
-def _read_full(found: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
-    """Tuned weights by the names of those that they replace, as mlx_lm reads them."""
-    path = found.path / LORA_FILE
+def _read_full(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
+    """Read tuned weights by the names of those that they replace, as mlx_lm does."""
+    path = description.path / LORA_FILE
     headers, own = tensor_headers(path), base_weights(model)
     check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
     return read_arrays(path)
 
 
 def _expected_lora(
-    found: AdapterDescription, model: nn.Module, dora: bool
+    description: AdapterDescription, model: nn.Module, dora: bool
 ) -> dict[str, tuple[int, ...]]:
     """Name and shape of every LoRA or DoRA tensor that the configuration calls for."""
-    path, config = found.config_path, found.config
+    path, config = description.config_path, description.config
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict) or "num_layers" not in config:
         raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
@@ -154,7 +155,7 @@ def _expected_lora(
         raise UserError(f"{path}: the LoRA keys are {shown(keys)}, expected a list of names")
     if keys == [] or (count == 0 and parameters.get("rank") == 0):
         return {}
-    rank, _ = found.rank_and_scale()
+    rank, _ = description.rank_and_scale()
     expected: dict[str, tuple[int, ...]] = {}
     for name, module in selected_modules(model, keys, count).items():
         shapes = adapter_shapes(module, rank, dora)
@@ -178,11 +179,11 @@ def write_adapter(
     """Write an adapter directory's three files into an existing directory.
 
     Args:
-        directory: where to; the caller renames it into place.
-        lora: mlx-lm's names, ``lora_a`` (in, r) and ``lora_b`` (r, out).
+        directory: directory to write to; the caller renames it into place.
+        lora: LoRA tensors by mlx-lm's names, ``lora_a`` (in, r) and ``lora_b`` (r, out).
         lora_parameters: mlx-lm's ``rank``, ``scale``, ``dropout``, ``keys``.
-        num_layers: layers with LoRA, counted from the last.
-        stream_config: ``None`` for a plain LoRA adapter.
+        num_layers: number of layers with LoRA, counted from the last.
+        stream_config: configuration of the streams; ``None`` for a plain LoRA adapter.
         stream_tensors: see ``StreamConfig.tensor_shapes``.
         fine_tune_type: ``lora``, or ``dora`` where ``lora`` holds magnitudes ``m`` too.
     """

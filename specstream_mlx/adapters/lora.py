@@ -1,8 +1,8 @@
-"""mlx-lm's LoRA and DoRA on a model: which modules take it, with what tensors; on and off.
+"""mlx-lm's LoRA and DoRA on a model: the modules that take it, their tensors, mounting.
 
 An adapter's ``keys`` are module names within a layer, looked up in the last ``num_layers`` layers,
 or full names within the model, looked up anywhere; without ``keys`` every linear, expert and
-embedding module of those layers is taken. That is what ``mlx_lm.tuner`` does.
+embedding module of those layers is taken, as in ``mlx_lm.tuner``.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,18 +29,18 @@ _AROUND_EMBEDDING = (LoRAEmbedding, DoRAEmbedding)
 
 
 def _mounted(model: nn.Module) -> dict[str, tuple[str, nn.Module]]:
-    """For every LoRA or DoRA layer by name: the base module's full name, and the base module."""
-    found = {}
+    """Return the base module's full name, and the base module, by name of LoRA or DoRA layer."""
+    mounted = {}
     for name, module in model.named_modules():
         if isinstance(module, _AROUND_LINEAR):
-            found[name] = (f"{name}.linear", module.linear)
+            mounted[name] = (f"{name}.linear", module.linear)
         elif isinstance(module, _AROUND_EMBEDDING):
-            found[name] = (f"{name}.embedding", module.embedding)
-    return found
+            mounted[name] = (f"{name}.embedding", module.embedding)
+    return mounted
 
 
 def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Linear, expert and embedding modules by name, mounted LoRA layers looked through."""
+    """Find linear, expert and embedding modules by name, also those within LoRA layers."""
     mounted = _mounted(model)
     inner = {name for name, _ in mounted.values()}
     modules = {
@@ -52,7 +52,7 @@ def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def base_weights(model: nn.Module) -> dict[str, mx.array]:
-    """The base's own weights by the names that they have without LoRA."""
+    """Return the base's own weights by the names that they have without LoRA."""
     around = _mounted(model)
     named = {inner: name for name, (inner, _) in around.items()}
     return {
@@ -65,7 +65,7 @@ def base_weights(model: nn.Module) -> dict[str, mx.array]:
 
 
 def place_in_layer(name: str) -> tuple[int, str] | None:
-    """A module's layer number and its name within the layer; ``None`` outside the layers."""
+    """Split a module's name into layer number and name in the layer; ``None`` outside layers."""
     parts = name.split(".")
     if "layers" not in parts:
         return None
@@ -76,12 +76,12 @@ def place_in_layer(name: str) -> tuple[int, str] | None:
 def selected_modules(
     model: nn.Module, keys: Collection[str] | None, num_layers: int
 ) -> dict[str, nn.Module]:
-    """The modules by name that ``keys`` choose.
+    """Find the modules by name that ``keys`` choose.
 
     Args:
         model: an mlx-lm model, with or without LoRA mounted.
         keys: mlx-lm's ``lora_parameters.keys``; ``None`` for everything in the layers.
-        num_layers: layers counted from the last; 0 or less for all.
+        num_layers: number of layers, counted from the last; 0 or less for all.
     """
     first = len(model.layers) - num_layers if num_layers > 0 else 0
     chosen = {}
@@ -94,7 +94,7 @@ def selected_modules(
 
 
 def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors that mlx-lm trains beside ``module``.
+    """Return name and shape of the tensors that mlx-lm trains beside ``module``.
 
     Returns:
         ``lora_a`` (in, r) and ``lora_b`` (r, out) of a linear module or an embedding of ``in``
@@ -119,10 +119,10 @@ def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dor
     """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place.
 
     Args:
-        model: an mlx-lm model without.
+        model: an mlx-lm model without LoRA.
         num_layers: see ``selected_modules``.
         parameters: mlx-lm's ``lora_parameters``.
-        dora: DoRA.
+        dora: whether to put on DoRA.
     """
     linear_to_lora_layers(model, num_layers, {**parameters, "dropout": 0.0}, dora)
     use_fewer_operations(model)

@@ -11,7 +11,7 @@ from .lora import base_weights, put_on, unmount
 
 
 def _dtype(model: nn.Module) -> mx.Dtype:
-    """The dtype of the model's activations."""
+    """Return the dtype of the model's activations."""
     return next(p.dtype for n, p in dict(tree_flatten(model.parameters())).items() if "norm" in n)
 
 
@@ -31,7 +31,7 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     Args:
         model: an mlx-lm model; changed in place.
         adapter: from ``read_adapter``.
-        previous: what is mounted now.
+        previous: the adapter that is mounted now.
 
     Returns:
         The adapter's streams, or ``None`` where it has none.

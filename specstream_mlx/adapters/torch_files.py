@@ -9,6 +9,6 @@ LORA_TENSORS = "adapter_model.safetensors"
 
 
 def tensor_file(path: Path) -> Path:
-    """``path``, or torch's ``.bin`` or ``.pt`` file of that name where only that exists."""
+    """Return ``path``, or torch's ``.bin`` or ``.pt`` file of that name if only that exists."""
     choices = (path, path.with_suffix(".bin"), path.with_suffix(".pt"))
     return next((choice for choice in choices if choice.is_file()), path)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent
 
 
 def streams_path() -> Path:
-    """The adapter directory with the base's lossless streams.
+    """Return the adapter directory with the base's lossless streams.
 
     Raises:
         UserError: this installation has none.
@@ -25,10 +25,10 @@ def streams_path() -> Path:
 
 
 def streams_for(config: Mapping[str, Any]) -> Path | None:
-    """The lossless streams where they were trained for such a base; ``None`` where not.
+    """Return the lossless streams' directory if they fit a base, else ``None``.
 
     Args:
-        config: of a base, as its ``config.json`` has it.
+        config: the base's ``config.json``.
     """
     path = ROOT / "streams"
     if not (path / _CONFIG).exists():
@@ -38,12 +38,12 @@ def streams_for(config: Mapping[str, Any]) -> Path | None:
 
 
 def adapter_names() -> list[str]:
-    """Names of the adapters; empty where this installation has none."""
+    """List the names of the adapters; empty if this installation has none."""
     return sorted(path.parent.name for path in ROOT.glob(f"adapters/*/{_CONFIG}"))
 
 
 def adapter_path(name: str) -> Path:
-    """The directory of the adapter ``name``.
+    """Return the directory of the adapter ``name``.
 
     Raises:
         UserError: there is no such adapter.

@@ -42,7 +42,7 @@ _HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside al
 
 @dataclass(frozen=True)
 class _Figures:
-    """What some texts came to.
+    """Figures of some texts, summed.
 
     Attributes:
         tokens: behind the first step of each text.
@@ -184,7 +184,7 @@ class _Texts:
                 )
         if not tokens:
             raise UserError("no text got a second token, expected one that can be timed")
-        means = [statistics.mean(found) for found in zip(*factors, strict=True)]
+        means = [statistics.mean(values) for values in zip(*factors, strict=True)]
         measured = self._measured() if check else None
         pairs = [means[:2], means[2:]] if means else []
         return _Figures(tokens, calls, nodes, tokens / seconds, pairs, measured)

@@ -71,7 +71,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Where the results go."""
+    """The directory of the results."""
 
     PANEL: ClassVar[str] = "Results"
 

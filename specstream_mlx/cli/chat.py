@@ -97,7 +97,7 @@ def chat(
 
 
 class _Session:
-    """What the lines of a conversation do.
+    """A conversation at the terminal, which carries out the lines typed.
 
     Attributes:
         over: whether the user has left.
@@ -218,7 +218,7 @@ def _is_on(command: str, value: str) -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, line by line, until Ctrl-D; Ctrl-C drops the line."""
+    """Yield the lines that the user types, until Ctrl-D; Ctrl-C drops the line."""
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.rstrip("\r\n")

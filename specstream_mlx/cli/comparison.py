@@ -21,7 +21,7 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two outputs part.
+    """The first difference of two outputs.
 
     Attributes:
         position: the number of the first token that differs, from 1.
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What both sides wrote and how fast.
+    """Texts and speeds of both sides.
 
     Attributes:
         plain_text: what mlx_lm wrote.
@@ -130,7 +130,7 @@ def _pairs(run: Run, count: Callable[[int], None]) -> list[Pair]:
     A pair with a side that ended at its first token, as one that draws may, has no rates.
     """
     sides = {"ours": run.responses, "plain": run.plain_responses}
-    found = []
+    pairs = []
     for number in range(PAIRS):
         rates = {}
         for name in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
@@ -138,8 +138,8 @@ def _pairs(run: Run, count: Callable[[int], None]) -> list[Pair]:
             rates[name] = decoding_rate(last)
             count(2 * number + len(rates))
         if all(rates.values()):
-            found.append(Pair(**rates))
-    return found
+            pairs.append(Pair(**rates))
+    return pairs
 
 
 def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:

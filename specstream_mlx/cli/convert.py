@@ -226,7 +226,7 @@ def _to_pytorch(
 
 
 def _sample_tokens(model: Path) -> list[int]:
-    """What ``--verify`` compares on; read before anything is written.
+    """Return the token ids that ``--verify`` runs; done before anything is written.
 
     Raises:
         UserError: torch is missing, or the model has no tokenizer that can be read, or one with

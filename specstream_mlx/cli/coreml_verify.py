@@ -153,12 +153,12 @@ def coreml_verify(
 def _asked(
     contents: "Contents", adapters: list[str] | None, prompts: list[str] | None, max_tokens: int
 ) -> "list[Asked]":
-    """What to record: greedy texts and, where the package can, a drawn one of each adapter."""
+    """List the texts to record: greedy ones and, if the package can, a drawn one per adapter."""
     from specstream_mlx.convert.to_coreml.vectors import Asked
 
     from ..prompts import chat_prompt
 
-    tokenizer, sizes, found = contents.read_tokenizer(), contents.sizes, []
+    tokenizer, sizes, texts = contents.read_tokenizer(), contents.sizes, []
     for name in adapters or contents.adapters:
         adapter = contents.adapter(name)
         if prompts:
@@ -167,16 +167,16 @@ def _asked(
             short, text = (tokenizer.encode(text) for text in _PROMPTS)
             length = min(sizes.chunk + 5, sizes.context - max_tokens)  # two chunks, if they fit
             ids = [short[: sizes.context], (text * length)[: max(1, length)]]
-        found += [Asked(name, prompt, max_tokens) for prompt in ids]
+        texts += [Asked(name, prompt, max_tokens) for prompt in ids]
         if contents.sampling:
-            found.append(Asked(name, ids[0], max_tokens, temperature=1.0, seed=1))
-    return found
+            texts.append(Asked(name, ids[0], max_tokens, temperature=1.0, seed=1))
+    return texts
 
 
 def _executors(
     package: Path, from_file: bool, compute_units: list[str] | None
 ) -> "list[tuple[Executor, bool]]":
-    """What replays on this machine, and whether it computes in float32."""
+    """List the executors of this machine, each with whether it computes in float32."""
     from specstream_mlx.convert.to_coreml.evaluate import Package
     from specstream_mlx.convert.to_coreml.executors import CoreML, has_core_ml
 

@@ -102,7 +102,7 @@ def _measured(costs: "KeptCosts", demonstration_model: str | None) -> dict[str, 
 
 
 def _model_name(costs: "KeptCosts", demonstration_model: str | None) -> str:
-    """What its user calls a model: its repository, or its directory."""
+    """Return the name that users know a model by: its repository or directory."""
     if costs.model == demonstration_model:
         return NAME
     for part in Path(costs.model).parts:  # of the Hugging Face cache

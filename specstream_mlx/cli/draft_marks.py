@@ -46,7 +46,7 @@ class DraftMarks:
         return text if from_draft else self.close() + text
 
     def close(self) -> str:
-        """What ends the marks of a step that ended without a token of the target's own."""
+        """Close the marks of a step that ended without a token of the target's own."""
         bracket = "]" if self._open else ""
         self._open = False
         return bracket

@@ -231,7 +231,7 @@ def _note_missing_streams(run: "Run", source: Source) -> None:
 
 @dataclass
 class _Written:
-    """What a run came to: its tokens, its text and the last response, which has the figures."""
+    """The result of a run: tokens, text and the last response, which has the figures."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""

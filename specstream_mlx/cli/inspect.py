@@ -31,16 +31,16 @@ def inspect(
     """
     from ..inspection import inspect_directory
 
-    found = inspect_directory(path, model)
+    description = inspect_directory(path, model)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(description, indent=2))
         return
-    base, adapter = found["base"], found["adapter"]
+    base, adapter = description["base"], description["adapter"]
     if adapter is not None:
         _show(f"Adapter {adapter['path']}", _adapter_facts(adapter, base))
     if base is not None:
         _show(f"Base model {base['path']}", _base_facts(base))
-    for sentence in found["notes"]:
+    for sentence in description["notes"]:
         note(f"note: {sentence}")
 
 

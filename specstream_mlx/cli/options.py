@@ -40,7 +40,7 @@ def most_tokens(what: str) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model and an adapter are, and the names that the user knows them by.
+    """The places of a model and an adapter, and the names that the user knows them by.
 
     Attributes:
         model, model_name: the model.
@@ -106,7 +106,7 @@ class ModelOptions:
             raise UserError("--adapter and --adapter-path were both given, expected at most one")
 
     def source(self, quiet: bool = False) -> Source:
-        """Where these are; a base that the bundled streams fit has them if no adapter is named.
+        """Locate both; a base that the bundled streams fit gets them if no adapter is named.
 
         Args:
             quiet: do not say what takes a while.
@@ -138,7 +138,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PromptOptions(PrefillOptions):
-    """What the prompt is, and how it is read."""
+    """The prompt, and how it is read."""
 
     prompt: str = option(
         "-", TEXT, "The text; '-' reads standard input.", "--prompt", "-p", metavar="TEXT"
@@ -176,10 +176,10 @@ class PromptOptions(PrefillOptions):
 
 @dataclass(frozen=True)
 class SamplingOptions(options.SamplingOptions):
-    """How tokens are drawn, under mlx_lm's names."""
+    """The sampler's options, under mlx_lm's names."""
 
     def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":
-        """What draws tokens; ``None`` without a temperature.
+        """Make the sampler; ``None`` without a temperature.
 
         Args:
             tokenizer: XTC spares its newline and end tokens, as in mlx_lm's command line.
@@ -207,7 +207,7 @@ class SamplingOptions(options.SamplingOptions):
         return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)
 
     def logits_processors(self, vocab_size: int) -> "Sequence[LogitsProcessor]":
-        """What changes the logits before a token is drawn.
+        """Make the functions that change the logits before a token is drawn.
 
         Raises:
             UserError: ``--logit-bias`` has a token that does not exist; mlx would write outside of
@@ -228,7 +228,7 @@ class SamplingOptions(options.SamplingOptions):
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """How drafts are verified, and a tree that is always the same."""
+    """The verify rule, and a tree that is always the same."""
 
     PANEL: ClassVar[str] = "Drafts"
 
@@ -243,7 +243,7 @@ class RuleOptions:
     )
 
     def settings(self, drafts: dict[str, Any]) -> "DraftSettings | None":
-        """How to draft; ``None`` where nothing says anything about it.
+        """Make the settings of drafts; ``None`` where no option concerns them.
 
         Args:
             drafts: those of ``DraftOptions`` that were given.
@@ -279,7 +279,7 @@ def quantization(kv_cache: KVCacheOptions) -> "KVQuantization":
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed, and how.
+    """The form of what is printed.
 
     Raises:
         UserError: two options that exclude each other were given.

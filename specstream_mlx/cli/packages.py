@@ -103,7 +103,7 @@ class PackageRun:
 
     @property
     def drafts(self) -> str:
-        """How it drafts, in a few words."""
+        """The drafting in a few words."""
         from ..drafting.fixed import describe
 
         return describe(self.request.drafting, self.decoder.adapter.num_streams > 0)

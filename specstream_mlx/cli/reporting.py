@@ -1,4 +1,4 @@
-"""What ``generate`` says beside its text: statistics and comparisons, all on stderr."""
+"""Reports of ``generate`` beside its text: statistics and comparisons, all on stderr."""
 
 from typing import TYPE_CHECKING
 

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def drafts(self) -> str:
-        """How it drafts, in a few words."""
+        """The drafting in a few words."""
         streams = self.model.streams is not None
         if self.settings is None:
             drafters = "streams and lookup" if streams else "lookup"
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the text is the one that plain decoding writes."""
+        """True if the text is the one that plain decoding writes."""
         return self.verify in ("greedy", "keyed")
 
     def check(self) -> None:

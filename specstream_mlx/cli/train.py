@@ -47,7 +47,7 @@ _ANSWERS = "The base's own answers, without --data"
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How the base answers where there is no --data."""
+    """The base's own answers, trained on where there is no --data."""
 
     PANEL: ClassVar[str] = _ANSWERS
 
@@ -78,7 +78,7 @@ _SELF = "self"
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """What is no setting of a run."""
+    """Options of the command that are no settings of a run."""
 
     PANEL: ClassVar[str] = "Reports, validation, checkpoints"
 
@@ -173,7 +173,7 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
 def _settings(
     settings: dict[str, Any], answers: dict[str, Any], path: Path | None
 ) -> tuple[TrainSettings, AnswerOptions]:
-    """What the flags say and, behind them, the configuration file, checked."""
+    """Merge the flags with the configuration file, which they override, and check the result."""
     values = (_read_config(path) if path else {}) | settings | answers
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")

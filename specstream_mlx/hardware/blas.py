@@ -1,4 +1,4 @@
-"""Loads OpenBLAS on Linux, so that MLX's CPU backend uses it.
+"""Loading of OpenBLAS on Linux, so that MLX's CPU backend uses it.
 
 The ``mlx-cpu`` wheel links the reference BLAS; symbols that are loaded before ``mlx.core`` is
 first imported win. ``specstream_mlx/__init__.py`` therefore imports this module before all else.

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def backend() -> str:
-    """``metal``, ``cuda`` or ``cpu``: where MLX runs by default."""
+    """Return where MLX runs by default: ``metal``, ``cuda`` or ``cpu``."""
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
@@ -36,23 +36,23 @@ def slow_blas() -> bool:
 
 
 def fast_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """The dtype to compute in instead of ``dtype``: the CPU is fast in float32 alone."""
+    """Return the dtype to compute in instead of ``dtype``: the CPU is fast in float32 alone."""
     return mx.float32 if backend() == "cpu" else dtype
 
 
 def memory_bytes() -> int:
-    """The machine's memory in bytes."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @cache
 def _cpu_name() -> str:
-    """The processor's name as the operating system gives it."""
+    """Return the processor's name as the operating system gives it."""
     if platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         with suppress(OSError):
-            found = subprocess.run(command, capture_output=True, text=True, check=False)
-            return found.stdout.strip()
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            return completed.stdout.strip()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 
 
 def _cores() -> str:
-    """The machine's cores and, where these are fewer, the threads that its BLAS may use."""
+    """Describe the machine's cores and, if there are fewer, the threads that its BLAS may use."""
     cores = threads = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # macOS has none
         threads = len(os.sched_getaffinity(0))
@@ -75,7 +75,7 @@ def _cores() -> str:
 
 
 def describe() -> dict[str, str]:
-    """Facts for ``specstream-mlx doctor`` and for result tables."""
+    """Collect facts for ``specstream-mlx doctor`` and for result tables."""
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": f"{_cpu_name()}, {_cores()}",

@@ -15,13 +15,13 @@ Value = TypeVar("Value")
 
 
 def directory() -> Path:
-    """The cache directory: ``specstream-mlx`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the cache directory: ``specstream-mlx`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "specstream-mlx"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; empty if the file is missing or damaged."""
+    """Read the JSON object in ``path``; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -46,15 +46,15 @@ def measured(
     Args:
         path: a JSON file, which may hold several keys.
         key: names everything that the measurement depends on.
-        measure: returns something that JSON can hold.
-        restore: turns that into the result; raises KeyError, TypeError or ValueError if it is
-            damaged.
+        measure: function that returns a value that JSON can hold.
+        restore: function that turns this value into the result; raises KeyError, TypeError or
+            ValueError if it is damaged.
         again: measure even if the file has the key.
     """
     known = read(path)
     if not again:
         with suppress(KeyError, TypeError, ValueError):
             return restore(known[key])
-    found = measure()
-    write(path, known | {key: found})
-    return restore(found)
+    value = measure()
+    write(path, known | {key: value})
+    return restore(value)

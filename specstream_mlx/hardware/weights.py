@@ -2,8 +2,8 @@
 
 Packed weights take less memory and, where reading them is the bottleneck, less time. A backend
 whose quantized product costs as much for every further row loses on the trees that are verified
-here. Which of the two it is on a machine is measured on one of the model's own products, and kept
-in the user's cache.
+here. The faster form on a machine is measured on one of the model's own products, and kept in the
+user's cache.
 """
 
 from collections import Counter
@@ -34,9 +34,9 @@ class Probe:
     """Measured times of one of the model's products, packed and expanded.
 
     Attributes:
-        shape: (out, in) of its weights.
-        packed_ms: milliseconds by ``PROBED_ROWS``.
-        expanded_ms: the same with expanded weights.
+        shape: (out, in) of the weights.
+        packed_ms: milliseconds with packed weights, by ``PROBED_ROWS``.
+        expanded_ms: milliseconds with expanded weights.
     """
 
     shape: tuple[int, int]
@@ -54,13 +54,13 @@ class HeldWeights:
     """A model's weights in memory: packed or expanded, and why.
 
     Attributes:
-        form: how they are held; a model that is not quantized has nothing to pack.
-        reason: why, as a part of a sentence.
-        stored_bytes: before.
-        held_bytes: after.
-        stored_dtype: of what is not packed, before; the dtype that mlx_lm computes in.
-        dtype: the same, after.
-        row_blocks: whether products fill up their rows, see ``row_blocks``.
+        form: ``packed`` or ``expanded``, as is a model that is not quantized.
+        reason: reason for this form, as a part of a sentence.
+        stored_bytes: bytes of the weights in the files.
+        held_bytes: bytes of the weights in memory.
+        stored_dtype: dtype of weights that are not packed, in the files; mlx_lm computes in it.
+        dtype: dtype of weights that are not packed, in memory.
+        row_blocks: whether products fill up their rows, see ``cpu.products``.
     """
 
     form: Weights
@@ -83,7 +83,7 @@ def hold_weights(
     Args:
         model: an mlx-lm model, lazy or not.
         choice: one of ``CHOICES``.
-        measure_again: what is in the cache does not count.
+        measure_again: whether to measure even if the cache has a result.
 
     Raises:
         UserError: ``choice`` is something else, or packed for a model that is not quantized.
@@ -141,7 +141,7 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
 
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
-    """``run_probe``, once for each machine, MLX version, and kind of product, or again."""
+    """Call ``run_probe`` once for each machine, MLX version and kind of product, or again."""
     facts = device.describe()
     shape = layer.weight.shape[0], layer.weight.shape[1] * 32 // layer.bits  # once expanded
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
@@ -157,7 +157,7 @@ def _probe_of(values: Any) -> Probe:
 
 
 def cache_file() -> Path:
-    """The file in the user's cache that keeps probes."""
+    """Return the file in the user's cache that keeps probes."""
     return user_cache.directory() / "weight-policy.json"
 
 
@@ -175,7 +175,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)
 
 
 def _largest_product(model: nn.Module, kind: type[Layer]) -> Layer | None:
-    """The largest linear layer of ``kind`` among the decoder layers, the first of its size."""
+    """Find the largest linear layer of ``kind`` in the decoder layers, the first of its size."""
     modules = [module for layer in model.layers for _, module in layer.named_modules()]
     layers = [module for module in modules if isinstance(module, kind)]
     return max(layers, key=lambda layer: layer.weight.nbytes, default=None)
@@ -186,7 +186,7 @@ def _bytes(model: nn.Module) -> int:
 
 
 def _dtype(model: nn.Module) -> str:
-    """The name of the dtype that most of a model's floating-point numbers have."""
+    """Return the name of the dtype that most of a model's floating-point numbers have."""
     sizes: Counter[mx.Dtype] = Counter()
     for tensor in dict(tree_flatten(model.parameters())).values():
         if mx.issubdtype(tensor.dtype, mx.floating):
@@ -206,12 +206,12 @@ def _expanded_bytes(model: nn.Module) -> int:
 
 
 def _fast(tensor: mx.array) -> mx.array:
-    """``tensor`` in a dtype that is fast here; packed weights and exponents stay as they are."""
+    """Cast ``tensor`` to a dtype that is fast here; packed weights and exponents stay."""
     if not mx.issubdtype(tensor.dtype, mx.floating):
         return tensor
     return tensor.astype(device.fast_dtype(tensor.dtype))
 
 
 def _cast(model: nn.Module) -> None:
-    """Change what is not packed to a dtype that is fast here."""
+    """Cast all weights that are not packed to a dtype that is fast here."""
     model.update(tree_map(_fast, model.parameters()))

@@ -1,8 +1,8 @@
 """Facts about each family of models. Adding one: an entry here and a parity test.
 
-mlx-lm's own model files do the computing. An entry says what they take for granted, which fields
+mlx-lm's own model files compute. An entry lists the assumptions that they make, the fields that
 transformers reads otherwise, and the few names and forms that the decoder needs. MLX is imported
-only where a model is asked: training reads the table without it.
+only by functions that take a model: training reads the table without it.
 """
 
 import contextlib
@@ -74,18 +74,18 @@ class Architecture:
     tested: bool = True
 
     def module_name(self, name: str) -> str:
-        """The full name here of the linear layer or embedding ``name`` of transformers."""
+        """Return the full name here of a linear layer or embedding of transformers."""
         owner, _, last = name.rpartition(".")
         return f"{owner}.mlp.{last}" if last in self.mlp else name
 
     def transformers_name(self, name: str) -> str:
-        """The name in transformers of the linear layer or embedding ``name`` here."""
+        """Return the name in transformers of a linear layer or embedding here."""
         owner, _, last = name.rpartition(".")
         return f"{owner.removesuffix('.mlp')}.{last}" if last in self.mlp else name
 
 
 def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windows]:
-    """Windows by ``layer_types``, or on the layers that ``default`` names by number."""
+    """Make a function that reads windows from ``layer_types``, else from ``default`` by layer."""
 
     def windows(config: Config) -> Windows:
         count, window = config["num_hidden_layers"], config.get("sliding_window")
@@ -107,12 +107,12 @@ def _qwen_slides(config: Config, layer: int) -> bool:
 
 
 def _without_layer_types(config: Config) -> dict[str, Any]:
-    """mlx-lm's Llama stands for Mistral and cannot be made of sliding layers alone."""
+    """Drop ``layer_types``: mlx-lm's Llama, used for Mistral, needs a layer without a window."""
     return {"layer_types": None}
 
 
 def _gemma3_fields(config: Config) -> dict[str, Any]:
-    """mlx-lm counts sliding layers by a period, and has one more base for their rope."""
+    """Add the period of the sliding layers and the base of their rope, as mlx-lm needs them."""
     types, period = config.get("layer_types"), 6
     for name in ("_sliding_window_pattern", "sliding_window_pattern"):
         if config.get(name) is not None:
@@ -143,12 +143,12 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
         "rope_parameters' rope_theta of sliding_attention": sliding.get("rope_theta"),
     }
     check_same(bases)
-    base = next((found for found in bases.values() if found is not None), 10000.0)
+    base = next((value for value in bases.values() if value is not None), 10000.0)
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
 
 
 def _gemma2_fields(config: Config) -> dict[str, Any]:
-    """mlx-lm divides by both caps, and cannot leave one out."""
+    """Check that both caps are given: mlx-lm divides by them."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         value = config[name]
         if not is_number(value) or value <= 0:
@@ -166,7 +166,7 @@ def _opt_classes() -> Classes:
 
 
 def _opt_fields(config: Config) -> dict[str, Any]:
-    """Refuses the one OPT whose embeddings are narrower than its layers."""
+    """Refuse the one OPT whose embeddings are narrower than its layers."""
     width = config.get("word_embed_proj_dim", config["hidden_size"])
     if width != config["hidden_size"]:
         raise UserError(
@@ -309,17 +309,17 @@ REFUSED: dict[str, str] = {
 
 
 def architecture_of(model_type: str | None) -> Architecture:
-    """The entry for a ``model_type``; ``UNTESTED`` if the table has none."""
+    """Return the entry for a ``model_type``; ``UNTESTED`` if the table has none."""
     return ARCHITECTURES.get(model_type, UNTESTED) if isinstance(model_type, str) else UNTESTED
 
 
 def completed(config: Config) -> dict[str, Any]:
-    """A copy of a ``config.json`` in which missing fields have the architecture's defaults."""
+    """Copy a ``config.json`` and give missing fields the architecture's defaults."""
     return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
 def model_classes(config: Config) -> Classes:
-    """The model class and its arguments class; fits mlx-lm's ``get_model_classes``.
+    """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``.
 
     Raises:
         UserError: there is no such model.
@@ -347,7 +347,7 @@ def model_classes(config: Config) -> Classes:
 
 
 def explicit_fields(config: Config) -> dict[str, Any]:
-    """Fields to add for mlx-lm, where it would read a configuration otherwise than transformers.
+    """Return the fields without which mlx-lm would read a configuration unlike transformers.
 
     Args:
         config: a ``config.json`` as transformers or mlx-lm writes it.
@@ -385,10 +385,10 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
 
     Args:
         config: a ``config.json``.
-        headers: of the model's weights, which the sizes are compared with; ``None``: unknown.
+        headers: headers of the weights, to compare sizes with; ``None``: unknown.
 
     Raises:
-        UserError: it cannot; the sentence names the field.
+        UserError: it cannot be run; the sentence names the field.
     """
     model_type = config.get("model_type")
     architecture = architecture_of(model_type)
@@ -469,12 +469,12 @@ def check_end_tokens(config: Config) -> None:
 
 
 def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
-    """A configuration that ties the head to the embedding where there is no other head.
+    """Tie the head to the embedding if the configuration does not say so and no head is there.
 
     Args:
-        config: a ``config.json``, which may say nothing of ``tie_word_embeddings``: transformers
-            then takes the head to be apart, and fills it with random numbers if it is missing.
-        headers: of all weight files; empty: unknown.
+        config: a ``config.json``, which may lack ``tie_word_embeddings``: transformers then takes
+            the head to be apart, and fills it with random numbers if it is missing.
+        headers: headers of all weight files; empty: unknown.
     """
     name = "tie_word_embeddings"
     untied = config.get(name) is None and not completed(config).get(name, True)
@@ -490,20 +490,20 @@ def check_sizes(config: Config, headers: Headers) -> None:
 
     Args:
         config: a ``config.json`` with sizes that are integers.
-        headers: of all weight files.
+        headers: headers of all weight files.
 
     Raises:
-        UserError: a size is not what the tensors say.
+        UserError: a size differs from the tensors'.
     """
     architecture = architecture_of(config.get("model_type"))
-    for name, found in _sizes(architecture, headers).items():
-        wrong = config[name] != found if architecture.tested else config[name] > found
+    for name, size in _sizes(architecture, headers).items():
+        wrong = config[name] != size if architecture.tested else config[name] > size
         if wrong:
-            raise UserError(f"{name} is {config[name]}, expected {found}, which the tensors have")
+            raise UserError(f"{name} is {config[name]}, expected {size}, which the tensors have")
 
 
 def _sizes(architecture: Architecture, headers: Headers) -> dict[str, int]:
-    """Layers, vocabulary and width, as far as the tensors' names tell them."""
+    """Return layers, vocabulary and width, as far as the tensors show them."""
     numbers = [int(match[1]) for name in headers if (match := _LAYER.search(name))]
     sizes = {"num_hidden_layers": max(numbers, default=-1) + 1}
     for name, (shape, _) in headers.items():
@@ -521,7 +521,7 @@ def _check_caches(config: Config) -> None:
     model_class, arguments = model_classes(config)
     try:
         caches = make_prompt_cache(model_class(arguments.from_dict(config)))
-    except Exception as error:  # whatever a missing field leads to in mlx-lm's model files
+    except Exception as error:  # a missing field may raise any error in mlx-lm's model files
         raise UserError(
             f"mlx-lm's model of model_type {config['model_type']!r} cannot be made: {error}"
         ) from None
@@ -534,7 +534,7 @@ def _check_caches(config: Config) -> None:
 
 
 def text_limit(config: Config) -> int | None:
-    """Most tokens that a model with learned positions can read; ``None``: positions are rope."""
+    """Return the most tokens that learned positions allow; ``None``: positions are rope."""
     architecture = architecture_of(config.get("model_type"))
     if architecture.positions == "rope":
         return None
@@ -542,7 +542,7 @@ def text_limit(config: Config) -> int | None:
 
 
 def context_length(config: Config) -> int | None:
-    """How many tokens a prompt may have; ``None`` where the configuration does not say.
+    """Return the most tokens that a prompt may have; ``None`` if the configuration does not say.
 
     Args:
         config: a ``config.json`` that has been checked.
@@ -554,11 +554,11 @@ def context_length(config: Config) -> int | None:
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:
-    """Each layer's sliding window, as transformers applies it; ``None``: full attention.
+    """Return each layer's sliding window, as transformers applies it; ``None``: full attention.
 
     Args:
         config: the model's ``config.json``.
-        model: the mlx-lm model; its layers are asked where the table leaves it to them.
+        model: the mlx-lm model, whose caches have the windows if the table does not.
     """
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:

@@ -9,11 +9,11 @@ _BY_ROW = ("weight", "scales", "biases", "bias", "m")  # the last is DoRA's
 
 
 def rows_of(head: nn.Module, ids: mx.array) -> nn.Module:
-    """A head that scores some tokens; what is not cut is shared.
+    """Make a head that scores some tokens only; tensors that are not cut are shared.
 
     Args:
         head: a linear layer or an embedding, quantized or not, with mlx_lm's LoRA or without.
-        ids: (n,) the tokens.
+        ids: (n,) token ids.
     """
     cut = copy(head)
     for name in _BY_ROW:

@@ -3,7 +3,7 @@
 transformers 5 keeps base, scaling and the share of a head that turns in ``rope_parameters``, for
 some models one set per layer type; earlier releases kept ``rope_theta``, ``rope_scaling`` and
 ``partial_rotary_factor`` beside the other fields. mlx-lm reads the earlier form. Where a file has
-both, both libraries scale as ``rope_scaling`` says and as nothing else does.
+both, both libraries take the scaling from ``rope_scaling`` alone.
 """
 
 import math
@@ -43,9 +43,9 @@ _ALIASES = {"su": "longrope"}
 
 
 def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """Base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` where known.
+    """Return base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` if known.
 
-    ``rope_scaling`` replaces what ``rope_parameters`` say, but for base and share if it lacks them.
+    ``rope_scaling`` replaces ``rope_parameters``, except base and share if it lacks them.
 
     Args:
         config: a ``config.json`` of either form.
@@ -70,7 +70,7 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
 def _objects(
     config: Mapping[str, Any], layer_type: str | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The parameters of ``layer_type`` in ``rope_parameters``, and ``rope_scaling``."""
+    """Return the parameters of ``layer_type`` in ``rope_parameters``, and ``rope_scaling``."""
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) ->
         layer_type: see ``rope_parameters``.
 
     Raises:
-        UserError: one has; the sentence names both places.
+        UserError: a field has two values; the sentence names both places.
     """
     new, old = _objects(config, layer_type)
     for name in _BESIDE:
@@ -112,7 +112,7 @@ def check_same(values: Mapping[str, Any]) -> None:
     """Check that all places of a field that have a value have the same.
 
     Args:
-        values: by place; ``None``: none there.
+        values: values by place; ``None``: none there.
 
     Raises:
         UserError: two of them differ.
@@ -127,12 +127,11 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with other fields in place of its own, whichever form its rope has.
+    """Change fields of a configuration, whichever form its rope has.
 
     Args:
         config: a ``config.json`` of either form.
-        changes: fields by name. What they say of the rope holds, also where ``config`` says it in
-            the other form.
+        changes: new fields by name. Those of the rope count even if ``config`` has the other form.
     """
     changed = {**config, **changes}
     new, given = config.get("rope_parameters"), changes.get("rope_parameters")
@@ -145,14 +144,14 @@ def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 
 def _says(rope: Mapping[str, Any], name: str) -> bool:
-    """Whether ``rope_parameters`` of either depth have a field."""
+    """Check if ``rope_parameters``, flat or nested, have a field."""
     return name in rope or any(isinstance(v, Mapping) and name in v for v in rope.values())
 
 
 def _without(
     rope: Mapping[str, Any], names: set[str], changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``rope_parameters`` without the fields that ``changes`` give in the earlier form."""
+    """Remove the fields from ``rope_parameters`` that ``changes`` give in the earlier form."""
     kept = {name: value for name, value in rope.items() if name not in names}
     for layer_type, base in (
         ("full_attention", "rope_theta"),
@@ -175,7 +174,7 @@ def check_rope(
         supported: rope types that the architecture's model can compute.
 
     Raises:
-        UserError: it does not; the sentence names the field.
+        UserError: it computes others; the sentence names the field.
     """
     kind = rope["rope_type"]
     if kind == "dynamic":
@@ -206,14 +205,14 @@ def check_rope(
         _check_share(rope, config)
     if rope.get("truncate") is False:
         raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
-    found = rope.get("attention_factor")
+    given = rope.get("attention_factor")
     usual = _usual_attention_factor(rope, config)
-    if found is not None and (usual is None or not math.isclose(found, usual, rel_tol=1e-6)):
-        raise UserError(f"rope's attention_factor is {found!r}, expected mlx-lm's own, {usual}")
+    if given is not None and (usual is None or not math.isclose(given, usual, rel_tol=1e-6)):
+        raise UserError(f"rope's attention_factor is {given!r}, expected mlx-lm's own, {usual}")
 
 
 def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """mlx-lm rounds an odd number of turning dimensions up, transformers down."""
+    """Check that the number of turning dimensions is even: odd ones are rounded differently."""
     size = config.get("head_dim")
     if size is None and config.get("hidden_size") and config.get("num_attention_heads"):
         size = config["hidden_size"] // config["num_attention_heads"]
@@ -226,15 +225,15 @@ def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The context before scaling; ``None`` where neither says it."""
+    """Return the context before scaling; ``None``: neither has it."""
     name = "original_max_position_embeddings"
     return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
 
 
 def scaled_length(config: Mapping[str, Any]) -> int | None:
-    """The context that a model is made for, in tokens; ``None`` where that is unknown.
+    """Return the context that a model is made for, in tokens; ``None``: unknown.
 
-    ``max_position_embeddings`` may be left at the length before scaling, as Qwen's cards tell.
+    ``max_position_embeddings`` may be the length before scaling, as in Qwen's model cards.
 
     Args:
         config: a ``config.json`` that has been checked.
@@ -247,7 +246,7 @@ def scaled_length(config: Mapping[str, Any]) -> int | None:
 
 
 def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
-    """The factor on queries and keys that mlx-lm derives from the other parameters."""
+    """Return the factor on queries and keys that mlx-lm derives from the other parameters."""
     if rope["rope_type"] == "yarn" and not rope.get("mscale_all_dim"):
         return 0.1 * rope.get("mscale", 1) * math.log(max(rope["factor"], 1)) + 1
     if rope["rope_type"] == "longrope":
@@ -258,7 +257,7 @@ def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same parameters as top-level fields that mlx-lm reads.
+    """Return the parameters as top-level fields that mlx-lm reads.
 
     Args:
         rope: from ``rope_parameters``, checked.

@@ -33,8 +33,8 @@ class ConditionedHead(nn.Module):
     start U is zero.
 
     Args:
-        dims: h.
-        rank: rows of D.
+        dims: hidden size h.
+        rank: number of rows of D, r.
         count: gamma.
     """
 
@@ -46,7 +46,7 @@ class ConditionedHead(nn.Module):
         self.biases = mx.zeros((count, rank))
 
     def __call__(self, features: mx.array, before: mx.array) -> mx.array:
-        """The features of the first streams, each behind a token.
+        """Compute the features of the first streams, each behind a token.
 
         Args:
             features: (.., count, h) of the streams after the last layer.
@@ -59,18 +59,17 @@ class ConditionedHead(nn.Module):
         return self.behind(features, self.of_streams(features), before)
 
     def of_streams(self, features: mx.array) -> mx.array:
-        """(.., count, r) what the streams' half of D makes of normalized features, and b."""
+        """Apply the streams' half of D to normalized features and add b; returns (.., count, r)."""
         count, dims = features.shape[-2:]
         return features @ self.down.weight[:, :dims].T + self.biases[:count]
 
     def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
-        """The features of a stream behind several tokens, for which half the work is done.
+        """Compute the features of a stream behind several tokens, from ``of_streams``.
 
         Args:
             features: (.., h) normalized.
-            read: (.., r) of ``of_streams``.
-            before: (.., h) embeddings of the tokens before; leading axes such that one is broadcast
-                to the other.
+            read: (.., r) from ``of_streams``.
+            before: (.., h) embeddings of the tokens before; leading axes broadcast.
 
         Returns:
             (.., h)
@@ -79,9 +78,7 @@ class ConditionedHead(nn.Module):
         return features + self.up(nn.silu(read + before)).astype(features.dtype)
 
     def normalized(self, features: mx.array) -> mx.array:
-        """(.., h) features, or embeddings, as the formula has them; by themselves they stand for a
-        token before of which nothing is known.
-        """
+        """Normalize features or embeddings (.., h); alone, they mean an unknown token before."""
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
@@ -122,11 +119,11 @@ class Streams(nn.Module):
         return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Initial streams ``f_eta(M) + P_j`` (Eq. 4).
+        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4).
 
         Args:
             hidden: (.., h) main-stream rows at the input of the first MSA layer.
-            count: streams to run, the first of the trained ones.
+            count: number of streams to run, the first of the trained ones.
 
         Returns:
             (.., count, h)
@@ -141,7 +138,7 @@ class Streams(nn.Module):
 
     @property
     def head(self) -> ConditionedHead | None:
-        """The head that knows the token before; ``None`` with plain ones."""
+        """The conditioned head; ``None``: the head is plain."""
         return self.streams.get("head")
 
     @property
@@ -150,14 +147,14 @@ class Streams(nn.Module):
         return self.streams.get("vocabulary")
 
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
-        """The function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
+        """Make the function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
 
         Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows' stay.
 
         Args:
-            main_rows: m.
-            stream_rows: s * count, behind the main rows.
-            count: streams beside each of the s rows that have some.
+            main_rows: number of main rows m.
+            stream_rows: number of stream rows s * count, behind the main rows.
+            count: number of streams beside each of s main rows.
 
         Returns:
             A map of values (sequences, kv_heads, m + s * count, d); ``None`` for the other variants
@@ -178,13 +175,13 @@ class Streams(nn.Module):
         return rotate
 
     def adapter_of(self, layer: int) -> LowRank | None:
-        """The streams' adapter of a layer, if it has one."""
+        """Return the streams' adapter of a layer, if it has one."""
         if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
             return None
         return self.streams["adapters"][layer]
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
-        """The streams' own path where the main stream has its MLP.
+        """Apply the streams' adapter, their path where the main stream has its MLP.
 
         Args:
             layer: absolute index of the MSA layer.

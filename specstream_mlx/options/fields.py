@@ -9,16 +9,15 @@ from .kinds import Kind, optional
 
 @dataclass(frozen=True)
 class Spec:
-    """What a field of options says besides its type and default.
+    """The description of an option besides its type and default.
 
     Attributes:
-        kind: what it may be; there may be none where its default is ``None``.
-        help: what it does. A help page that cannot show the default itself adds it, if ``help``
-            names none.
-        flags: names on the command line, if they are not made from the field's.
+        kind: the kind of its values; if the default is ``None``, the value may be ``None`` too.
+        help: text of the help page, to which the default is added if neither names it.
+        flags: names on the command line; empty: made from the field's name.
         metavar: see ``Kind``.
-        panel: heading of a help page that it stands under; ``None``: its class's ``PANEL``.
-        hidden: whether it is set in Python and configuration files alone.
+        panel: its heading on a help page; ``None``: its class's ``PANEL``.
+        hidden: whether only Python and configuration files can set it.
     """
 
     kind: Kind
@@ -38,7 +37,7 @@ def option(
     panel: str | None = None,
     hidden: bool = False,
 ) -> Any:
-    """A field that is an option, see ``Spec``; ``...`` as a default: it must be given."""
+    """Make a field that is an option, see ``Spec``; with ``...`` as default it must be given."""
     kind = optional(kind) if default is None else kind
     spec = Spec(kind, help, flags, metavar or kind.metavar, panel, hidden)
     if callable(default):
@@ -47,7 +46,7 @@ def option(
 
 
 def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
-    """The options of a dataclass or of an instance, those that it inherits last."""
+    """Yield the options of a dataclass or of an instance, inherited ones last."""
     _, *bases = (group if isinstance(group, type) else type(group)).__mro__
     inherited = {each.name for base in bases if is_dataclass(base) for each in fields(base)}
     for each in sorted(fields(group), key=lambda each: each.name in inherited):
@@ -56,7 +55,7 @@ def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
 
 
 def kinds_of(*groups: type) -> dict[str, Kind]:
-    """The kinds of all options of some dataclasses, by name."""
+    """Return the kinds of all options of some dataclasses, by name."""
     return {each.name: spec.kind for group in groups for each, spec in options_of(group)}
 
 

@@ -20,7 +20,7 @@ from .kinds import (
 )
 
 MOST_NGRAM = 64
-"""Every token costs as many n-grams as this, and a text hardly repeats longer ones by chance."""
+"""The longest n-gram: each token costs as many entries, and longer repeats are hardly chance."""
 
 
 def _biases(text: str) -> dict[int, float]:
@@ -40,7 +40,7 @@ _TOKEN_BIAS = what(
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Who drafts, which tree, what is kept of it, and where the streams run."""
+    """Drafters, the shape of the tree, pruning, and where the streams run."""
 
     PANEL: ClassVar[str] = "Drafts"
 
@@ -105,7 +105,7 @@ class DraftOptions:
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """Where the generated text ends."""
+    """The end of the generated text."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -119,7 +119,7 @@ class LengthOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are drawn."""
+    """The sampler."""
 
     PANEL: ClassVar[str] = "Sampling"
 
@@ -157,7 +157,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class KVCacheOptions:
-    """When and how the KV cache is quantized.
+    """The KV cache's quantization.
 
     ``stream_generate``, ours and mlx_lm's, takes ``asdict`` of it as keyword arguments.
     """
@@ -181,7 +181,7 @@ class KVCacheOptions:
 
 @dataclass(frozen=True)
 class PrefillOptions:
-    """How a prompt is read."""
+    """The reading of a prompt."""
 
     PANEL: ClassVar[str] = "Text"
 

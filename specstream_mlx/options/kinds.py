@@ -1,4 +1,4 @@
-"""What an option may be: in words for a sentence, and as the command line reads it."""
+"""Kinds of option values: checked, named in a sentence, read from the command line."""
 
 import math
 from collections.abc import Callable
@@ -11,14 +11,15 @@ from ..config import MOST, UserError, expected_integer, is_integer, is_number, s
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option may have.
+    """A kind of values that an option may have.
 
     Attributes:
-        objection: what should stand in the place of a value, in words; ``None``: the value will do.
-        read: the value of a text, which ``objection`` is then asked about; raises ``ValueError``
-            where the text is none. ``None``: the command line goes by the field's type alone.
-        metavar: what a help page shows in the place of the value; ``None``: the field's type.
-        choices: texts that the value is one of, where it is one of some.
+        objection: function that names what was expected instead of a value; ``None`` for
+            a right one.
+        read: function that reads a value from a text, before ``objection`` checks it; raises
+            ``ValueError`` if it cannot. ``None``: the field's type reads it.
+        metavar: name of the value on a help page; ``None``: the field's type.
+        choices: the texts to choose from, if the value is one of some.
     """
 
     objection: Callable[[Any], str | None]
@@ -30,7 +31,7 @@ class Kind:
         """Check a value.
 
         Raises:
-            UserError: it will not do; the sentence begins with ``name``.
+            UserError: the value is of another kind; the sentence begins with ``name``.
         """
         expected = self.objection(value)
         if expected is not None:
@@ -43,12 +44,12 @@ def what(
     read: Callable[[str], Any] | None = None,
     metavar: str | None = None,
 ) -> Kind:
-    """A kind of values that ``fits`` tells, called ``words``."""
+    """Make the kind of values for which ``fits`` is true, called ``words``."""
     return Kind(lambda value: None if fits(value) else words, read, metavar)
 
 
 def optional(kind: Kind) -> Kind:
-    """A kind of values of which there may be none."""
+    """Make a kind that allows ``None`` too."""
     return replace(kind, objection=lambda value: None if value is None else kind.objection(value))
 
 
@@ -69,13 +70,13 @@ def number(least: float = -math.inf, most: float = math.inf) -> Kind:
 
 
 def one_of(*choices: int) -> Kind:
-    """Some integers."""
+    """Integers out of a few."""
     words = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
     return what(words, lambda value: is_integer(value) and value in choices, int, "N")
 
 
 def choice(*choices: str) -> Kind:
-    """Some texts."""
+    """Texts out of a few."""
     words = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
     return Kind(lambda value: None if value in choices else words, choices=choices)
 
@@ -91,7 +92,7 @@ def having(words: str, *names: str) -> Kind:
 
 
 def each(words: str, fits: Callable[[Any], bool]) -> Kind:
-    """Lists and tuples of what ``fits`` tells."""
+    """Lists and tuples of elements for which ``fits`` is true."""
     return what(words, lambda value: isinstance(value, list | tuple) and all(map(fits, value)))
 
 

@@ -19,12 +19,12 @@ Command = Callable[..., Any]
 
 
 def of_kind(kind: Kind, help: str, *flags: str, metavar: str | None = None, **more: Any) -> Any:
-    """The typer option of a single parameter.
+    """Make the typer option of a single parameter.
 
     Args:
-        kind: what it may be.
-        help: what it does.
-        flags: its names, if they are not made from the parameter's.
+        kind: the kind of its values.
+        help: its help.
+        flags: its names; empty: made from the parameter's.
         metavar: see ``Kind``.
         **more: further arguments of ``typer.Option``.
     """
@@ -35,14 +35,14 @@ def of_kind(kind: Kind, help: str, *flags: str, metavar: str | None = None, **mo
 def grouped(
     *, panels: bool | Sequence[str] = False, hidden: bool = False
 ) -> Callable[[Command], Command]:
-    """A decorator for a command that takes dataclasses of options beside options of its own.
+    """Make a decorator for a command that takes dataclasses of options beside other options.
 
-    A parameter that is annotated with a dataclass is given an instance. One that is annotated with
-    ``Annotated[dict[str, Any], dataclass]`` is given those of its options that the user gave.
+    A parameter annotated with a dataclass gets an instance; one annotated with
+    ``Annotated[dict[str, Any], dataclass]`` gets the options that the user gave.
 
     Args:
-        panels: whether ``--help`` shows each option under its panel; or those that come first.
-        hidden: whether hidden options are among them.
+        panels: whether ``--help`` shows each option under its panel; or the panels that come first.
+        hidden: whether hidden options are included.
     """
 
     def decorate(command: Command) -> Command:
@@ -84,7 +84,7 @@ def grouped(
 
 
 class _Reporting(TyperCommand):
-    """Reports a mistake in its command line as one line."""
+    """A command that reports a mistake in its command line in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with reported():
@@ -92,7 +92,7 @@ class _Reporting(TyperCommand):
 
 
 def program(command: Command) -> Typer:
-    """The program that a module is by itself; a mistake in its command line is one line too."""
+    """Make a module's command a program; a mistake in its command line is one line too."""
     app = Typer(add_completion=False)
     app.command(cls=_Reporting)(command)
     return app
@@ -103,7 +103,7 @@ def _panel(parameter: Parameter) -> str:
 
 
 def _group_of(annotation: Any) -> tuple[Any, bool]:
-    """The dataclass that a parameter stands for, and whether it takes what was given of it."""
+    """Return a parameter's dataclass, and whether it takes only the options given."""
     if is_dataclass(annotation):
         return annotation, False
     inner = (*get_args(annotation), None, None)[1]
@@ -114,9 +114,9 @@ class _Flag:
     """An option as typer sees it.
 
     Args:
-        group: its dataclass.
-        field, spec: of it.
-        given: whether it is ``None`` where the user did not give it; help must name the default.
+        group: the option's dataclass.
+        field, spec: the option's field and description.
+        given: whether it is ``None`` unless the user gives it; then help must name the default.
     """
 
     def __init__(self, group: Any, field: Field[Any], spec: Spec, given: bool):
@@ -124,17 +124,17 @@ class _Flag:
         self._alone = spec.kind is FLAG and not spec.flags  # says the opposite of its default
 
     def meant(self, value: Any) -> Any:
-        """The field's value where typer has this one."""
+        """Turn typer's value into the field's."""
         opposite = self._alone and self._field.default and value is not None
         return not value if opposite else value
 
     def _panel(self) -> str:
-        """Its own heading, or that of the class that declares it."""
+        """Return the option's own panel, or that of the class that declares it."""
         name, classes = self._field.name, self._group.__mro__
         return self._spec.panel or next(c.PANEL for c in classes if name in c.__annotations__)
 
     def parameter(self, panels: bool) -> Parameter:
-        """What the command takes."""
+        """Make the command's parameter."""
         field, spec, kind = self._field, self._spec, self._spec.kind
         flags, help, default = spec.flags, spec.help, field.default
         if self._alone:

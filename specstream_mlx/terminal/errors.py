@@ -1,4 +1,4 @@
-"""How commands end: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
+"""Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
 import errno
 import signal
@@ -23,15 +23,15 @@ _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come. No ``SystemExit``: that may come of the import of a module too."""
+    """SIGTERM. It is no ``SystemExit``, which the import of a module may raise too."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
     """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
 
-    Whatever is half-written then is removed, as it is after SIGINT, which typer reports as 130.
-    Stray warnings of libraries are left out.
+    Half-written files are then removed, as after SIGINT, which typer reports as 130. Stray warnings
+    of libraries are left out.
     """
     try:
         with _unwound_by_sigterm(), without_stray_warnings():
@@ -51,13 +51,13 @@ def reported() -> Iterator[None]:
 
 
 def file_error(error: OSError) -> str:
-    """What the operating system says about a file that the user named, or about the output.
+    """Say in a sentence what went wrong with a file that the user named, or with the output.
 
-    Of some errors it is known that something was being written. Files of ours are written within
-    ``staging``, which names them, so where there is no name it was standard output.
+    Some errors come from writing only. ``staging`` names the files that it writes, so an error
+    without a name is about standard output.
 
     Raises:
-        OSError: the same, where it is about neither, as with a pipe that is closed.
+        OSError: the error itself, if it is about neither, such as a closed pipe.
     """
     if error.errno in _OF_WRITING:
         name = error.filename
@@ -71,7 +71,7 @@ def file_error(error: OSError) -> str:
 
 
 def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``command`` for ``typer.run``, as in a module that is a command of its own."""
+    """Wrap a ``command`` for ``typer.run``, to report its mistakes in one line."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -82,7 +82,7 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
 
 
 def _print_error(sentence: str) -> None:
-    """One line that says what the user gave and what was expected."""
+    """Print the error in one line."""
     print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
 
 

@@ -1,8 +1,8 @@
-"""Notes: what a command says beside its result, on stderr."""
+"""Notes of a command beside its result, on stderr."""
 
 import sys
 
 
 def note(sentence: str) -> None:
-    """Print one line about what is going on."""
+    """Print a note, one line."""
     print(sentence, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Parsers of option values, which refuse a wrong value with what was found and what is expected."""
+"""Parsers of option values; they refuse a wrong value and say what was expected."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +12,7 @@ _LONGEST_PART = 100  # bytes; file systems take names of 255
 
 
 def parser(kind: Kind) -> Callable[[Any], Any]:
-    """A parser of texts that a kind reads; Click hands in defaults too, which are none."""
+    """Make a parser from a kind; Click also passes it defaults, which are not texts."""
 
     def parse(text: Any) -> Any:
         value = text
@@ -28,13 +28,13 @@ def parser(kind: Kind) -> Callable[[Any], Any]:
 
 
 def _cut(text: Any) -> str:
-    """What the user typed, as far as it fits a sentence."""
+    """Shorten what the user typed to fit a sentence."""
     text = str(text)
     return text if len(text) <= 80 else f"{text[:80]} .."
 
 
 def part_of_name(text: str) -> str:
-    """Parse what goes into the name of a file, so that it leaves its directory no more."""
+    """Parse a part of a file's name, which must not lead out of its directory."""
     if "/" in text or "\0" in text or len(text.encode(errors="surrogateescape")) > _LONGEST_PART:
         raise BadParameter(
             f"found {_cut(text)}, expected a part of a file's name, without a slash and of at most "
@@ -44,7 +44,7 @@ def part_of_name(text: str) -> str:
 
 
 def utf8(text: str) -> str:
-    """Parse a text, which the command line may hold bytes of that are none."""
+    """Parse a text, whose bytes on the command line may not be UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -27,10 +27,10 @@ Item = TypeVar("Item")
 
 
 class Show(Protocol):
-    """Told how much is done and how much there is; the first call says where the work begins."""
+    """Called with the work done and the work in all; the first call sets the start."""
 
     def __call__(self, done: float, total: float | None, description: str | None = None) -> None:
-        """``description`` replaces what is said of the work; without a total the bar only moves."""
+        """Show the work done; without a total the bar only moves."""
 
 
 SECONDS = 2.0
@@ -44,10 +44,10 @@ def progress(description: str) -> Iterator[Show]:
     """Show a bar while the block runs, on stderr; nothing where that is no terminal.
 
     Args:
-        description: what is going on, in a few words.
+        description: the work in a few words.
 
     Yields:
-        What to call as the work goes on.
+        A ``Show``, to call as the work goes on.
     """
     with _bars() as bars:
         task = bars.add_task(description, total=None, ends=None)
@@ -85,7 +85,7 @@ def track(items: Collection[Item], description: str) -> Iterator[Item]:
 
 
 class _Remaining(ProgressColumn):
-    """The time that is left if the rest goes on as the work did so far."""
+    """The remaining time, if the work goes on at its mean pace."""
 
     def render(self, task: Task) -> Text:
         if (ends := task.fields["ends"]) is None:

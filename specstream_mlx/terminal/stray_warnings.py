@@ -1,4 +1,4 @@
-"""Warnings of libraries that tell a user nothing, or what the commands say better."""
+"""Warnings of libraries that are useless to a user, or that commands word better."""
 
 import logging
 import os

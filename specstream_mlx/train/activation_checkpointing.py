@@ -24,8 +24,8 @@ class Parts:
     """A batch in parts.
 
     Attributes:
-        sequences: in the batch.
-        at_once: in a part; the last one may have fewer.
+        sequences: number of sequences in the batch.
+        at_once: number of sequences in a part; the last one may have fewer.
     """
 
     sequences: int
@@ -38,7 +38,7 @@ class Parts:
         return [slice(s, min(s + self.at_once, self.sequences)) for s in starts]
 
     def cut(self, arrays: list[mx.array]) -> list[list[mx.array]]:
-        """Each part's rows of arrays whose first axis has as many rows for each sequence."""
+        """Cut arrays into parts; their first axis has as many rows for each sequence."""
         each = [len(array) // self.sequences for array in arrays]
         return [
             [a[p.start * n : p.stop * n] for a, n in zip(arrays, each, strict=True)]
@@ -53,14 +53,14 @@ def checkpointed(
     inputs: list[mx.array],
     constants: list[mx.array],
 ) -> list[mx.array]:
-    """Run a layer without keeping what it computes on the way.
+    """Run a layer without keeping its intermediate results.
 
     Args:
-        layer: computes a part from its arguments, and draws nothing.
-        parts: of the batch.
-        parameters: get gradients.
-        inputs: get gradients; their first axis has as many rows for each sequence.
-        constants: get none; likewise.
+        layer: function that computes a part from its arguments, and draws nothing.
+        parts: the parts of the batch.
+        parameters: the layer's parameters, which get gradients.
+        inputs: arrays that get gradients, with as many rows for each sequence on the first axis.
+        constants: arrays that get none, of the same form.
 
     Returns:
         The outputs of all parts, joined along their first axis.
@@ -87,17 +87,17 @@ def checkpointed(
         outputs: list[mx.array],
     ) -> tuple[list[mx.array], list[mx.array]]:
         weights, inputs = primals
-        found: list[list[mx.array]] = []
+        gradients: list[list[mx.array]] = []
         all_parts = zip(parts.cut(inputs), parts.cut(cotangents), strict=True)
         for part, (own, slopes) in enumerate(all_parts):
-            arrays = [*weights, *_after(own, found)]
-            found.append(mx.vjp(lambda *given, n=part: run(n, *given), arrays, slopes)[1])
-        columns = list(zip(*found, strict=True))
+            arrays = [*weights, *_after(own, gradients)]
+            gradients.append(mx.vjp(lambda *given, n=part: run(n, *given), arrays, slopes)[1])
+        columns = list(zip(*gradients, strict=True))
         return [sum(each) for each in columns[:count]], list(map(mx.concatenate, columns[count:]))
 
     return forward([array for _, array in flat], inputs)
 
 
 def _after(arrays: list[mx.array], earlier: list[list[mx.array]]) -> list[mx.array]:
-    """The arrays, to be used when what the last part brought has been computed."""
+    """Return the arrays, made to depend on the last part's results."""
     return mx.depends(arrays, earlier[-1]) if earlier else arrays

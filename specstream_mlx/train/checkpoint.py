@@ -1,8 +1,7 @@
 """Checkpoints of a run: all that its next step depends on, in one file that is complete or absent.
 
-A safetensors file holds the trained arrays and what the optimizers keep of each; its metadata says
-how far the run has come, and which run it is. Draws need no state: each iteration has a seed of its
-own.
+A safetensors file holds the trained arrays and the optimizers' state of each; its metadata has the
+progress and identity of the run. Draws need no state: each iteration has a seed of its own.
 """
 
 import json
@@ -26,8 +25,8 @@ class Checkpoint:
     """The state of a run between two steps.
 
     Attributes:
-        parameters: what is trained.
-        optimizer: what the optimizer keeps, by names of its own.
+        parameters: the trained arrays by name.
+        optimizer: the optimizer's state, by names of its own.
         identity: the settings that a run must share with the one that it continues, as text.
         progress: steps done and the like, JSON values.
     """
@@ -86,10 +85,10 @@ class Checkpoint:
         """Check that a run with these settings and these arrays may go on from here.
 
         Args:
-            path: of the file, for the error.
-            identity: of the run.
-            parameters: its own, of which names, shapes and dtypes are looked at.
-            optimizer: the same of what its optimizer keeps.
+            path: the file, for the error.
+            identity: the run's settings.
+            parameters: the run's arrays, whose names, shapes and dtypes are compared.
+            optimizer: the run's optimizer state, compared likewise.
 
         Raises:
             UserError: a setting differs, or an array has another name, shape or dtype.
@@ -115,5 +114,5 @@ class Checkpoint:
 
 
 def _part(arrays: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:
-    """The arrays whose names begin with ``prefix``, which is taken off."""
+    """Select the arrays whose names begin with ``prefix``, and take it off."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -23,7 +23,7 @@ class Split:
 
     Attributes:
         items: in the file's order.
-        too_long: how many were left out because they have too many tokens.
+        too_long: number of sequences left out, which have too many tokens.
     """
 
     items: list[Item]
@@ -48,10 +48,10 @@ def read_split(
 
     Args:
         path: the file.
-        tokenizer: of the base. Without a chat template a prompt is what it says, and a completion
-            follows it.
-        max_seq_length: tokens; longer sequences are left out.
-        vocab_size: of the base, beyond which MLX would read any memory.
+        tokenizer: the base's tokenizer. Without a chat template a prompt is used as it is, and a
+            completion follows it.
+        max_seq_length: the most tokens; longer sequences are left out.
+        vocab_size: the base's number of tokens, beyond which MLX would read any memory.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
 
     Raises:
@@ -98,7 +98,7 @@ def read_split(
 
 
 def _kind(value: Any) -> str | None:
-    """The format of a line: the name of the field that makes it out; ``None``: none of mlx-lm's."""
+    """Tell a line's format by the name of its field; ``None``: none of mlx-lm's formats."""
     if not isinstance(value, dict):
         return None
     if all(isinstance(value.get(name), str) for name in ("prompt", "completion")):
@@ -120,7 +120,7 @@ def _is_message(value: Any) -> bool:
 def _reader(
     rows: Sequence[Mapping[str, Any]], tokenizer: TokenizerWrapper, template: str | None
 ) -> Any:
-    """The function that makes tokens and the length of the prompt out of a line."""
+    """Make the function that turns a line into tokens and the prompt's length."""
     kind = _kind(rows[0])
     if kind == "messages" and not tokenizer.has_chat_template:
         raise UserError("the data has messages, and the tokenizer no chat template to put them in")
@@ -142,9 +142,9 @@ def _reader(
 
 
 def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: bool) -> list[int]:
-    """The tokens up to the last end token, which is added if the completion has none.
+    """Cut tokens after the last end token, which is added if the completion has none.
 
-    Of an answer that was cut off, the end token that the template adds is taken off.
+    From an answer that was cut off, the template's end token is removed.
     """
     ends = tokenizer.eos_token_ids
     last = next((p for p in reversed(range(start, len(tokens))) if tokens[p] in ends), None)

@@ -1,4 +1,4 @@
-"""Self-distilled data: the base's own answers, which are what its streams must foresee."""
+"""Self-distilled data: the base's own answers, which its streams have to predict."""
 
 import hashlib
 import json
@@ -34,9 +34,9 @@ class Answering:
 
     Attributes:
         max_tokens: the most tokens of an answer.
-        temp: temperature; 0 for its likeliest tokens.
-        batch_size: most prompts at once, after which their answers are written.
-        seed: of what is drawn.
+        temp: temperature; 0 takes the likeliest tokens.
+        batch_size: the most prompts at once, after which their answers are written.
+        seed: seed of the draws.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
     """
 
@@ -48,7 +48,7 @@ class Answering:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The different prompts of a file, in order.
+    """Read the different prompts of a file, in order.
 
     Args:
         path: text with a prompt on each line, or JSONL in one of mlx-lm's formats with prompts:
@@ -90,17 +90,17 @@ def fitting(
     answering: Answering,
     most_tokens: int,
 ) -> list[str]:
-    """The prompts that a base can answer, in order.
+    """Select the prompts that a base can answer, in order.
 
     Args:
-        model: without an adapter.
-        tokenizer: its.
-        prompts: different ones.
-        answering: how they are put.
-        most_tokens: of a prompt and its answer; the model's context may hold less.
+        model: the base without an adapter.
+        tokenizer: the base's tokenizer.
+        prompts: different prompts.
+        answering: settings of the answers.
+        most_tokens: the most tokens of a prompt and its answer; the model's context may hold less.
 
     Returns:
-        Those that leave room for a token of an answer.
+        Prompts that leave room for a token of an answer.
     """
     most = min(most_tokens, context_length(model.config) or most_tokens)
     return [p for p in prompts if len(chat_prompt(tokenizer, p, answering.template)) < most]
@@ -116,16 +116,16 @@ def distil(
 ) -> None:
     """Let the base answer prompts, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
 
-    Answers are written as they come, so a call that was interrupted goes on where it ended. What
-    they are answers to stands beside them, and other prompts or settings are refused.
+    Answers are written as they come, so an interrupted call goes on where it ended. Prompts and
+    settings are written beside them, and others are refused.
 
     Args:
-        model: without an adapter.
-        tokenizer: its.
-        prompts: at least two, different ones.
-        directory: where the files go; it is made.
-        answering: how the base answers.
-        show: told how far it is.
+        model: the base without an adapter.
+        tokenizer: the base's tokenizer.
+        prompts: different prompts, at least two.
+        directory: directory of the files; it is made.
+        answering: settings of the answers.
+        show: called with the progress.
 
     Raises:
         UserError: there are fewer prompts, the directory holds other answers, a file cannot be read
@@ -161,7 +161,7 @@ def _answers(
     places: Sequence[int],
     answering: Answering,
 ) -> list[str]:
-    """A line of JSON for each of the prompts at these places, which their draws depend on."""
+    """Yield a line of JSON for each prompt at these places, which its draws depend on."""
     prompts, samplers = [wanted[place] for place in places], None
     if answering.temp:
         samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
@@ -185,14 +185,14 @@ def _answers(
 
 
 def claim(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Write down what the texts beside a file are made from, or check what stands there.
+    """Write the settings of the texts beside a file, or compare them with the file's.
 
     Args:
-        path: of the file, JSON; its directory is made.
+        path: the JSON file; its directory is made.
         wanted: settings by name.
 
     Raises:
-        UserError: the file holds others, or cannot be read or written.
+        UserError: the file holds other settings, or cannot be read or written.
     """
     if not path.exists():
         with staged_file(path) as unfinished:
@@ -208,7 +208,7 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def cut_to_lines(path: Path) -> bool:
-    """Take off what a killed process left of a line. Returns whether there is such a file."""
+    """Remove a line that a killed process left incomplete; returns whether the file exists."""
     if not path.exists():
         return False
     whole = path.read_bytes()
@@ -220,7 +220,7 @@ def cut_to_lines(path: Path) -> bool:
 
 
 def _answered(path: Path) -> set[str]:
-    """The prompts that a file has answers to."""
+    """Read the prompts that a file has answers to."""
     if not cut_to_lines(path):
         return set()
     return {value["prompt"] for _, value in read_json_lines(path)}

@@ -15,11 +15,11 @@ class Estimate:
     """Tokens, memory and time of a run.
 
     Attributes:
-        iterations: that are left.
-        tokens: completion tokens that they learn from.
-        seconds: that they take, validation left out.
-        peak_memory: bytes, of the larger of the measured steps.
-        parameters: how many numbers are trained.
+        iterations: number of iterations left.
+        tokens: number of their completion tokens.
+        seconds: time that they take, without validation.
+        peak_memory: peak of the larger measured step in bytes.
+        parameters: number of trained parameters.
     """
 
     iterations: int
@@ -29,7 +29,7 @@ class Estimate:
     parameters: int
 
     def sentence(self) -> str:
-        """The estimate for people."""
+        """Write the estimate as a sentence."""
         return (
             f"{self.parameters:,} parameters, {self.iterations} iterations, about "
             f"{self.tokens:,} tokens: some {duration(self.seconds)} here, "
@@ -38,7 +38,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them, to about a twentieth."""
+    """Write seconds in words, to about a twentieth."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -49,7 +49,7 @@ def estimate(run: Run) -> Estimate:
     """Measure a step on the run's first batch and one on its longest; neither changes anything.
 
     Args:
-        run: not begun, or restored.
+        run: a run that has not begun or was restored.
     """
     left, epoch = run.settings.iters - run.progress.iterations, run.epoch
     longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
@@ -66,12 +66,12 @@ def estimate(run: Run) -> Estimate:
 
 
 def _tokens(batch: Sequence[Item]) -> int:
-    """Completion tokens of a batch."""
+    """Count the completion tokens of a batch."""
     return sum(item.completion_tokens for item in batch)
 
 
 def _seconds(run: Run, batch: Sequence[Item]) -> float:
-    """Seconds that a step on a batch takes the second time."""
+    """Return the seconds that a step on a batch takes the second time."""
     for _ in range(2):
         began = time.perf_counter()
         mx.eval(run.gradients(list(batch)))

@@ -2,8 +2,8 @@
 
 The positions with streams are cut into segments of c (arXiv 2402.11131, App. I), which lie on the
 batch axis: a segment's streams attend to the main stream of the whole sequence and to each other,
-never to another segment's. What stands for a layer's KV cache says who sees whom, so the layers
-themselves are mlx-lm's own.
+never to another segment's. Stand-ins for the KV caches make the masks, so the layers themselves are
+mlx-lm's own.
 
 Lossless: the main stream does not depend on the streams. It runs once, without gradient, and leaves
 its keys and values. Shared: rows of the prompt run first, then the completion's rows together with
@@ -55,14 +55,14 @@ class StreamForward:
     Args:
         model: an mlx-lm model, LoRA included; it is not changed.
         config: its ``config.json``.
-        streams: in training.
-        checkpoint: compute each trained layer again in the backward pass instead of keeping what it
-            computed, and a few sequences at a time, to save memory.
+        streams: the streams in training.
+        checkpoint: whether to compute each trained layer again in the backward pass, a few
+            sequences at a time, instead of keeping its results, to save memory.
 
     Attributes:
         model: the base in pieces.
-        streams: as given.
-        vocab_size: of the base.
+        streams: see above.
+        vocab_size: the base's number of tokens.
 
     Raises:
         UnsupportedModelError: the model cannot be run in pieces.
@@ -85,7 +85,7 @@ class StreamForward:
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:
-        """Run the sequences; what is not read later is never computed."""
+        """Run the sequences; results that are not read are never computed."""
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
         beside = sequences.positions.reshape(len(sequences.tokens), -1)
@@ -117,12 +117,12 @@ class StreamForward:
         return Hidden(seed, main, hidden.reshape(*beside.shape, config.num_streams, -1))
 
     def _parts(self, sequences: int, rows: int) -> Parts:
-        """Parts in which a layer takes a batch of so many rows: one, unless checkpointed."""
+        """Divide a batch of so many rows into parts for a layer: one, unless checkpointed."""
         of_one = max(1, rows // sequences)
         return Parts(sequences, max(1, _ROWS // of_one) if self._checkpoint else sequences)
 
     def _main_rows(self, number: int, hidden: mx.array) -> tuple[mx.array, "MainRows"]:
-        """One layer over main rows (B, rows, h) without streams, and what it leaves for others."""
+        """Run a layer over main rows (B, rows, h) without streams; also returns what it cached."""
         layer, window = self._layers[number], self._windows[number]
         left = MainRows(window)
         if not hidden.shape[1]:
@@ -141,10 +141,10 @@ class StreamForward:
         parameters = layer.trainable_parameters()
         if self._checkpoint and tree_flatten(parameters):
             parts = self._parts(*hidden.shape[:2])
-            found = checkpointed(run, parts, parameters, [hidden], [])
+            outputs = checkpointed(run, parts, parameters, [hidden], [])
         else:
-            found = run(0, parameters, [hidden], [])
-        hidden, left.keys, left.values, *asked = found
+            outputs = run(0, parameters, [hidden], [])
+        hidden, left.keys, left.values, *asked = outputs
         left.queries = asked[0] if asked else None
         return hidden, left
 
@@ -156,14 +156,14 @@ class StreamForward:
         parts: Parts,
         visibilities: list["Visibility"],
     ) -> mx.array:
-        """One MSA layer over the rows of segments.
+        """Run one MSA layer over the rows of segments.
 
         Args:
-            number: of the layer.
+            number: the layer's number.
             hidden: (B * S, rows, h).
-            main: what the layer's main rows without streams left.
-            parts: of the batch.
-            visibilities: of each part's rows.
+            main: the layer's main rows without streams.
+            parts: the parts of the batch.
+            visibilities: the visibility of each part's rows.
         """
         config, modules = self.streams.config, {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
@@ -192,13 +192,13 @@ class StreamForward:
 
 
 def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
-    """(B, C, h) rows of ``hidden`` (B, T, h) at ``positions`` (B, C), the last one past the end."""
+    """Select rows (B, C, h) of ``hidden`` (B, T, h) at ``positions`` (B, C), cut to T - 1."""
     positions = mx.minimum(positions, hidden.shape[1] - 1)
     return hidden[mx.arange(len(hidden))[:, None], positions]
 
 
 class MainRows(AskedCache):
-    """Stands for a layer's KV cache while main rows of whole sequences pass, and keeps theirs.
+    """A stand-in for a layer's KV cache that keeps the keys and values of main rows.
 
     Args:
         window: the layer's sliding window, if it has one.
@@ -223,16 +223,16 @@ class MainRows(AskedCache):
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Causal, within the layer's window; ``window_size`` is for a layer without one."""
+        """Make a causal mask, within the layer's window or, if it has none, ``window_size``."""
         window = window_size if self.window is None else self.window
         return Rows(0, None).attention_mask(count, 0, window, return_array)
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told what the layer's rows ask with; see ``kv.AskedCache``."""
+        """Keep the layer's queries; see ``kv.AskedCache``."""
         self.queries, self.softcap = queries, softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Keep and return them."""
+        """Keep and return keys and values."""
         self.keys, self.values = keys, values
         return keys, values
 
@@ -242,7 +242,7 @@ class MainRows(AskedCache):
         return [a for a in (self.keys, self.values, self.queries) if a is not None]
 
     def with_arrays(self, arrays: list[mx.array]) -> "MainRows":
-        """The same rows with others in place of ``arrays``."""
+        """Copy the rows with others in place of ``arrays``."""
         rows = copy(self)
         if arrays:
             rows.keys, rows.values, *queries = arrays
@@ -251,21 +251,21 @@ class MainRows(AskedCache):
 
 
 class Visibility:
-    """Positions of the rows of segments, and who sees whom; the same for all layers of a step.
+    """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and behind them its streams position by
     position. They may see the columns of all T main rows and behind these the segment's own
     streams.
 
     Args:
-        sequences: of the step.
+        sequences: the sequences of the step.
         num_streams: gamma.
-        shared: the main rows see their streams, Eq. 3.
-        windows: of the layers, ``None`` for one without.
-        group_axis: masks have an axis for groups of heads too.
+        shared: whether the main rows see their streams (Eq. 3).
+        windows: sliding windows of the layers, ``None`` for a layer without one.
+        group_axis: whether masks have an axis for groups of heads too.
 
     Attributes:
-        main_rows: of each segment; 0 in lossless mode.
+        main_rows: number of main rows of each segment; 0 in lossless mode.
         positions: (B * S, rows) int32.
     """
 
@@ -295,7 +295,7 @@ class Visibility:
         self._seen = {window: self._within(window) for window in windows}
 
     def _among_streams(self) -> mx.array:
-        """(rows, c * gamma) bool: which of the segment's streams a row sees."""
+        """Return (rows, c * gamma) bool: the segment's streams that a row sees."""
         gamma, place = self.num_streams, mx.arange(self.count)
         of_stream, stream = mx.repeat(place, gamma), mx.tile(mx.arange(gamma), (self.count,))
         same = of_stream[:, None] == of_stream
@@ -305,12 +305,12 @@ class Visibility:
         return mx.concatenate([place[:, None] == of_stream, sees])
 
     def _within(self, window: int | None) -> mx.array:
-        """(B * S, rows, T) bool: which main rows each row sees."""
+        """Return (B * S, rows, T) bool: the main rows that each row sees."""
         seen = self._behind >= 0
         return seen if window is None else seen & (self._behind < window)
 
     def mask(self, window: int | None) -> mx.array:
-        """(B * S, 1, rows, T + c * gamma) bool, or with another axis of 1 behind the second.
+        """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
 
         Args:
             window: a row sees main rows less than this many positions back; ``None``: all.
@@ -318,13 +318,13 @@ class Visibility:
         return self._for_heads(mx.concatenate([self._seen[window], self._own], axis=-1))
 
     def narrowed(self, window: int | None, weights: mx.array, count: int) -> mx.array:
-        """The mask of a layer in which streams see the likeliest main rows alone.
+        """Return the mask of a layer in which streams see the likeliest main rows alone.
 
         Args:
             window: see ``mask``.
-            weights: (B * S, c, T) what each main row beside streams weighs the others by; -1: it
-                does not see them.
-            count: how many are selected; more where the last ones weigh the same.
+            weights: (B * S, c, T) weights of main rows by each main row beside streams; -1: not
+                seen.
+            count: number of selected rows; ties with the last are selected too.
         """
         gamma, seen = self.num_streams, self._seen[window]
         of_streams = seen[:, self.main_rows :]
@@ -334,27 +334,27 @@ class Visibility:
         return self._for_heads(mx.concatenate([seen, self._own], axis=-1))
 
     def seen_beside(self, window: int | None) -> mx.array:
-        """(B * S, c, T) bool: which main rows are seen from the positions with streams."""
+        """Return (B * S, c, T) bool: the main rows seen from the positions with streams."""
         return self._seen[window][:, self.main_rows :: self.num_streams]
 
     def _for_heads(self, mask: mx.array) -> mx.array:
         return mask[:, None, None] if self._group_axis else mask[:, None]
 
     def in_segments(self, whole: mx.array) -> mx.array:
-        """(B * S, ..) of (B, ..): every segment of a sequence has the same."""
+        """Repeat (B, ..) to (B * S, ..), the same for every segment of a sequence."""
         segments = self.sequences.positions.shape[1]
         shape = len(whole), segments, *whole.shape[1:]
         return mx.broadcast_to(whole[:, None], shape).reshape(-1, *whole.shape[1:])
 
     def with_completion(self, prompt: mx.array | None, own: mx.array) -> mx.array:
-        """All main rows' keys or values, in order.
+        """Join all main rows' keys or values, in order.
 
         Args:
             prompt: (B, kv_heads, prompt rows, d), if there are any.
             own: (B * S, kv_heads, c, d) of the main rows with streams.
 
         Returns:
-            (B, kv_heads, T, d); what lies past a sequence's end means nothing.
+            (B, kv_heads, T, d); rows past a sequence's end mean nothing.
         """
         sequences = self.sequences
         batch, segments, count = sequences.positions.shape
@@ -370,13 +370,13 @@ class Visibility:
 
 
 class SegmentRows(AskedCache):
-    """Stands for a layer's KV cache while the rows of segments pass.
+    """A stand-in for a layer's KV cache while the rows of segments pass.
 
     Args:
-        main: what the layer's main rows without streams left.
-        visibility: of the segments' rows.
-        map_values: applied to the segments' values.
-        stream_keys: main rows that a stream attends to; 0: all.
+        main: the layer's main rows without streams.
+        visibility: the visibility of the segments' rows.
+        map_values: function applied to the segments' values.
+        stream_keys: number of main rows that a stream attends to; 0: all.
     """
 
     def __init__(
@@ -391,13 +391,13 @@ class SegmentRows(AskedCache):
 
     @property
     def offset(self) -> mx.array:
-        """(B * S, rows) positions."""
+        """Positions (B * S, rows)."""
         return self._visibility.positions
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """The mask of the segments' rows.
+        """Return the mask of the segments' rows.
 
         Where streams select keys, ``update_and_fetch`` narrows it: a layer asks for it before its
         queries are known.
@@ -406,7 +406,7 @@ class SegmentRows(AskedCache):
         return self._mask
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told what the rows ask with; see ``kv.AskedCache``."""
+        """Keep the rows' queries; see ``kv.AskedCache``."""
         if count := self._visibility.main_rows:
             self._asked = queries[:, :, :count], softcap
         else:
@@ -414,7 +414,7 @@ class SegmentRows(AskedCache):
             self._asked = _beside(self._main.queries, positions), self._main.softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The sequences' main rows and, behind them, the segment's own streams."""
+        """Return keys and values of the main rows and, behind them, the segment's streams."""
         visibility, main = self._visibility, self._main
         if self._map_values is not None:
             values = self._map_values(values)
@@ -435,7 +435,7 @@ class SegmentRows(AskedCache):
         )
 
     def _weights(self, keys: mx.array) -> mx.array:
-        """(B * S, c, T) what the main rows beside streams weigh others by; -1: not seen."""
+        """Return weights (B * S, c, T) of main rows by those beside streams; -1: not seen."""
         queries, softcap = self._asked
         batch, heads, rows, size = queries.shape
         grouped = queries.reshape(batch, keys.shape[1], -1, size)
@@ -445,7 +445,7 @@ class SegmentRows(AskedCache):
 
 
 def _beside(queries: mx.array, positions: mx.array) -> mx.array:
-    """(B * S, heads, c, d) rows of (B, heads, T, d) at positions (B, S, c)."""
+    """Select rows (B * S, heads, c, d) of (B, heads, T, d) at positions (B, S, c)."""
     batch, segments, count = positions.shape
     places = mx.minimum(positions.reshape(batch, -1), queries.shape[2] - 1)
     rows = queries.swapaxes(1, 2)[mx.arange(batch)[:, None], places]

@@ -35,27 +35,27 @@ class Batches:
     """Batches of sequences of similar lengths, a pure function of the seed and their number.
 
     Args:
-        items: to choose from.
-        batch_size: sequences in a batch; the last of an epoch may have fewer.
-        seed: of the order.
+        items: all items.
+        batch_size: number of sequences in a batch; the last of an epoch may have fewer.
+        seed: seed of the order.
     """
 
     def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
         self._items, self._size, self._seed = items, batch_size, seed
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches of an epoch."""
         return -(-len(self._items) // self._size)
 
     def from_step(self, step: int) -> Iterator[list[Item]]:
-        """The batches from the ``step``-th on, counted from 0, without end."""
+        """Yield the batches from the ``step``-th on, counted from 0, without end."""
         epoch, skipped = divmod(step, len(self))
         while True:
             yield from self.epoch(epoch)[skipped:]
             epoch, skipped = epoch + 1, 0
 
     def epoch(self, number: int) -> list[list[Item]]:
-        """All batches of an epoch; each has other ones."""
+        """Make all batches of an epoch; each epoch has others."""
         generator = np.random.default_rng((self._seed, number))
         drawn = [self._items[place] for place in generator.permutation(len(self._items))]
         groups = []
@@ -66,17 +66,17 @@ class Batches:
 
 
 def _length(item: Item) -> tuple[int, int]:
-    """A sort key: the length to within 32 tokens, then the positions with streams."""
+    """Return a sort key: the length to within 32 tokens, then the positions with streams."""
     return len(item.tokens) // 32, item.completion_tokens
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:
-    """The tokens that come most often in completions; of equals, those that come more in all text.
+    """Find the tokens most frequent in completions; of equals, those more frequent in all text.
 
     Args:
         items: training data.
-        count: how many tokens.
-        vocab_size: of the base.
+        count: number of tokens.
+        vocab_size: the base's number of tokens.
 
     Returns:
         Their ids, in ascending order.

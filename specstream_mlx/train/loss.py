@@ -35,7 +35,7 @@ class Loss:
 def head_cross_entropy(
     head: Head, hidden: mx.array, targets: mx.array, vocab_size: int
 ) -> mx.array:
-    """The cross entropy of each row's logits with its target; only ``hidden`` gets a gradient.
+    """Compute the cross entropy of each row's logits; only ``hidden`` gets a gradient.
 
     The logits of all rows never exist at once: the forward pass goes slice by slice, and computes
     the rows' gradient with them.
@@ -68,8 +68,8 @@ def head_cross_entropy(
             rows = hidden[part]
             if gradients:  # one after the other, or MLX computes many slices at a time
                 (rows,) = mx.depends([rows], [losses[-1], gradients[-1]])
-            (_, found), gradient = with_gradient(rows, targets[part])
-            losses.append(found)
+            (_, loss), gradient = with_gradient(rows, targets[part])
+            losses.append(loss)
             gradients.append(gradient)
         return mx.concatenate(losses), mx.concatenate(gradients)
 
@@ -83,12 +83,12 @@ def head_cross_entropy(
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Number of rows whose logits are held at a time."""
+    """Return the number of rows whose logits are held at a time."""
     return max(_LEAST_ROWS, _LOGITS_AT_ONCE // vocab_size)
 
 
 def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:
-    """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
+    """Compute the loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
     Stream 0 is the main stream. A conditioned head is given the true tokens before, and streams
     with a draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach
@@ -96,7 +96,7 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
 
     Args:
         forward: the model and streams in training.
-        sequences, scored: of the step, from ``sequences_of``.
+        sequences, scored: the step's, from ``sequences_of``.
     """
     hidden, model = forward(sequences), forward.model
     config, vocab_size = forward.streams.config, forward.vocab_size
@@ -120,12 +120,12 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
 
 
 def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> mx.array:
-    """The rows that the LM head reads: (B, C, 1 + gamma, h), the main stream's first.
+    """Return the LM head's input rows (B, C, 1 + gamma, h), the main stream's first.
 
     Args:
         forward: the model and streams.
-        sequences: of the step.
-        hidden: what comes of them.
+        sequences: the step's sequences.
+        hidden: the hidden states of these.
     """
     head, streams = forward.streams.head, hidden.streams
     if head is not None:

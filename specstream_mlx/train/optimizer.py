@@ -26,7 +26,7 @@ KINDS: dict[str, Any] = {
 
 
 def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedule:
-    """A schedule that rises over a share of the updates while it falls linearly to 0 over all."""
+    """Make a schedule that falls linearly to 0, and rises over a first share of the updates."""
     first = max(1, round(warm_up * updates))
 
     def rate(step: mx.array) -> mx.array:
@@ -38,11 +38,11 @@ def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedu
 
 
 def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
-    """mlx_lm's schedule by its ``name``, ``arguments`` and ``warmup``.
+    """Make mlx_lm's schedule from its ``name``, ``arguments`` and ``warmup``.
 
     Args:
-        fields: these.
-        updates: of the run, in whose first, middle and last one the rate is looked at.
+        fields: these three by name.
+        updates: the run's number of updates; the rate is checked at the first, middle and last.
 
     Raises:
         UserError: a field is missing or wrong, or a rate is negative or no number.
@@ -62,7 +62,7 @@ def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
 
 
 def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an optimizer: those asked for, and our defaults.
+    """Return the arguments of an optimizer: those asked for, and our defaults.
 
     Args:
         kind: a key of ``KINDS``.
@@ -81,9 +81,9 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         defaults["weight_decay"] = 0.0
     if kind == "adafactor":  # otherwise it takes no learning rate
         defaults["relative_step"] = False
-    found = {**defaults, **options}
+    arguments = {**defaults, **options}
     try:
-        tried = KINDS[kind](learning_rate=1.0, **found)
+        tried = KINDS[kind](learning_rate=1.0, **arguments)
         ones = {"w": mx.ones((2, 2))}
         finite = mx.isfinite(tried.apply_gradients(ones, ones)["w"]).all().item()
     except Exception as error:  # mlx looks at an argument when it computes with it
@@ -92,7 +92,7 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"optimizer_config's {kind} is {shown(options)}, with which an update is no number"
         )
-    return found
+    return arguments
 
 
 class GroupedOptimizer:
@@ -106,9 +106,9 @@ class GroupedOptimizer:
         kind: a key of ``KINDS``.
         options: further arguments of that class.
         schedule: the learning rate.
-        factors: of the learning rate by group: ``lora``, ``streams``, ``embeddings``.
-        max_grad_norm: gradients are clipped to this norm.
-        names: of all parameters.
+        factors: factors of the learning rate by group: ``lora``, ``streams``, ``embeddings``.
+        max_grad_norm: norm to clip gradients to.
+        names: names of all parameters.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class GroupedOptimizer:
         }
 
     def apply(self, gradients: Parameters, parameters: Parameters) -> tuple[Parameters, mx.array]:
-        """The parameters after an update, and the sum of the norms that were clipped."""
+        """Update; returns the new parameters, and the sum of the norms that were clipped."""
         clipped: Parameters = {}
         norms = mx.array(0.0)
         for pruner in (True, False):
@@ -151,12 +151,12 @@ class GroupedOptimizer:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The last update's, by group."""
+        """Learning rates of the last update, by group."""
         return {group: o.learning_rate.item() for group, o in self._optimizers.items()}
 
     @property
     def state(self) -> dict[str, mx.array]:
-        """All that the optimizers keep, by group, parameter and kind."""
+        """State of all optimizers, by group, parameter and kind."""
         flat = {}
         for group, optimizer in self._optimizers.items():
             for name, value in optimizer.state.items():

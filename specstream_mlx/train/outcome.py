@@ -28,11 +28,11 @@ class Outcome:
     """Tokens per second behind the first token as ratios, the geometric means over prompts.
 
     Attributes:
-        speedup: of the adapter over plain mlx_lm on the same weights.
-        lookup: of prompt lookup alone over the same.
+        speedup: the adapter's over plain mlx_lm on the same weights.
+        lookup: prompt lookup's alone over the same.
         accepted_length: tokens per target call with the adapter.
         call_reduction: target calls of plain decoding over those with the adapter.
-        prompts: how many were decoded.
+        prompts: number of prompts decoded.
     """
 
     speedup: float
@@ -71,11 +71,11 @@ def measure(
     """Decode prompts greedily in three ways, in turn; a first round on the first is not counted.
 
     Args:
-        model: with the adapter mounted.
-        tokenizer: its.
+        model: the base with the adapter mounted.
+        tokenizer: the base's tokenizer.
         prompts: token ids.
-        max_tokens: of each text.
-        show: told how many generations are done, and how many there are.
+        max_tokens: the most tokens of each text.
+        show: called with the number of generations done, and of all.
     """
     bare = replace(model, streams=None, adapter=None)
     speedups, lookups, tokens, calls = [], [], 0, 0
@@ -113,5 +113,5 @@ def measure(
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    """The geometric mean; 1 of nothing, which says nothing."""
+    """Return the geometric mean; of nothing 1."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0

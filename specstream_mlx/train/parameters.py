@@ -14,14 +14,14 @@ EMBEDDING_STD = 0.02
 
 
 def initial_streams(config: StreamConfig, seed: int) -> Streams:
-    """Untrained streams, drawn as the PyTorch trainer draws them.
+    """Make untrained streams, drawn as the PyTorch trainer draws them.
 
-    Maps that add something to what is there begin with zeros behind them, so that at the start
-    adapters, pruner and conditioned head change nothing.
+    The last map of adapters, pruner and conditioned head is 0, so that they change nothing at the
+    start.
 
     Args:
-        config: of the streams.
-        seed: of what is drawn.
+        config: configuration of the streams.
+        seed: seed of the draws.
     """
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():
@@ -44,8 +44,8 @@ class Trained:
 
     Args:
         model: an mlx-lm model of which nothing but LoRA is trainable.
-        streams: beside it.
-        head_alone: of the streams, the conditioned head alone is trained, and no LoRA.
+        streams: the model's streams.
+        head_alone: whether the conditioned head alone is trained, and no LoRA.
     """
 
     def __init__(self, model: nn.Module, streams: Streams, head_alone: bool = False):
@@ -56,7 +56,7 @@ class Trained:
             streams.head.unfreeze()
 
     def get(self) -> Parameters:
-        """The trained arrays, float32, except a draft vocabulary, which is not trained."""
+        """Return the trained arrays, float32; a draft vocabulary is not trained."""
         of_streams = dict(tree_flatten(self._streams.trainable_parameters()))
         of_streams.pop(VOCABULARY, None)
         return dict(tree_flatten(self._model.trainable_parameters())) | of_streams

@@ -1,7 +1,7 @@
 """A training run: iterations, validation, checkpoints, and the adapter at its end.
 
 The state of a run is its last checkpoint. Batches, schedules and draws are functions of the
-settings and of how many iterations are done, so a run that was interrupted and resumed writes the
+settings and the number of iterations done, so a run that was interrupted and resumed writes the
 same bytes as one that was not.
 """
 
@@ -38,19 +38,19 @@ from .start import Start, set_vocabulary
 from .validation import Validation, validate
 
 _MULTIPLE = 32
-"""Compiled steps have lengths filled up to multiples of this."""
+"""Lengths of compiled steps are filled up to multiples of this."""
 
 _MOST_ITERATIONS = 1 << 31
 """Seeds of a run: an iteration draws with the run's seed times this, plus its own number."""
 
 
 class StepFunction:
-    """Loss and gradients of an iteration.
+    """Loss and gradients of an iteration, as a function.
 
     Args:
         forward: the model and streams.
-        trained: what has gradients.
-        compiled: compile it, once for every shape that comes.
+        trained: the modules that get gradients.
+        compiled: whether to compile it, once for every shape.
     """
 
     def __init__(self, forward: StreamForward, trained: Trained, compiled: bool):
@@ -74,7 +74,7 @@ class StepFunction:
     def __call__(
         self, parameters: Parameters, sequences: Sequences, scored: Scored
     ) -> tuple[mx.array, Parameters]:
-        """The loss, and its gradients by name."""
+        """Return the loss, and its gradients by name."""
         loss, gradients = self._function(
             parameters, sequences.tokens, sequences.positions, sequences.prompt_rows, vars(scored)
         )
@@ -87,11 +87,11 @@ class Progress:
     """Progress of a run.
 
     Attributes:
-        iterations: done.
-        trained_tokens: completion tokens that were learned from, with repetitions.
+        iterations: number of iterations done.
+        trained_tokens: number of completion tokens trained on, with repetitions.
         best_length: the longest accepted length of a validation; ``None`` before the first.
-        best_iteration: the iterations that were done at it.
-        waited: validations since.
+        best_iteration: number of iterations done at that validation.
+        waited: number of validations since.
     """
 
     iterations: int = 0
@@ -102,39 +102,39 @@ class Progress:
 
     @classmethod
     def read(cls, path: Path, values: Mapping[str, Any]) -> "Progress":
-        """The progress that a checkpoint holds.
+        """Read the progress that a checkpoint holds.
 
         Args:
-            path: of the checkpoint, for the error.
-            values: by name.
+            path: the checkpoint, for the error.
+            values: the progress's values by name.
 
         Raises:
             UserError: a value is missing, unknown or of another type.
         """
         try:
-            found = cls(**values)
+            progress = cls(**values)
             for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
-                check_integer(name, getattr(found, name), least=0, most=2**63 - 1)
+                check_integer(name, getattr(progress, name), least=0, most=2**63 - 1)
         except (TypeError, UserError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
-        best = found.best_length
+        best = progress.best_length
         if best is not None and not (is_number(best) and best >= 0):
             raise UserError(f"{path} is no checkpoint of a run: best_length is {shown(best)}")
-        return found
+        return progress
 
 
 class Run:
     """A run in memory.
 
     Args:
-        settings: checked.
+        settings: checked settings.
         start: from ``start_of``.
-        train: what to learn from.
-        valid: what the streams are tried on; ``None``: nothing.
+        train: training data.
+        valid: validation data; ``None``: no validation.
 
     Attributes:
-        progress: so far.
-        directory: where checkpoints and the log are.
+        progress: the progress so far.
+        directory: directory of checkpoints and log.
     """
 
     def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
@@ -168,7 +168,7 @@ class Run:
             batches = Batches(valid.items, settings.batch_size, 0).epoch(0)
             self._valid = batches if settings.val_batches < 0 else batches[: settings.val_batches]
 
-    # Its state on disk --------------------------------------------------------------------------
+    # State on disk -----------------------------------------------------------------------------
 
     @property
     def last(self) -> Path:
@@ -204,28 +204,28 @@ class Run:
         Raises:
             UserError: it cannot be read, or belongs to a run of another kind.
         """
-        found = self._read(path)
-        self.progress = Progress.read(path, found.progress)
+        checkpoint = self._read(path)
+        self.progress = Progress.read(path, checkpoint.progress)
         # In this run's order: the norm of all gradients is a sum, which depends on it.
-        self.parameters = {name: found.parameters[name] for name in self.parameters}
-        self._optimizer.state = found.optimizer
+        self.parameters = {name: checkpoint.parameters[name] for name in self.parameters}
+        self._optimizer.state = checkpoint.optimizer
         self._trained.set(self.parameters)
 
     def _read(self, path: Path) -> Checkpoint:
-        """A checkpoint of this run."""
-        found = Checkpoint.load(path)
-        found.check(path, self._identity, self.parameters, self._optimizer.state)
-        return found
+        """Read a checkpoint of this run."""
+        checkpoint = Checkpoint.load(path)
+        checkpoint.check(path, self._identity, self.parameters, self._optimizer.state)
+        return checkpoint
 
     def write_adapter(self) -> Path:
-        """Write the best checkpoint, or what there is without validation, as an adapter directory.
+        """Write the best checkpoint, without validation the last, as an adapter directory.
 
         Raises:
             UserError: the file system refuses it, the directory exists, or the checkpoint is none
                 of this run.
         """
-        found = self._read(self.best if self._valid else self.last)
-        tensors = self._frozen | found.parameters
+        checkpoint = self._read(self.best if self._valid else self.last)
+        tensors = self._frozen | checkpoint.parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
             streams[VOCABULARY] = self._start.streams.vocabulary
@@ -242,11 +242,11 @@ class Run:
     def iterate(
         self, callback: TrainingCallback, stops: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Run until the settings' iterations are done, or validation says that they are enough.
+        """Run until the settings' iterations are done, or validation ends the run.
 
         Args:
-            callback: told mlx_lm's figures, and ours beside them.
-            stops: asked after every update whether the run is to be interrupted.
+            callback: called with mlx_lm's figures, and ours beside them.
+            stops: function, called after every update, that tells whether to interrupt the run.
 
         Returns:
             Whether the run has come to its end.
@@ -303,7 +303,7 @@ class Run:
         return self._batches.epoch(0)
 
     def gradients(self, items: list[Item]) -> tuple[mx.array, Parameters]:
-        """Loss and gradients of a batch, not evaluated yet; nothing changes."""
+        """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         settings = self.settings
         step = sequences_of(
             items,
@@ -322,7 +322,7 @@ class Run:
 
         Args:
             callback: see ``iterate``.
-            updated: iterations that an update has just learned from; 0: there was none.
+            updated: number of iterations in the update just done; 0: there was none.
         """
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
@@ -345,7 +345,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True if all iterations are done, or validation said that they are enough."""
+        """True if all iterations are done, or validation has ended the run."""
         return self.progress.iterations >= self.settings.iters or self._is_enough()
 
     def _is_enough(self) -> bool:
@@ -353,7 +353,7 @@ class Run:
         return bool(patience and self._valid) and self.progress.waited >= patience
 
     def validation(self) -> Validation:
-        """Measure what the streams would win as they are now."""
+        """Validate the streams as they are now."""
         self._start.model.eval()
         return validate(self._forward, self._valid, self._alphas, self.settings.segment)
 
@@ -361,21 +361,21 @@ class Run:
         if not self._valid:
             return
         began, progress = time.perf_counter(), self.progress
-        found = self.validation()
+        validation = self.validation()
         if progress.iterations or self.settings.init_adapter is not None:
             best = progress.best_length
-            if best is None or found.accepted_length > best:
-                progress.best_length, progress.waited = found.accepted_length, 0
+            if best is None or validation.accepted_length > best:
+                progress.best_length, progress.waited = validation.accepted_length, 0
                 progress.best_iteration = progress.iterations
                 self.save(self.best)
             else:
                 progress.waited += 1
         figures = {
             "iteration": progress.iterations,
-            "val_loss": found.loss,
+            "val_loss": validation.loss,
             "val_time": time.perf_counter() - began,
-            "accuracy": found.accuracy,
-            "accepted_length": found.accepted_length,
+            "accuracy": validation.accuracy,
+            "accepted_length": validation.accepted_length,
         }
         callback.on_val_loss_report(figures)
         self._log(figures)
@@ -406,35 +406,35 @@ class _Window:
 
 
 def run_directory(adapter_path: Path) -> Path:
-    """The directory of a run's checkpoints, log and data, beside the adapter that it writes."""
+    """Return the directory of a run's checkpoints, log and data, beside its adapter."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
 
 
 def last_checkpoint(directory: Path) -> Path:
-    """The file of a run's last checkpoint in its directory."""
+    """Return the file of a run's last checkpoint in its directory."""
     return directory / "last.safetensors"
 
 
 def logged(log: Path, name: str) -> list[tuple[int, float]]:
-    """A figure by iteration; an interrupted run's is taken from where it went on.
+    """Read a figure by iteration; a resumed run's lines replace the later ones before them.
 
     Args:
-        log: a run's; lines without an iteration are another program's.
-        name: of the figure.
+        log: a run's log; lines without an iteration are ignored.
+        name: the figure's name.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the log cannot be read.
     """
-    found: list[tuple[int, float]] = []
+    points: list[tuple[int, float]] = []
     for _, figures in read_json_lines(log):
         now = figures.get("iteration") if isinstance(figures, dict) else None
         if now is None:
             continue
         if name in figures:
-            found = [point for point in found if point[0] < now] + [(now, figures[name])]
+            points = [point for point in points if point[0] < now] + [(now, figures[name])]
         else:
-            found = [point for point in found if point[0] <= now]
-    return found
+            points = [point for point in points if point[0] <= now]
+    return points
 
 
 def check_log(path: Path) -> None:
@@ -479,7 +479,7 @@ def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> G
 
 
 def _digest(items: Sequence[Item]) -> str:
-    """A short text that other items do not have."""
+    """Return a digest of the items."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(f"{item.stream_from} {list(item.tokens)}".encode())

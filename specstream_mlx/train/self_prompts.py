@@ -50,8 +50,8 @@ class Asking:
     """Settings of the prompts that a model draws.
 
     Attributes:
-        count: prompts.
-        seed: of the draws.
+        count: number of prompts.
+        seed: seed of the draws.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
         script: ``latin``: prompts with letters of other scripts are left out.
     """
@@ -67,9 +67,9 @@ class Asked:
     """Prompts that were kept, and counts of those that were not.
 
     Attributes:
-        prompts: those that are kept, in the order of their draws.
-        drawn: draws of this call.
-        left_out: how many of them were not kept, by what they did.
+        prompts: the kept prompts, in the order of their draws.
+        drawn: number of draws of this call.
+        left_out: number of draws that were not kept, by reason.
     """
 
     prompts: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Asked:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentence(self) -> str:
-        """A sentence: how many were drawn and kept in this call, and why the others were not."""
+        """Say how many prompts were drawn and kept in this call, and why others were not."""
         kept = self.drawn - self.left_out.total()
         faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
         return f"The base drew {self.drawn} prompts and {kept} are kept" + (
@@ -95,11 +95,11 @@ def ask_itself(
     """Let a model draw prompts, to ``prompts.jsonl`` in a directory.
 
     Args:
-        model: without an adapter.
-        tokenizer: its, with a chat template.
-        directory: where the file goes; it is made.
-        asking: what to draw.
-        show: told how many prompts there are.
+        model: the base without an adapter.
+        tokenizer: the base's tokenizer, with a chat template.
+        directory: directory of the file; it is made.
+        asking: settings of the prompts.
+        show: called with the number of prompts.
 
     Raises:
         UserError: there is no chat template or it leaves out what the user says, next to no draw
@@ -155,7 +155,7 @@ def ask_itself(
 def _turn_of(
     tokenizer: TokenizerWrapper, template: str | None
 ) -> tuple[list[int], TokenizerWrapper]:
-    """Token ids up to what the user says, and a tokenizer whose end tokens end that."""
+    """Return token ids up to the user's text, and a tokenizer whose end tokens end that text."""
     before, after = around_user(tokenizer, template)
     said, ended = (
         tokenizer.encode(f"user{text}", add_special_tokens=False) for text in ("", after)
@@ -168,7 +168,7 @@ def _turn_of(
 
 
 def _read(model: SpeculativeModel, tokens: list[int]) -> list[Any]:
-    """The KV caches of what stands before every draw, which is read once."""
+    """Read the tokens before every draw, once; returns their KV caches."""
     caches = make_prompt_cache(model.model)
     if tokens:
         model.model(mx.array([tokens]), cache=caches)
@@ -184,7 +184,7 @@ def _draws(
     seed: int,
     places: Collection[int],
 ) -> Iterator[tuple[int, str, bool]]:
-    """Number and text of each draw behind a last token, and whether it ended."""
+    """Yield number and text of each draw behind a last token, and whether it ended."""
     seeds = Noise(seed)  # mixed, so that the draws of seed 1 are not those of seed 0 but one
     response = batch_generate(
         model,
@@ -201,7 +201,7 @@ def _draws(
 
 
 def _fault(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
-    """The reason why a text is no prompt; ``None``: it is one."""
+    """Return the reason why a text is no prompt; ``None``: it is one."""
     words = _WORD.findall(text.casefold())
     if not ended:
         return f"had no end within {MOST_TOKENS} tokens"
@@ -218,12 +218,12 @@ def _fault(text: str, ended: bool, controls: Collection[str], script: Script) ->
 
 
 def _beginning(text: str) -> str:
-    """The key that texts have in common which are nearly the same."""
+    """Return a key that nearly equal texts share."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
 
 
 def _kept(path: Path) -> dict[int, str]:
-    """The prompts of a file by the number of their draw."""
+    """Read the prompts of a file by the number of their draw."""
     kept = {}
     for number, value in read_json_lines(path) if cut_to_lines(path) else ():
         try:

@@ -1,4 +1,4 @@
-"""Sequences of one training step: their tokens, where streams run, and what these must predict.
+"""Sequences of one training step: their tokens, positions with streams, and targets.
 
 Streams run beside the last prompt token and every completion token but the last (ARCHITECTURE.md,
 "One decoding step"). All that depends on lengths alone is computed here, on the host, so that a
@@ -33,11 +33,11 @@ class Sequences:
 
     @property
     def first(self) -> mx.array:
-        """(B,) the first position with streams."""
+        """Positions (B,) of the first streams."""
         return self.positions[:, 0, 0]
 
     def of(self, part: slice) -> "Sequences":
-        """Some of them."""
+        """Select some of the sequences."""
         return replace(self, tokens=self.tokens[part], positions=self.positions[part])
 
 
@@ -48,7 +48,7 @@ class Scored:
     Attributes:
         rows: (n,) int32, their places among the B * C * (1 + gamma) of positions, each the main
             stream's first and then those of streams 1 to gamma.
-        main_rows: how many of them, from the first on, are the main stream's.
+        main_rows: number of rows, from the first on, that are the main stream's.
         targets: (n,) int32, the tokens that they should predict; of streams with a draft vocabulary
             the places of these in it.
         streams: (n,) int32, 0 for the main stream.
@@ -82,10 +82,10 @@ def sequences_of(
     (Eq. 6) and in the draft vocabulary, so each of its rows weighs ``alpha`` over their number.
 
     Args:
-        items: each with at least one completion token.
+        items: items with at least one completion token each.
         alphas: 1 + gamma weights, the main stream's first; rows of weight 0 are not scored.
-        segment: c, positions with streams that are computed together.
-        multiple: lengths are filled up to multiples of this, so that shapes repeat.
+        segment: number c of positions with streams that are computed together.
+        multiple: number to whose multiples lengths are filled up, so that shapes repeat.
         exits: whether the early exit is trained.
         places: (V,) every token's place in the draft vocabulary, -1 where it has none; ``None``:
             streams may draft all tokens.
@@ -142,11 +142,11 @@ def sequences_of(
 
 
 def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None:
-    """Every token's place (V,) in a draft vocabulary, -1 where it has none; ``None`` without one.
+    """Return each token's place (V,) in a draft vocabulary, -1: none; ``None`` without one.
 
     Args:
         vocabulary: (n,) tokens that streams may draft.
-        vocab_size: V.
+        vocab_size: the base's number of tokens V.
     """
     if vocabulary is None:
         return None
@@ -156,12 +156,12 @@ def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None
 
 
 def _up(count: int, multiple: int) -> int:
-    """``count``, or the next multiple above it."""
+    """Round ``count`` up to a multiple."""
     return -(-count // multiple) * multiple
 
 
 def _filled(values: np.ndarray, multiple: int, dtype: type = np.int32) -> mx.array:
-    """The values, and zeros behind them up to a multiple."""
+    """Fill up the values with zeros to a multiple."""
     filled: np.ndarray = np.zeros(_up(len(values), multiple), dtype)
     filled[: len(values)] = values
     return mx.array(filled)

@@ -20,9 +20,9 @@ _FREE_TO_CHANGE = {
 
 @dataclass(kw_only=True)
 class TrainSettings(StreamSettings):
-    """What to train, on what, and for how long. Names and defaults are mlx_lm's where it has them.
+    """Settings of a training run. Names and defaults are mlx_lm's where it has them.
 
-    What is said of the streams stands at ``StreamSettings``.
+    ``StreamSettings`` has the settings of the streams.
     """
 
     PANEL: ClassVar[str] = "Optimization"
@@ -147,18 +147,18 @@ class TrainSettings(StreamSettings):
 
     def _check_lora(self) -> None:
         expected = {"rank", "dropout", "scale"}
-        found = self.lora_parameters
-        if not expected <= set(found) <= {*expected, "keys"}:
+        lora = self.lora_parameters
+        if not expected <= set(lora) <= {*expected, "keys"}:
             raise UserError(
-                f"lora_parameters is {shown(found)}, expected rank, scale, dropout and maybe keys"
+                f"lora_parameters is {shown(lora)}, expected rank, scale, dropout and maybe keys"
             )
-        check_integer("lora_parameters' rank", found["rank"])
+        check_integer("lora_parameters' rank", lora["rank"])
         for name, most in (("scale", float("inf")), ("dropout", 1.0)):
-            value = found[name]
+            value = lora[name]
             if not is_number(value) or not 0 <= value < most:
                 raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
 
-        keys = found.get("keys")
+        keys = lora.get("keys")
         if keys is not None and not (
             isinstance(keys, list) and all(isinstance(key, str) for key in keys)
         ):
@@ -166,7 +166,7 @@ class TrainSettings(StreamSettings):
 
     @property
     def updates(self) -> int:
-        """Updates in all iterations."""
+        """Number of updates in all iterations."""
         return -(-self.iters // self.grad_accumulation_steps)
 
     def identity(self) -> dict[str, str]:

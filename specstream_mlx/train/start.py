@@ -25,12 +25,12 @@ class Start:
     """A base with what is to be trained on it.
 
     Attributes:
-        base: as it is decoded with: packed weights stay packed where that is faster.
-        tokenizer: its.
-        streams: untrained, or those of ``init_adapter``.
-        lora_parameters: mlx-lm's, ``None`` without LoRA.
-        num_layers: top layers with LoRA.
-        chooses_vocabulary: a draft vocabulary is to be taken from the data (``set_vocabulary``).
+        base: the base as it is decoded with: weights stay packed where that is faster.
+        tokenizer: the base's tokenizer.
+        streams: untrained streams, or those of ``init_adapter``.
+        lora_parameters: mlx-lm's ``lora_parameters``; ``None`` without LoRA.
+        num_layers: number of top layers with LoRA.
+        chooses_vocabulary: whether the data give a draft vocabulary (``set_vocabulary``).
     """
 
     base: SpeculativeModel

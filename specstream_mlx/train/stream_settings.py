@@ -1,4 +1,4 @@
-"""What a run trains: the streams' shape, the weights of their losses and the learning rates.
+"""Settings of trained streams: their shape, the weights of their losses, the learning rates.
 
 Both trainers share it, so nothing here needs MLX.
 """

@@ -50,13 +50,13 @@ def validate(
         sequences, scored = sequences_of(items, [1.0] * rows, segment, exits=False)
         read = predicting(forward, sequences, forward(sequences))
         read = read.reshape(-1, read.shape[-1])[scored.rows]
-        found, lost = _scores(forward, read, scored)
+        correct, lost = _scores(forward, read, scored)
         place, stream = np.array(scored.rows), np.array(scored.streams)
         np.add.at(losses, stream, lost)
-        np.add.at(right, stream, found)
+        np.add.at(right, stream, correct)
         np.add.at(counts, stream, 1)
         hits = np.zeros(sequences.positions.size * rows, bool)
-        hits[place] = found
+        hits[place] = correct
         for item, own in zip(items, hits.reshape(len(items), -1, rows), strict=True):
             drafted = item.completion_tokens - 1  # the first token is the prompt's
             tokens += drafted
@@ -95,7 +95,7 @@ def _scores(
     if vocabulary is not None:
         never = mx.ones(forward.vocab_size, mx.bool_)
         never[vocabulary] = False
-    found, lost = np.zeros(len(read), bool), np.zeros(len(read))
+    correct, lost = np.zeros(len(read), bool), np.zeros(len(read))
     for start in range(0, len(read), at_once):
         part = slice(start, start + at_once)
         wanted = scored.targets[part]
@@ -106,5 +106,5 @@ def _scores(
             logits = mx.where(of_stream & never, -mx.inf, logits)
         right = mx.argmax(logits, axis=-1) == wanted
         mx.eval(losses, right)
-        found[part], lost[part] = np.array(right), np.array(losses)
-    return found, lost
+        correct[part], lost[part] = np.array(right), np.array(losses)
+    return correct, lost

@@ -20,10 +20,10 @@ from mlx_lm.tuner.lora import LoRALinear
 from .. import device, user_cache
 
 Kinds = dict[type[nn.Module], type[nn.Module]]
-"""Classes of modules, and those that multiply the same tensors otherwise."""
+"""Classes of modules, each with the class that replaces it."""
 
 BLOCK = 16
-"""Rows that this BLAS multiplies at a time."""
+"""Number of rows that this BLAS multiplies at a time."""
 
 _PROBED_ROWS = 12
 _WORTH = 0.85  # of the time of ``_PROBED_ROWS`` rows, for a full block
@@ -48,7 +48,7 @@ class BlockedEmbedding(nn.Embedding):
 class AddedLoRALinear(LoRALinear):
     """mlx-lm's LoRA layer with two operations fewer: the second product scales and adds.
 
-    Without the dropout of training, which mlx-lm's own layer is for.
+    It has no dropout; training uses mlx-lm's own layer.
     """
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -61,7 +61,7 @@ _STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (_ADDED, _
 
 
 def exchanged(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """A module of another kind with the same tensors, which mlx's constructors would draw anew."""
+    """Make a module of another kind with the same tensors, without mlx's constructor."""
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     vars(made).update(vars(module))
@@ -71,19 +71,19 @@ def exchanged(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
 
 
 def _exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
-    """Put modules of other kinds in the places of those of ``kinds``; returns these by name."""
-    found = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
-    others = [(name, exchanged(module, kinds[type(module)])) for name, module in found]
+    """Replace the modules of ``kinds`` by others; returns the replaced ones by name."""
+    modules = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
+    others = [(name, exchanged(module, kinds[type(module)])) for name, module in modules]
     model.update_modules(tree_unflatten(others))
-    return found
+    return modules
 
 
 def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    """``product`` of (.., in), through a number of rows that is a multiple of ``BLOCK``.
+    """Apply ``product`` to (.., in), its rows filled up to a multiple of ``BLOCK``.
 
     Args:
-        product: (rows, in) to (rows, out), each row by itself.
-        x: rows to multiply; a few behind full blocks, up to three, are cheaper as they are.
+        product: function from (rows, in) to (rows, out), each row by itself.
+        x: (.., in) rows; up to three behind full blocks are cheaper without filling.
     """
     rows = x.size // x.shape[-1]
     if rows % BLOCK <= _FEW:
@@ -105,7 +105,7 @@ def use_fewer_operations(model: nn.Module) -> None:
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
-    """Context in which all layers of ``model`` compute exactly as those of mlx and mlx_lm do."""
+    """Let all layers of ``model`` compute as those of mlx and mlx_lm do, within the context."""
     ours = [_exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
     try:
         yield
@@ -115,11 +115,11 @@ def stock_modules(model: nn.Module) -> Iterator[None]:
 
 
 def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
-    """Tell whether full blocks are faster for a model's products here; never where not on a CPU.
+    """Tell whether full blocks are faster for a model's products here; only on a CPU.
 
     Args:
-        layer: one of the model's largest.
-        measure_again: what is in the cache does not count.
+        layer: one of the model's largest linear layers.
+        measure_again: whether to measure even if the cache has a result.
     """
     if device.backend() != "cpu":
         return False
@@ -138,12 +138,12 @@ def _two_seconds(values: Any) -> tuple[float, float]:
 
 
 def cache_file() -> Path:
-    """The file in the user's cache that keeps these measurements."""
+    """Return the file in the user's cache that keeps these measurements."""
     return user_cache.directory() / "row-blocks.json"
 
 
 def probe(weight: mx.array) -> tuple[float, float]:
-    """Seconds of a product with less than a full block of rows, and with a full block.
+    """Time a product with less than a full block of rows, and with a full one, in seconds.
 
     Args:
         weight: (out, in).
@@ -159,7 +159,7 @@ def probe(weight: mx.array) -> tuple[float, float]:
 
 
 def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:
-    """Seconds of one product, as the mean of several in a row after a first, uncounted one."""
+    """Return the mean seconds of several products in a row, after an uncounted one."""
     mx.eval(product(rows))
     start = time.perf_counter()
     for _ in range(_REPEATS):

@@ -1,8 +1,8 @@
 """Rotary embeddings on the CPU: sines and cosines once a pass instead of twice in every layer.
 
 There ``mx.fast.rope`` is some twenty small operations, nearly all of them for the angles, which are
-the same for queries and keys and in every layer whose rope has the same settings. What is computed
-here is bit for bit the same. On a GPU it is one kernel, which nothing here can better.
+the same for queries and keys and in every layer whose rope has the same settings. The results here
+are bit for bit the same. On a GPU it is one kernel, and these tables are not used.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,8 +23,8 @@ class Rotations:
     """The angles of one pass, for all layers whose ropes have the same settings.
 
     Args:
-        rope: one of theirs; it rotates all elements of a head, in pairs.
-        rope_at: what the tables are made by.
+        rope: one of these ropes; it rotates all elements of a head, in pairs.
+        rope_at: function that makes the tables.
     """
 
     def __init__(self, rope: nn.Module, rope_at: RopeAt):
@@ -41,7 +41,7 @@ class Rotations:
         self._cos_sin = None
 
     def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
-        """x (1, heads, rows, d), float32, rotated; see ``RopeAt``.
+        """Rotate x (1, heads, rows, d), float32; see ``RopeAt``.
 
         The rows of all calls of a pass have the same positions.
         """
@@ -51,7 +51,7 @@ class Rotations:
         return (pairs * cos + swapped * sin).reshape(x.shape)
 
     def _angles(self, count: int, offset: mx.array | int) -> tuple[mx.array, mx.array]:
-        """Factors of the pairs and of the swapped pairs; the latter hold the sign."""
+        """Return the factors of the pairs and of the swapped pairs; the latter hold the sign."""
         if self._cos_sin is None:
             units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
             turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)
@@ -62,11 +62,11 @@ class Rotations:
 
 
 def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotations | None]:
-    """Rotations in place of the ropes: one for all of equal settings, ``None``: the rope itself.
+    """Return rotations to use for ropes, one for all of equal settings; ``None``: the rope itself.
 
     Args:
-        ropes: of a model's layers.
-        rope_at: rotates by one of them.
+        ropes: ropes of a model's layers.
+        rope_at: function that rotates by one of them.
     """
     if device.backend() != "cpu":
         return [None] * len(ropes)
