@@ -1,4 +1,4 @@
-"""How good are the demonstration model's answers to typed texts, and what do drafts bring there?
+"""Quality of the demonstration model's answers to typed texts, and the gain of drafts there.
 
     python -m benchmarks.answers                      # the test texts: what the README reports
     python -m benchmarks.answers --texts dev          # those that may be looked at
@@ -97,7 +97,7 @@ OURS, CONTROL = "ours", "mlx_lm once more"
 
 
 def by_lookup(prompt: Sequence[int], run: Run) -> int:
-    """How many of the accepted drafts only prompt lookup had proposed."""
+    """Count the accepted drafts that prompt lookup alone had proposed."""
     lookup, found = Lookup(prompt, _NGRAM), 0
     for tokens, guesses in run.calls:
         drafts = tokens[:-1]
@@ -112,7 +112,7 @@ def by_lookup(prompt: Sequence[int], run: Run) -> int:
 def quality(
     task: str, outputs: Sequence[str], items: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, float | None]:
-    """How good answers are.
+    """Score answers.
 
     Args:
         task: its name.
@@ -156,7 +156,7 @@ def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
 
 
 def drafted(prompts: Sequence[Sequence[int]], runs: Sequence[Run]) -> dict[str, Any]:
-    """How well drafts were met."""
+    """Summarize how many drafts were accepted, and at what cost in nodes."""
     met = [len(tokens) - 1 for run in runs for tokens, _ in run.calls]
     lookup = sum(by_lookup(prompt, run) for prompt, run in zip(prompts, runs, strict=True))
     return {

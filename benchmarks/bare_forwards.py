@@ -100,6 +100,6 @@ class BareForwards:
 
 
 def _width(module: nn.Linear | nn.QuantizedLinear) -> int:
-    """How many elements of a row ``module`` takes."""
+    """Return the number of inputs of a linear module."""
     columns = module.weight.shape[1]
     return columns * 32 // module.bits if isinstance(module, nn.QuantizedLinear) else columns

@@ -1,4 +1,4 @@
-"""How long does a first ``generate`` take to its first text, beside mlx_lm's?
+"""Time from the start of a first ``generate`` to its first text, beside mlx_lm's.
 
     python -m benchmarks.first_token                         # base and lossless streams, 8 runs
     python -m benchmarks.first_token --model DIR --prompt TEXT

@@ -80,7 +80,7 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
 
 
 def _seconds(steps: Iterator[Any]) -> Iterator[float]:
-    """How long each step took."""
+    """Yield the seconds that each step took."""
     start = time.perf_counter()
     for _ in steps:
         now = time.perf_counter()

@@ -35,7 +35,7 @@ def run_module(module: str, *arguments: object, torch_first: bool = False) -> No
 def in_own_process(
     function: Callable[..., Any], *arguments: object, torch_first: bool = False
 ) -> Any:
-    """What a module's function returns in a new process; what it prints goes to standard error.
+    """Call a module's function in a new process; what it prints goes to standard error.
 
     Args:
         function: of a module, also of the one that is run.

@@ -1,4 +1,4 @@
-"""How an adapter would draft on text that its base wrote: exact replay, without decoding it.
+"""Replay of an adapter's drafts on text that its base wrote: exact, without decoding it.
 
     python -m benchmarks.replay --model BASE --adapter-path DIR --data answers.jsonl
 

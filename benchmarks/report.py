@@ -26,7 +26,7 @@ def machine_suffix(facts: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """What is measured: the clone's commit, or the version of an installation."""
+    """Name the code that is measured: the clone's commit, or the installed version."""
     command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -81,7 +81,7 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
 
 
 class Kept:
-    """What has been measured, a line each, so that a command that was broken off goes on.
+    """Results measured so far, a line each, so that a command that was broken off can go on.
 
     Args:
         path: JSONL that every value is appended to; ``None``: nothing is kept.
@@ -104,7 +104,7 @@ class Kept:
             ) from None
 
     def get(self, key: Sequence[Any], measure: Callable[[], Any]) -> Any:
-        """What ``measure`` returned under this key, now or before; JSON can hold it."""
+        """Return the kept result of this key, or measure and keep it, as JSON."""
         text = json.dumps([*self._facts, *key])
         name = hashlib.sha256(text.encode()).hexdigest()
         if name not in self._values:

@@ -306,7 +306,7 @@ class Base:
         return Mounted(self.model, plain, self.tokenizer, self._max_tokens)
 
     def facts(self) -> dict[str, Any]:
-        """Where and on what is measured."""
+        """Describe the machine and the weights that are measured."""
         bits = self.model.config.get("quantization", {}).get("bits", 16)
         ratio = self._packed_over_expanded
         return device.describe() | {
@@ -420,7 +420,7 @@ class Compared(Generic[Name]):
         return sum(all(run.tokens == right.tokens for run in runs) for runs, right in pairs)
 
     def figures(self, name: Name, baseline: Name) -> dict[str, float]:
-        """What is reported of a way.
+        """Compute the figures that are reported of one way of decoding.
 
         ``call_reduction`` is tokens, each a call of plain decoding, per target call; ``nodes`` are
         drafted tokens that a call tests; ``rows_below``, ``rows_msa`` and ``rows_deferred`` are the

@@ -451,7 +451,7 @@ def compare(
 
 
 def _depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
-    """What a run depends on besides way and prompt."""
+    """List the facts that a run depends on besides way and prompt."""
     names = ("machine", "cpu", "mlx", "backend", "blas", "weights", "plain_weights", "max_tokens")
     files = [
         (str(path), path.stat().st_mtime)

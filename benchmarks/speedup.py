@@ -41,7 +41,7 @@ from .texts import Texts, adapter_of, score
 
 @dataclass(frozen=True)
 class Job:
-    """What one comparison is made on.
+    """The subject of one comparison.
 
     Attributes:
         mode: of the streams.

@@ -1,4 +1,4 @@
-"""What one decoding step costs, against the bare forwards of the same rows.
+"""The cost of one decoding step, against the bare forwards of the same rows.
 
     python -m benchmarks.step_cost                  # the demonstration model
     python -m benchmarks.step_cost --adapter sql --steps 60
@@ -146,7 +146,7 @@ def with_adapters(
 
 
 def check_both(model: Path | None, streams: Path | None) -> None:
-    """Whether a model of one's own comes with its streams.
+    """Check that a model of one's own comes with its streams.
 
     Raises:
         UserError: one was given without the other.

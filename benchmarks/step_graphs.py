@@ -1,4 +1,4 @@
-"""What a step asks of host and memory, without computing it: its graph is built, never evaluated.
+"""The work of a step for host and memory, uncomputed: its graph is built, never evaluated.
 
 On a GPU the host builds the next step while the device waits, so the milliseconds of Python count,
 as do the operations that it hands over and the bytes that these read. All three follow from the
@@ -75,7 +75,7 @@ _FUSED = re.compile(r"Compiled\w+")
 
 @dataclass(frozen=True)
 class StepGraph:
-    """What one step is made of.
+    """The operations, bytes and host times of one step.
 
     Attributes:
         operations: of its graph, by kind; what ``mx.compile`` has fused is one.
@@ -214,7 +214,7 @@ def _forget(caches: Sequence[Any]) -> None:
 
 @cache
 def _mark(name: str) -> mx.array:
-    """What every operation of that kind depends on, by which its graph tells it."""
+    """Make the array that operations of one kind depend on, to be told by in the graph."""
     array = mx.zeros(())
     mx.eval(array)
     return array

@@ -1,4 +1,4 @@
-"""How many rows one decoding step sends through which part of the model."""
+"""The rows that one decoding step sends through each part of the model."""
 
 from dataclasses import dataclass
 

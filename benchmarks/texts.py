@@ -74,7 +74,7 @@ class Texts:
     own: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """What a report says of them: what they are, by which generator, and how many a task.
+        """Describe the texts for a report: kind, generator, and how many a task.
 
         Raises:
             UserError: they are the generator's, and this is no clone of the repository.

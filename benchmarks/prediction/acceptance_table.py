@@ -1,4 +1,4 @@
-"""How often the demonstration model's drafts are right, as tables for the prediction.
+"""Acceptance of the demonstration model's drafts, as tables for the prediction.
 
     python -m benchmarks.prediction.acceptance_table          # typed texts of all eight tasks
     python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
@@ -31,7 +31,7 @@ NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
 @dataclass(frozen=True)
 class AcceptanceTable:
-    """How often candidates are right, in a JSON file ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``.
+    """Acceptance of candidates, from a JSON file ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``.
 
     Attributes:
         acceptance: for each depth from 1 on, for each rank, the probability that this candidate is
@@ -72,7 +72,7 @@ class AcceptanceTable:
 
 
 def table_file(directory: Path, mode: str) -> Path:
-    """Where the table of ``lossless`` or ``shared`` streams lies."""
+    """Return the file of the table for ``lossless`` or ``shared`` streams."""
     return directory / f"acceptance-{mode}.json"
 
 

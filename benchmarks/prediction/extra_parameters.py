@@ -1,4 +1,4 @@
-"""What drafting adds to a model: parameters of streams, of Medusa's heads and of EAGLE's layer.
+"""Parameters that drafting adds to a model: streams, Medusa's heads, EAGLE's layer.
 
     python -m benchmarks.prediction.extra_parameters
 

@@ -54,7 +54,7 @@ Plain decoding of 0.6 B to 70 B models (``published_points``) leaves 0.03 to 0.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does for one product.
+    """The work of a kernel for one product.
 
     Attributes:
         kernel: MLX's name of it.

@@ -96,7 +96,7 @@ class Subject:
         self.end_tokens = tuple(sorted(self._tokenizer.eos_token_ids))
 
     def models(self, adapter: str) -> tuple[nn.Module, Streams]:
-        """What is exported of an adapter, made anew."""
+        """Make the modules anew that are exported of an adapter."""
         base = decoded_model(read_model(self._base, to_run=False)[0], {})
         if self._bits:
             nn.quantize(base, group_size=64, bits=self._bits)
@@ -143,7 +143,7 @@ class Subject:
 
     @cached_property
     def contents(self) -> Contents:
-        """What it says of itself."""
+        """The package's description of itself."""
         return Contents.read(self.path)
 
     def engine(self, adapter: str) -> Callable[[], Decoder]:

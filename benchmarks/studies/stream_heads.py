@@ -1,4 +1,4 @@
-"""What heads of streams cost: plain, conditioned on all tokens or on shortlists, over fewer tokens.
+"""The cost of stream heads: plain, conditioned on all tokens or on shortlists, of fewer tokens.
 
     python -m benchmarks.studies.stream_heads
     python -m benchmarks.studies.stream_heads --random-llama 4x2048 --vocabulary 128256

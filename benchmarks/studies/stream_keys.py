@@ -1,4 +1,4 @@
-"""What ``stream_keys``, top-p key selection (arXiv 2402.11131, App. H.1), saves and costs.
+"""Savings and cost of ``stream_keys``, top-p key selection (arXiv 2402.11131, App. H.1).
 
     python -m benchmarks.studies.stream_keys
     python -m benchmarks.studies.stream_keys --contexts 512,32768 --keys 16

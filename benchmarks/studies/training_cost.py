@@ -71,7 +71,7 @@ class Steps(TrainingCallback):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all trainers have in common.
+    """The set-up that all trainers have in common.
 
     Attributes:
         model: directory of a base in MLX format.
@@ -182,7 +182,7 @@ def pytorch_steps(setup: Setup, mode: Mode) -> dict[str, Any]:
 
 
 class Memory:
-    """What the process holds, and what it holds more at its peak."""
+    """Memory of the process at the start, and at its peak since."""
 
     def __init__(self) -> None:
         mx.reset_peak_memory()

@@ -112,5 +112,5 @@ def load_checkpoint(
 
 
 def _adam_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """What AdamW keeps of a parameter of a shape."""
+    """Return the shapes of what AdamW keeps for a parameter."""
     return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
