@@ -29,7 +29,7 @@ class Difference:
     """The largest difference of one pair of arrays.
 
     Attributes:
-        name: which hidden states or logits.
+        name: name of the hidden states or logits.
         largest: max |PyTorch - MLX|.
         relative: the same over ``max(1, max |PyTorch|)``.
     """

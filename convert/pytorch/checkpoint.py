@@ -24,10 +24,10 @@ def save_checkpoint(
     """Write all that a run needs to continue as if it had not stopped.
 
     Args:
-        path: where to.
-        settings: of the run.
+        path: the file.
+        settings: the run's settings.
         weights: the adapter's parameters by name, those too that stay as they are.
-        optimizer: whose state is saved.
+        optimizer: the optimizer to save.
         step: steps done.
         seconds: time spent on them.
         replace: whether a checkpoint that is there is replaced once this one is complete.
@@ -57,9 +57,9 @@ def load_checkpoint(
 
     Args:
         path: written by ``save_checkpoint``.
-        settings: of the run that continues.
+        settings: the continuing run's settings.
         weights: the parameters to fill, by name.
-        optimizer: whose state is restored.
+        optimizer: the optimizer to restore.
 
     Returns:
         The steps done before, and the seconds spent on them.

@@ -105,7 +105,7 @@ def train(
     """Train an adapter and write it.
 
     Args:
-        settings: what to train, on what, and for how long.
+        settings: the run's settings.
         on_step: called after every step with the number of steps done and a line of the log.
 
     Returns:

@@ -25,7 +25,7 @@ class ExportedAdapter:
     Attributes:
         name: before its functions' names.
         num_streams: that run beside every node; 0: there are none.
-        mode: of the streams; ``lossless`` without.
+        mode: mode of the streams; ``lossless`` without.
         stream_head: ``conditioned`` streams know the token before them.
         prompt_template: the instruction around the user's ``{text}``.
     """
@@ -42,7 +42,7 @@ class Contents:
     """A package's own description.
 
     Attributes:
-        path: of the package.
+        path: the package.
         sizes: fixed shapes.
         sampling: whether there are ``logits<n>`` and ``draft``.
         adapters: by name.

@@ -17,7 +17,7 @@ def decoded_model(model: nn.Module, weights: Mapping[str, np.ndarray]) -> nn.Mod
     """A model in float32 with what a package holds of its weights.
 
     Args:
-        model: what was exported, with the LoRA that was mounted; it is changed.
+        model: the exported model with its LoRA; it is changed.
         weights: by operation, of one of the adapter's step functions: ``Package.weights``.
 
     Raises:

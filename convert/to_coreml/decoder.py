@@ -1,4 +1,4 @@
-"""Decodes through a package: forward passes are calls of its functions, all else is the engine's.
+"""Decoding through a package: forward passes call its functions, all else is the engine's.
 
 ``PackageDecoder`` has the interface by which the generation loop uses ``engine.step.Decoder``, so
 drafting, trees, acceptance, keyed draws and the loop are the same code. What differs is fixed in
@@ -39,9 +39,9 @@ class PackageDecoder:
     """One adapter of a package with its states: a ``loop.TreeDecoder``.
 
     Args:
-        contents: of the package.
-        executor: runs it.
-        adapter: its name; ``None``: the only one.
+        contents: the package's contents.
+        executor: the package's executor.
+        adapter: the adapter's name; ``None``: the only one.
 
     Attributes:
         adapter: the adapter.
@@ -103,7 +103,7 @@ class PackageDecoder:
 
         Args:
             tokenizer: the package's.
-            request: what to generate.
+            request: the generation's request.
             stop: strings that end the text; none is empty.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Executes a saved package with numpy, where there is no Core ML: slow, and exact about indices.
+"""Execution of a saved package with numpy, without Core ML: slow, and exact about indices.
 
 ``exact`` computes all floats in float32 and takes no notice of casts between them, which checks
 the graph without half precision's noise. ``fp16`` rounds every result to the type that it has in
@@ -32,8 +32,8 @@ class Package:
         mode: see above.
 
     Attributes:
-        title: what computes, and how.
-        metadata: what the package says of itself.
+        title: name of the executor and its mode.
+        metadata: the package's metadata.
         functions: MIL functions by name, each read when it is first asked for.
     """
 

@@ -35,10 +35,10 @@ COMPUTE_UNITS: dict[ComputeUnits, ct.ComputeUnit] = dict(
 
 
 class Executor(Protocol):
-    """Runs the functions of one package.
+    """An executor of one package's functions.
 
     Attributes:
-        title: which executor it is, in a few words.
+        title: its name in a few words.
     """
 
     title: str

@@ -226,11 +226,11 @@ class Difference:
     Attributes:
         function: its name.
         output: its name.
-        calls: how many there were.
+        calls: number of calls.
         largest: of floats, the largest difference as a share of max(1, the largest float); ``None``
             of integers.
-        equal: of integers, how many were equal.
-        integers: how many there were.
+        equal: number of equal integers.
+        integers: number of integers.
         seconds: of a call of the function, the first one left out; ``None``: there was one only.
     """
 
@@ -300,7 +300,7 @@ def replay(
 
     Args:
         vectors: from ``record`` or ``read``.
-        executor: what to try.
+        executor: the executor to try.
         exact: whether it computes in float32.
         show: is told how far it is.
 

@@ -38,8 +38,8 @@ class HeldType:
 
     Attributes:
         kind: the type's name in GGUF.
-        tensors: how many there are.
-        held: how MLX holds them: so many bits, or a dtype.
+        tensors: number of tensors.
+        held: their form in MLX: bits, or a dtype.
         change: ``exact``; ``rounded``, where scales or dense values do not fit the dtype; or
             ``quantized anew``.
         size: their bytes in the file.

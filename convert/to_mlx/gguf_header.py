@@ -54,7 +54,7 @@ class Tensor:
     """A tensor as the header describes it.
 
     Attributes:
-        kind: how its values are stored.
+        kind: type of its values.
         shape: rows first, as in MLX: GGUF writes the innermost dimension first.
         offset: of its first byte in the file.
         size: in bytes.
@@ -158,7 +158,7 @@ def _found(value: Any) -> str:
 
 
 class _Reader:
-    """Reads one value after the other, none from beyond the end of the file."""
+    """A reader of one value after the other, never beyond the end of the file."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self._path, self._buffer, self._place = path, buffer, len(_MAGIC)

@@ -62,8 +62,8 @@ def write_weights(
         weights: lazy arrays by name; emptied. Memory stays small only if nothing else refers to
             the arrays.
         parameters: the number of parameters that the index gives, before packing.
-        count: told the bytes of each tensor that has been written.
-        source: what they come from, for the error.
+        count: called with the bytes of each tensor written.
+        source: origin of the weights, for the error.
 
     Raises:
         UserError: a tensor is not finite in the dtype that it is written in.

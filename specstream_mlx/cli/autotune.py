@@ -1,4 +1,4 @@
-"""``specstream-mlx autotune``: what steps cost here, and how much is drafted therefore."""
+"""``specstream-mlx autotune``: the cost of steps here, and the drafts that follow from it."""
 
 import json
 import statistics
@@ -45,11 +45,11 @@ class _Figures:
     """Figures of some texts, summed.
 
     Attributes:
-        tokens: behind the first step of each text.
-        calls: that wrote them.
-        nodes: that these verified, the roots included.
+        tokens: number of tokens after the first step of each text.
+        calls: number of target calls that wrote them.
+        nodes: number of nodes that these verified, roots included.
         expected: tokens per second by the curve.
-        factors: of the streams' probabilities at the ends of the texts, see ``StreamAverages``.
+        factors: factors on the streams' probabilities at the ends of texts, see ``StreamAverages``.
         measured: tokens per second by the clock, and plain decoding's; ``None``: not asked for.
     """
 

@@ -1,4 +1,4 @@
-"""``specstream-mlx benchmark``: what drafting brings, and what fewer bits cost."""
+"""``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -48,7 +48,7 @@ class CachedPrompt:
 
         Args:
             model: is to go on from them.
-            model_name: what the user calls it.
+            model_name: the user's name of the model.
             kv_cache: as the user asked for.
 
         Returns:
@@ -81,7 +81,7 @@ class CachedPrompt:
 
         Args:
             tokenizer: the model's.
-            text: what the user typed; it follows the file's text where there is a file.
+            text: the user's text; it follows the file's text, if there is a file.
             model: has the adapter whose template is used.
             raw: use no template.
         """

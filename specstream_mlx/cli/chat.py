@@ -105,7 +105,7 @@ class _Session:
     Args:
         model: the model that is talked to.
         chat: the conversation.
-        source: what was loaded; ``/adapter none`` goes back to it.
+        source: model and adapter as loaded; ``/adapter none`` restores them.
         options: arguments of every reply.
         sampler: makes what draws a reply.
         show_drafts: mark what was drafted.

@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def speedup(self) -> float:
-        """Our rate over mlx_lm's."""
+        """Ratio of our rate to mlx_lm's."""
         return self.ours / self.plain
 
 
@@ -51,15 +51,15 @@ class Comparison:
     """Texts and speeds of both sides.
 
     Attributes:
-        plain_text: what mlx_lm wrote.
+        plain_text: mlx_lm's text.
         pairs: by rising speedup; none where a side generated a single token, here or in each pair.
-        dtype: what both sides compute in.
-        own_dtype: what mlx_lm computes in when it loads the model by itself; ``None`` where our
-            output is not compared with mlx_lm's.
-        reference: what our output was compared with, for people.
+        dtype: dtype that both sides compute in.
+        own_dtype: dtype of mlx_lm when it loads the model by itself; ``None`` if our output is not
+            compared with mlx_lm's.
+        reference: name of the output that ours was compared with.
         identical: whether every token was the same; ``None`` where the verify rule draws otherwise
             than plain decoding.
-        first_difference: where not.
+        first_difference: the first difference, if there is one.
         window_left_out: the model's sliding window where that explains a difference: the text goes
             past it, and mlx_lm does not apply it.
     """
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def shown(self) -> Pair | None:
-        """The pair in the middle, whose rates and speedup are told."""
+        """The pair in the middle, whose rates and speedup are shown."""
         return self.pairs[(len(self.pairs) - 1) // 2] if self.pairs else None
 
 
@@ -83,7 +83,7 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
     """Run both sides in turn.
 
     Args:
-        run: what to generate from.
+        run: the run.
         tokens: our output; producing it has warmed our side up.
     """
     shared = run.model.mode == "shared" and run.is_plain_text

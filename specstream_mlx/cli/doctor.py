@@ -1,4 +1,4 @@
-"""``specstream-mlx doctor``: what this machine runs on, what is missing, and how to mend it."""
+"""``specstream-mlx doctor``: the machine's facts, missing parts and their remedies."""
 
 import json
 from dataclasses import asdict

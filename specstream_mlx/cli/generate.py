@@ -185,7 +185,7 @@ def _report(
     written: "_Written",
     comparison: "Comparison | None",
 ) -> None:
-    """Print what a run came to, which may have been interrupted."""
+    """Print the result of a run, which may have been interrupted."""
     last = written.last
     if output.as_json:
         _print(json.dumps(_values(names, run, written, comparison)) + "\n")
@@ -208,7 +208,7 @@ def _report(
 
 
 def _note_what_is_used(model: ModelOptions, source: Source) -> None:
-    """Say what the user did not name."""
+    """Name the model or streams that the user did not name."""
     if model.model is None:
         adapter = f" with {source.adapter_name}" if source.adapter else ""
         note(f"Using {MODEL}{adapter}")
@@ -242,9 +242,9 @@ def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) ->
     """Run a generation to its end and print its text as it comes, unless JSON is printed later.
 
     Args:
-        run: what to generate.
-        output: how to print it.
-        written: is told every token at once, so that it holds what there is after an interrupt.
+        run: the run.
+        output: options of what is printed.
+        written: gets every token at once, so that it is complete after an interrupt.
     """
     from ..terminal.progress import progress
 

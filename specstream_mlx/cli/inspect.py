@@ -1,4 +1,4 @@
-"""``specstream-mlx inspect``: what lies in a directory, for people or as JSON."""
+"""``specstream-mlx inspect``: a directory's contents, for people or as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -
 
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
-    """Print a table of names and values; what is none, zero or empty is left out."""
+    """Print a table of names and values without empty ones."""
     from rich.console import Console
     from rich.table import Table
 
@@ -92,7 +92,7 @@ def _show(title: str, facts: Mapping[str, Any]) -> None:
 
 
 def _bytes(count: int) -> str:
-    """A number of bytes with a decimal unit."""
+    """Write a number of bytes with a decimal unit."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

@@ -45,7 +45,7 @@ class Source:
     Attributes:
         model, model_name: the model.
         adapter, adapter_name: the adapter; ``None``: none is mounted.
-        weights: how the weights are held.
+        weights: form of the weights in memory.
         unasked: whether the adapter is the bundled streams, mounted because they fit.
     """
 

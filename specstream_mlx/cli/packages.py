@@ -115,12 +115,12 @@ class PackageRun:
 
     @property
     def seed(self) -> int | None:
-        """Of what is drawn; ``None`` where nothing is."""
+        """Seed of the draws; ``None``: nothing is drawn."""
         return None if self.request.sampler is None else self.request.sampler.seed
 
     @property
     def profile(self) -> "Profile":
-        """Of no parts: they are not told apart in a package."""
+        """No profile: a package's parts cannot be timed."""
         return self.request.profile
 
     def responses(self, progress: "Progress | None" = None) -> "Iterator[GenerationResponse]":
@@ -142,7 +142,7 @@ def package_run(
     """Open a package and say what is to be generated.
 
     Args:
-        path: of the package.
+        path: the package.
         adapter: its name there; ``None``: the only one.
         prompt, length, sampling, drafts, rule: as given.
 

@@ -22,11 +22,11 @@ def statistics(
 
     Args:
         last: the last response.
-        drafts: how it drafted, in a few words.
+        drafts: the drafting in a few words.
         verify: the verify rule.
-        seed: of what was drawn, if anything was.
-        everything: tell all, else three lines.
-        rate: tell how fast the text came; ``comparison`` does so more carefully.
+        seed: seed of the draws, if there were any.
+        everything: whether to print all figures, else three lines.
+        rate: whether to print the rate; ``comparison`` measures it better.
     """
     note("=" * 10)
     note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")

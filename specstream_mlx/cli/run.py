@@ -40,12 +40,12 @@ class Run:
 
     Attributes:
         prompt: token ids.
-        common: what mlx_lm is given too.
-        settings: how to draft; ``None``: as is worth most, step by step.
+        common: arguments for mlx_lm too.
+        settings: settings of the drafts; ``None``: the rule plans them.
         verify: the verify rule.
         stop: strings that end the text.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
-        profile: told where the parts of our steps end.
+        profile: measures the parts of our steps.
     """
 
     model: SpeculativeModel
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """Of what is drawn; ``None`` where nothing is."""
+        """Seed of the draws; ``None``: nothing is drawn."""
         sampler = self.common["sampler"]
         return None if sampler is None else sampler.seed
 

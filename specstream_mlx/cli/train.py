@@ -192,7 +192,7 @@ def _settings(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file like mlx_lm's; what is ``null`` is not set.
+    """Read the settings of a YAML file like mlx_lm's; ``null`` leaves one unset.
 
     Raises:
         UserError: it cannot be read, or has a field that no setting goes by.
@@ -368,14 +368,14 @@ def _asked(
 
 
 class _Told:
-    """Tells how many prompts are drawn or answered: to a bar, and every minute in a line.
+    """Progress of drawn or answered prompts: on a bar, and every minute in a line.
 
     Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
 
     Args:
         show: the bar.
-        doing: who does what.
-        done: what becomes of a prompt.
+        doing: words for the work.
+        done: word for a finished prompt.
     """
 
     def __init__(self, show: "Show", doing: str, done: str):
@@ -402,7 +402,7 @@ def _iterate(run: "Run", wrapped: Any) -> None:
     from ..train.estimate import duration
 
     class Lines(TrainingCallback):
-        """Prints mlx_lm's lines, and how long the run will go on."""
+        """Lines like mlx_lm's, with the remaining time of the run."""
 
         def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
             done, total = train_info["iteration"], run.settings.iters
@@ -460,7 +460,7 @@ def _draw(run: "Run") -> None:
 
 
 def _tell_best(run: "Run") -> None:
-    """Say which state the adapter is, and whether its streams have learned anything."""
+    """Name the adapter's state, and say whether its streams have learned anything."""
     best = run.progress
     note(
         f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "

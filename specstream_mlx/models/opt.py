@@ -50,7 +50,7 @@ class LearnedPositions(nn.Module):
             offset: the first row's position, the others following it; or one position for each
                 row, as the rows of a tree have it: (rows,) or (sequences, rows). Positions past the
                 table read its last row: only drafts that cannot be reached any more lie there.
-            rows: how many.
+            rows: number of rows.
         """
         positions = offset if _one_per_row(offset) else offset + mx.arange(rows)
         last = self.weight.shape[0] - 1
