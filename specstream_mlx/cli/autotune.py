@@ -280,8 +280,8 @@ def _show_curve(console: "Console", pace: "Pace") -> None:
     for place in curve.points:
         table.add_column(_HEADINGS.get(place, place), justify="right")
     for nodes in sorted({nodes for points in curve.points.values() for nodes, _ in points}):
-        found = [dict(points).get(nodes) for points in curve.points.values()]
-        cells = ("" if s is None else f"{1e3 * s:.1f} ({s / curve.plain:.2f}x)" for s in found)
+        seconds = [dict(points).get(nodes) for points in curve.points.values()]
+        cells = ("" if s is None else f"{1e3 * s:.1f} ({s / curve.plain:.2f}x)" for s in seconds)
         table.add_row(str(nodes), *cells)
     console.print(table)
     console.print(f"{curve.state().capitalize()}, {curve.rounds} times each step.")

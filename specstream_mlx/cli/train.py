@@ -285,16 +285,16 @@ def _prepared(
         path = data / f"{name}.jsonl"
         splits[name] = None
         if name == "train" or path.exists():
-            found = splits[name] = read_split(
+            split = splits[name] = read_split(
                 path,
                 start.tokenizer,
                 settings.max_seq_length,
                 start.base.config["vocab_size"],
                 settings.prompt_template,
             )
-            if found.too_long:
+            if split.too_long:
                 note(
-                    f"{path}: {found.too_long} sequences over {settings.max_seq_length} tokens "
+                    f"{path}: {split.too_long} sequences over {settings.max_seq_length} tokens "
                     "left out"
                 )
     if splits["valid"] is None:
@@ -482,8 +482,8 @@ def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
     prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
     try:
         with progress("Decoding held-out texts") as show:
-            found = measure(start.base, start.tokenizer, prompts, show=show)
+            outcome = measure(start.base, start.tokenizer, prompts, show=show)
     except KeyboardInterrupt:
         note(f"Stopped; {adapter} is complete, and --resume compares it again")
         raise
-    note(found.sentence())
+    note(outcome.sentence())

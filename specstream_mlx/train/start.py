@@ -131,36 +131,36 @@ def _stream_config(
 
 def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
     """The configuration of an adapter that a run starts from; its head may become another."""
-    found = adapter.stream_config
-    if found is None:
+    initial = adapter.stream_config
+    if initial is None:
         raise UserError(f"init_adapter {adapter.path} has no streams, expected some")
     kind = adapter.config.get("fine_tune_type", "lora")
     if adapter.lora and kind != "lora":
         raise UserError(
             f"init_adapter {adapter.path}: fine_tune_type is {shown(kind)}, expected 'lora'"
         )
-    if found.mode != settings.mode:
+    if initial.mode != settings.mode:
         raise UserError(
-            f"init_adapter {adapter.path}: mode is {found.mode!r}, expected {settings.mode!r} as "
+            f"init_adapter {adapter.path}: mode is {initial.mode!r}, expected {settings.mode!r} as "
             "in this run"
         )
-    if found.stream_head == "conditioned" and settings.stream_head == "plain":
+    if initial.stream_head == "conditioned" and settings.stream_head == "plain":
         raise UserError(
             f"init_adapter {adapter.path}: stream_head is 'conditioned', expected 'plain' as in "
             "this run"
         )
     fixed = set(SHAPE)
-    head = settings.head_fields(found.hidden_size)
-    if found.stream_head == "conditioned":
+    head = settings.head_fields(initial.hidden_size)
+    if initial.stream_head == "conditioned":
         fixed.add("stream_head_rank")
         head = {}
     for name in sorted(fixed):
-        asked, has = getattr(settings, name), getattr(found, name)
+        asked, has = getattr(settings, name), getattr(initial, name)
         if asked not in (has, TrainSettings.__dataclass_fields__[name].default):
             raise UserError(
                 f"{name} is {shown(asked)}, expected none: init_adapter {adapter.path} has "
                 f"{shown(has)}"
             )
-    vocabulary = settings.draft_vocabulary or found.draft_vocabulary
-    template = settings.prompt_template or found.prompt_template
-    return replace(found, **{**head, "draft_vocabulary": vocabulary, "prompt_template": template})
+    vocabulary = settings.draft_vocabulary or initial.draft_vocabulary
+    template = settings.prompt_template or initial.prompt_template
+    return replace(initial, **{**head, "draft_vocabulary": vocabulary, "prompt_template": template})
