@@ -256,7 +256,7 @@ def check_full(work: Path, directory: Path) -> None:
 def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
     """After some bytes have been written."""
 
-    def full(path, *_):
+    def full(path, *_, **__):
         path = path if isinstance(path, Path) else Path(path)
         (path / "half" if path.is_dir() else path).write_bytes(b"half")
         raise OSError(28, "No space left on device")

@@ -257,7 +257,7 @@ def test_settings_that_do_not_go_together(flags, sentence, base, tmp_path):
     ("text", "sentence"),
     [
         ("num_prompts: 1", "num_prompts is 1, expected an integer of at least 2"),
-        ("prompt_script: greek", "prompt_script is 'greek', expected latin or any"),
+        ("prompt_script: greek", "prompt_script is 'greek', expected 'latin' or 'any'"),
     ],
 )
 def test_wrong_values_of_a_file(text, sentence, base, tmp_path):
