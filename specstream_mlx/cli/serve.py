@@ -74,11 +74,7 @@ def serve(
     [cyan]  specstream-mlx serve --model my-model --adapter-path base=streams
     --adapter-path sql=path/to/adapter --port 8000[/cyan]
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"the server needs {', '.join(missing)}: pip install 'specstream-mlx[serve]'"
-        )
+    check_extra()
     from ..serve.run import listening
 
     with listening(host, port) as opened:
@@ -112,3 +108,16 @@ def serve(
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
         serve_app(app, opened)
+
+
+def check_extra() -> None:
+    """Check that what a server needs is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"the server needs {', '.join(missing)}: pip install 'specstream-mlx[serve]'"
+        )

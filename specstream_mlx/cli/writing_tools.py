@@ -1,6 +1,8 @@
-"""``specstream-mlx writing-tools``: every bundled adapter applied in turn to one text."""
+"""``specstream-mlx writing-tools``: the bundled adapters, on a page or in turn in the terminal."""
 
 import json
+import sys
+import webbrowser
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +10,8 @@ from typer import Argument, Option
 
 from ..options.kinds import integer
 from ..terminal.commands import of_kind
+from ..terminal.notes import note
+from .serve import check_extra
 
 if TYPE_CHECKING:
     from specstream_mlx.apps.writing_tools.tools import Event
@@ -16,7 +20,10 @@ if TYPE_CHECKING:
 def writing_tools(
     text: Annotated[
         str | None,
-        Argument(help="The text; standard input where absent.", show_default=False),
+        Argument(
+            help="The text; standard input where absent, and from a terminal the page.",
+            show_default=False,
+        ),
     ] = None,
     tool: Annotated[
         list[str] | None,
@@ -28,12 +35,19 @@ def writing_tools(
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object per tool, a line each.")
     ] = False,
+    port: Annotated[int, of_kind(integer(0, 65535), "The page's port; 0: a free one.")] = 0,
+    no_browser: Annotated[
+        bool, Option("--no-browser", help="Print the page's address, and open no browser.")
+    ] = False,
 ) -> None:
     """Apply writing tools to a text: one resident base model, one small adapter per tool.
 
-    Every bundled adapter is applied in turn to the same text, and its result streams as it comes.
+    Without a text it serves a page to this machine alone, until Ctrl-C. With one, every bundled
+    adapter is applied in turn to it, and its result streams as it comes.
 
     [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx writing-tools[/cyan]
 
     [cyan]  specstream-mlx writing-tools "hi ana can you send me the sales report by friday"[/cyan]
 
@@ -46,6 +60,10 @@ def writing_tools(
         summary,
     )
 
+    at_terminal = sys.stdin is None or sys.stdin.isatty()
+    if text is None and at_terminal and not (tool or as_json):
+        _serve_page(port, no_browser)
+        return
     chosen = choose_tools(tool or ())
     content = read_text(text)
     tools = WritingTools()
@@ -56,6 +74,22 @@ def writing_tools(
             continue
         for event in events:
             _show(event)
+
+
+def _serve_page(port: int, no_browser: bool) -> None:
+    """Serve the page until Ctrl-C."""
+    check_extra()
+    from specstream_mlx.apps.writing_tools.local_page import page_app
+
+    from ..serve.run import listening, serve
+
+    with listening("127.0.0.1", port) as opened:
+        app = page_app()
+        address = f"http://127.0.0.1:{opened.getsockname()[1]}/"
+        note(f"Writing tools at {address} (Ctrl-C ends them)")
+        if not no_browser:
+            webbrowser.open(address)
+        serve(app, opened)
 
 
 def _show(event: "Event") -> None:

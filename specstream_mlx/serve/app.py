@@ -9,24 +9,27 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+from mlx.utils import tree_reduce
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..config import UserError
 from .anthropic_api import MessagesWriter, wish_of_messages
-from .bodies import Chat, Completion, Messages
+from .bodies import Chat, Completion, Messages, Together
 from .bodies import Response as ResponseBody
 from .errors import RefusedError, checked
 from .metrics import Metrics
 from .openai_api import ChatWriter, CompletionWriter, wish_of_chat, wish_of_completion
 from .openapi import document
 from .replies import reply, sentence_of
+from .resident import BASE
 from .responses_api import ResponseWriter, wish_of_response
 from .service import Service
 from .worker import BusyError, StoppedError
@@ -47,6 +50,17 @@ _TYPES = {
 _HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
 
 _SLOWEST_BODY = 30.0  # seconds
+
+_PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+
+_PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""A page takes nothing from elsewhere, and no other page takes it into a frame."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -75,9 +89,17 @@ class Limits:
     body_bytes: int = 1 << 20
 
 
-def make_app(service: Service, limits: Limits = Limits()) -> Starlette:
-    """The application; when it ends it closes the service."""
+def make_app(service: Service, limits: Limits = Limits(), page: Path | None = None) -> Starlette:
+    """The application; when it ends it closes the service.
+
+    Args:
+        service: writes texts.
+        limits: who may ask, and how much.
+        page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
+    """
     metrics, started = Metrics(service.worker), int(time.time())
+    weights = service.models[BASE].model.parameters()
+    base_bytes = tree_reduce(lambda total, array: total + array.nbytes, weights, 0)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -108,6 +130,7 @@ def make_app(service: Service, limits: Limits = Limits()) -> Starlette:
                 "mode": model.mode,
                 "streams": 0 if model.streams is None else model.streams.config.num_streams,
                 "adapter_bytes": bytes_,
+                "base_bytes": base_bytes,
             },
         }
 
@@ -160,6 +183,24 @@ def make_app(service: Service, limits: Limits = Limits()) -> Starlette:
         Route(path, guarded(path, handler), methods=["GET"]) for path, handler in gets.items()
     ]
     routes += [Route(path, guarded(path, answering(path)), methods=["POST"]) for path in APIS]
+
+    def file(path: Path) -> Callable[[Request], Awaitable[Response]]:
+        async def show(_: Request) -> Response:
+            return FileResponse(path, headers=_PAGE_HEADERS, media_type=_PAGE_TYPES[path.suffix])
+
+        return show
+
+    async def together(request: Request) -> Response:
+        chats = checked(Together, await _json(request, limits.body_bytes)).chats
+        running = await service.start(*map(wish_of_chat, chats))
+        form = ChatWriter(chats[0], running, service.tokenizer)
+        return await reply(request, running, form, True, metrics)
+
+    if page is not None:
+        for one in (path for path in page.iterdir() if path.suffix in _PAGE_TYPES):
+            path = "/" if one.name == "index.html" else f"/{one.name}"
+            routes.append(Route(path, guarded(path, file(one)), methods=["GET"]))
+        routes.append(Route("/together", guarded("/together", together), methods=["POST"]))
 
     async def no_such_place(request: Request, error: Exception) -> Response:
         return refusal(request.url.path, error)

@@ -158,6 +158,15 @@ class Chat(_OpenAI):
     store: Unsupported = None
 
 
+class Together(_Body):
+    """Body of a page's ``/together``: chats whose texts come in one stream, each by its number.
+
+    Browsers open six connections to a server at most.
+    """
+
+    chats: Annotated[list[Chat], Field(min_length=1, max_length=16)]
+
+
 class Completion(_OpenAI):
     """Body of ``/v1/completions``."""
 

@@ -41,12 +41,14 @@ class Token:
         logprob: its log-probability in nats, after processors and before the temperature; ``None``:
             nobody asked.
         top: the likeliest tokens with theirs, as many as were asked for.
+        drafted_by: who guessed it; ``None``: it is the target's own.
     """
 
     text: str
     id: int
     logprob: float | None = None
     top: Sequence[tuple[int, float]] = ()
+    drafted_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,13 @@ def decoded(
     tokens: list[Token] = []
     ids: list[int] = []
     for response in respond(tokenizer, request, decode(model, request), asked.stop):
-        tokens.append(_token(response.text, response.token, response.logprobs, asked.top_logprobs))
-        ids.append(response.token)
+        token = _token(response.text, response.token, response.logprobs, asked.top_logprobs)
         if response.from_draft:
-            ended.drafted_by[drafters.popleft()] += 1
+            drafter = drafters.popleft()
+            token = replace(token, drafted_by=drafter)
+            ended.drafted_by[drafter] += 1
+        tokens.append(token)
+        ids.append(response.token)
         if response.finish_reason or not response.from_draft:
             yield Written(tokens)
             tokens = []

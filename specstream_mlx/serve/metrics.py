@@ -1,6 +1,5 @@
 """What ``/metrics`` counts, in Prometheus's format."""
 
-from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -40,19 +39,18 @@ class Metrics:
             gauge = Gauge(name(kind), f"{type(worker).__name__}: {kind}.", registry=registry)
             gauge.set_function(partial(getattr, worker, kind))
 
-    def wrote(self, model: str, texts: Iterable[Ended]) -> None:
-        """Count the texts of a reply."""
-        for ended in texts:
-            counts = {
-                "prompt": ended.prompt_tokens,
-                "cached": ended.cached_tokens,
-                "written": ended.tokens,
-                "drafted": ended.drafted_tokens,
-                "accepted": ended.accepted_tokens,
-            }
-            for kind, count in counts.items():
-                self._tokens[kind].labels(model).inc(count)
-            self._calls.labels(model).inc(ended.target_calls)
+    def wrote(self, model: str, ended: Ended) -> None:
+        """Count a text of a reply."""
+        counts = {
+            "prompt": ended.prompt_tokens,
+            "cached": ended.cached_tokens,
+            "written": ended.tokens,
+            "drafted": ended.drafted_tokens,
+            "accepted": ended.accepted_tokens,
+        }
+        for kind, count in counts.items():
+            self._tokens[kind].labels(model).inc(count)
+        self._calls.labels(model).inc(ended.target_calls)
 
     def text(self) -> bytes:
         """All counters as text."""

@@ -101,9 +101,11 @@ class CompletionWriter:
         yield from ()
 
     def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
-        """Yield a chunk with new text, if there is any that can be read."""
-        if text or (tokens and self._running.asked[0].top_logprobs is not None):
-            yield event(self._object(self.chunk_kind, [self._choice(number, text, tokens)]))
+        """Yield a chunk of the tokens of one step."""
+        if tokens:
+            chunk = self._object(self.chunk_kind, [self._choice(number, text, tokens)])
+            step = [{"id": t.id, "text": t.text, "drafted_by": t.drafted_by} for t in tokens]
+            yield event(chunk | {"specstream": {"step": step}})
 
     def end(self, choices: Sequence[Choice]) -> Iterator[str]:
         """Yield each text's last chunk, the counts if they were asked for, and the end."""

@@ -94,7 +94,7 @@ async def reply(
         work.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await work
-    metrics.wrote(running.asked[0].name, [choice.ended for choice in choices])
+    _count(metrics, running, choices)
     return JSONResponse(writer.whole(choices))
 
 
@@ -130,7 +130,7 @@ async def _stream(
                     text = "".join(token.text for token in tokens)
                     for piece in writer.wrote(number, text, tokens):
                         yield piece
-        metrics.wrote(running.asked[0].name, [choice.ended for choice in choices])
+        _count(metrics, running, choices)
         complete = True
         for piece in writer.end(choices):
             yield piece
@@ -140,6 +140,11 @@ async def _stream(
     finally:
         if not complete:
             metrics.left.inc()
+
+
+def _count(metrics: Metrics, running: Running, choices: Sequence[Choice]) -> None:
+    for asked, choice in zip(running.asked, choices, strict=True):
+        metrics.wrote(asked.name, choice.ended)
 
 
 def _take(choice: Choice, event: Any) -> Sequence[Token]:

@@ -78,7 +78,7 @@ class Service:
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
         self._preparing = ThreadPoolExecutor(1, "preparing")
 
-    async def start(self, wish: Wish) -> "Running":
+    async def start(self, *wishes: Wish) -> "Running":
         """Put the texts of a request into the queue.
 
         Raises:
@@ -87,7 +87,9 @@ class Service:
             StoppedError: the server is shutting down.
         """
         try:
-            preparing = self._preparing.submit(self.asked, wish)
+            preparing = self._preparing.submit(
+                lambda: [asked for wish in wishes for asked in self.asked(wish)]
+            )
         except RuntimeError:  # of a pool that was shut down
             raise StoppedError("the server is shutting down") from None
         return Running(self.worker, await asyncio.wrap_future(preparing), self._patience)

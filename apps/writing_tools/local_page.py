@@ -1,0 +1,29 @@
+"""The server of the page: the bundled adapters, and the files of ``page/``."""
+
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from specstream_mlx import bundled, demonstration, load
+from specstream_mlx.serve.app import make_app
+from specstream_mlx.serve.resident import resident
+from specstream_mlx.serve.service import Service
+from specstream_mlx.serve.worker import Worker
+from specstream_mlx.terminal.notes import note
+
+from .tools import choose_tools
+
+PAGE = Path(__file__).parent / "page"
+
+
+def page_app() -> Starlette:
+    """The application, which writes with all tools at once.
+
+    Raises:
+        UserError: there are no adapters, or no base for them.
+    """
+    adapters = {name: bundled.adapter_path(name) for name in choose_tools()}
+    base, tokenizer = load(demonstration.base_path(note))
+    models = resident(base, adapters)
+    worker = Worker(tokenizer, most_texts=len(models), base=base.model)
+    return make_app(Service(models, tokenizer, worker), page=PAGE)
