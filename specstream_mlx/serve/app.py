@@ -51,7 +51,12 @@ _HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
 
 _SLOWEST_BODY = 30.0  # seconds
 
-_PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_PAGE_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",

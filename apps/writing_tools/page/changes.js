@@ -1,0 +1,96 @@
+// A text with its corrections in it, each to be taken or left.
+
+import { applied, changesOf } from "./diff.js";
+import { element } from "./elements.js";
+
+export class Changes {
+  // `onDecision` is called whenever a change was taken or left.
+  constructor(place, before, onDecision) {
+    [this.place, this.before, this.onDecision] = [place, before, onDecision];
+    this.changes = [];
+    this.taken = new Map(); // by key: true, or false where it is left; undecided ones are not here
+    this.pieces = []; // {key, node}: what is shown, in order
+    place.replaceChildren();
+  }
+
+  // Show the corrections of `after`, which is still being written unless it is `complete`.
+  update(after, complete) {
+    this.changes = changesOf(this.before, after, complete);
+    const wanted = [];
+    let place = 0;
+    for (const change of this.changes) {
+      wanted.push(this.untouched(place, change.start));
+      wanted.push({ key: keyOf(change), make: () => this.chip(change) });
+      place = change.end;
+    }
+    wanted.push(this.untouched(place, this.before.length));
+    // What is there already stays, with the focus that may be in it.
+    let same = 0;
+    while (same < wanted.length && this.pieces[same]?.key === wanted[same].key) same += 1;
+    for (const { node } of this.pieces.splice(same)) node.remove();
+    for (const { key, make } of wanted.slice(same)) {
+      const node = make();
+      this.place.append(node);
+      this.pieces.push({ key, node });
+    }
+  }
+
+  // The text with the changes that were taken.
+  get text() {
+    return applied(this.before, this.changes.filter((one) => this.taken.get(keyOf(one))));
+  }
+
+  count(decision) {
+    return this.changes.filter((one) => this.taken.get(keyOf(one)) === decision).length;
+  }
+
+  decideAll(isTaken) {
+    for (const change of this.changes) this.taken.set(keyOf(change), isTaken);
+    for (const { key, node } of this.pieces) if (node.matches?.(".change")) this.mark(key, node);
+    this.onDecision();
+  }
+
+  untouched(start, end) {
+    const text = this.before.slice(start, end);
+    return { key: `same ${start} ${end}`, make: () => document.createTextNode(text) };
+  }
+
+  chip(change) {
+    const [before, after] = [this.before.slice(change.start, change.end), change.text];
+    const said = sentenceOf(before.trim(), after.trim());
+    const key = keyOf(change);
+    const chip = element("span", { className: "change", role: "group", ariaLabel: said });
+    if (before) chip.append(element("del", { textContent: before }));
+    if (after) chip.append(element("ins", { textContent: after }));
+    for (const [sign, word, isTaken] of [["✓", "Take", true], ["✕", "Leave", false]]) {
+      const button = element("button", {
+        type: "button", textContent: sign, className: word.toLowerCase(),
+        title: `${word}: ${said}`, ariaLabel: `${word}: ${said}`,
+      });
+      button.addEventListener("click", () => {
+        if (this.taken.get(key) === isTaken) this.taken.delete(key);
+        else this.taken.set(key, isTaken);
+        this.mark(key, chip);
+        this.onDecision();
+      });
+      chip.append(button);
+    }
+    this.mark(key, chip);
+    return chip;
+  }
+
+  mark(key, chip) {
+    const isTaken = this.taken.get(key);
+    chip.dataset.decision = isTaken === undefined ? "open" : isTaken ? "taken" : "left";
+    chip.querySelector(".take").ariaPressed = isTaken === true;
+    chip.querySelector(".leave").ariaPressed = isTaken === false;
+  }
+}
+
+const keyOf = ({ start, end, text }) => `${start} ${end} ${text}`;
+
+function sentenceOf(before, after) {
+  if (!before && !after) return "change the space";
+  if (!before) return `add “${after}”`;
+  return after ? `“${before}” becomes “${after}”` : `remove “${before}”`;
+}

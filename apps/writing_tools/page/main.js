@@ -1,0 +1,233 @@
+// The page: what its buttons do.
+
+import { Changes } from "./changes.js";
+import { element } from "./elements.js";
+import { figuresOf, memoryOf, Panel } from "./panel.js";
+import { race, replay } from "./race.js";
+import { Record } from "./record.js";
+import { models, written } from "./server.js";
+
+const at = (id) => document.getElementById(id);
+const [text, output, status] = [at("text"), at("output"), at("status")];
+const toolButtons = [...document.querySelectorAll("[data-tool]")];
+const panel = new Panel(at("panel"));
+
+const EXAMPLE = `Hi Ana,
+
+can you sned me the sales report for march? We needs it on friday for the meeting, and I has not seen it yet.
+
+thanks, Ben`;
+
+let running = null; // the AbortController of what is being written
+let repeat = () => apply("proofread"); // what Ctrl+Enter does
+let result = null; // () => the text that Replace and Copy take
+let changes = null; // of proofreading
+let raced = null; // {records, lanes} that can be replayed
+const before = []; // texts that Undo brings back
+
+const nameOf = (tool) => toolButtons.find((one) => one.dataset.tool === tool).textContent;
+
+// Do `work(signal)` in the place of whatever is running, and say how it ended.
+async function run(work) {
+  running?.abort();
+  const own = (running = new AbortController());
+  at("stop").hidden = false;
+  document.body.dataset.state = "writing";
+  status.classList.remove("error");
+  status.textContent = "Writing…";
+  try {
+    const said = await work(own.signal);
+    if (running === own) status.textContent = said;
+  } catch (error) {
+    if (running !== own) return;
+    status.classList.toggle("error", error.name !== "AbortError");
+    status.textContent = error.name === "AbortError" ? "Stopped." : error.message;
+  } finally {
+    if (running === own) {
+      running = null;
+      at("stop").hidden = true;
+      document.body.dataset.state = "";
+    }
+  }
+}
+
+// The text, if there is any; else the user is told.
+function given() {
+  if (text.value.trim()) return text.value;
+  status.classList.remove("error");
+  status.textContent = "Write or paste a text first.";
+  text.focus();
+  return null;
+}
+
+function begin(title) {
+  at("result-title").textContent = title;
+  for (const button of toolButtons) button.ariaPressed = nameOf(button.dataset.tool) === title;
+  at("all").ariaPressed = title === "All at once";
+  document.querySelector(".more").open = false;
+  const isAll = title === "All at once";
+  [at("cards").hidden, output.hidden] = [!isAll, isAll];
+  for (const id of ["replace", "copy"]) at(id).hidden = isAll;
+  at("cards").replaceChildren();
+  output.replaceChildren();
+  panel.clear();
+  result = changes = null;
+  showActions();
+}
+
+function showActions() {
+  for (const id of ["take-all", "leave-all"]) at(id).hidden = !changes?.changes.length;
+  at("copy").disabled = !result;
+  at("replace").disabled = !result || (changes !== null && !changes.count(true));
+}
+
+// One tool ------------------------------------------------------------------------------------
+
+function apply(tool) {
+  const before = given();
+  if (before === null) return;
+  repeat = () => apply(tool);
+  begin(nameOf(tool));
+  const record = new Record();
+  const show = tool === "proofread" ? showChanges(before) : showText();
+  run(async (signal) => {
+    for await (const piece of written([`base:${tool}`], before, signal)) {
+      record.add(piece);
+      show(record);
+      panel.update(record);
+    }
+    const cut = record.reason === "length" ? "The answer was cut, it is too long. " : "";
+    return `${cut}${show(record)}${figuresOf(record)}`;
+  });
+}
+
+// These show a record as it grows, and return what there is to say of it.
+
+function showText() {
+  const shown = output.appendChild(document.createTextNode(""));
+  return (record) => {
+    shown.data = record.text.trimStart();
+    result = () => record.text.trim();
+    showActions();
+    return "";
+  };
+}
+
+function showChanges(before) {
+  const told = () => {
+    const [all, taken, left] = [own.changes.length, own.count(true), own.count(false)];
+    if (!all) return "Nothing to correct. ";
+    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${left} left. `;
+  };
+  const own = new Changes(output, before, () => {
+    if (!running) status.textContent = told();
+    showActions();
+  });
+  changes = own;
+  result = () => own.text;
+  return (record) => {
+    own.update(record.text, record.reason === "stop");
+    showActions();
+    return told();
+  };
+}
+
+// All tools -----------------------------------------------------------------------------------
+
+function applyAll() {
+  const before = given();
+  if (before === null) return;
+  repeat = applyAll;
+  begin("All at once");
+  const cards = toolButtons.map((button) => {
+    const record = new Record();
+    const shown = element("p", { className: "answer" });
+    const note = element("p", { className: "note", textContent: "…" });
+    const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
+    copy.ariaLabel = `Copy: ${button.textContent}`;
+    copy.addEventListener("click", () => copied(record.text.trim(), copy));
+    const head = element("div", { className: "head" }, element("h3", { textContent: button.textContent }), copy);
+    at("cards").append(element("article", { className: "card" }, head, shown, note));
+    return { record, shown, note };
+  });
+  const whole = new Record(); // for the panel: steps of all, in the order in which they came
+  run(async (signal) => {
+    for await (const piece of written(toolButtons.map((one) => `base:${one.dataset.tool}`), before, signal)) {
+      const { record, shown, note } = cards[piece.number];
+      record.add(piece);
+      whole.add(piece);
+      shown.textContent = record.text.trim();
+      note.textContent = figuresOf(record);
+      panel.update(whole);
+    }
+    return `${cards.length} answers. ${figuresOf(whole)}`;
+  });
+}
+
+// The text itself -----------------------------------------------------------------------------
+
+function setText(value) {
+  before.push(text.value);
+  at("undo").disabled = false;
+  text.value = value;
+}
+
+function undo() {
+  text.value = before.pop() ?? text.value;
+  at("undo").disabled = !before.length;
+  text.focus();
+}
+
+async function copied(value, button) {
+  const name = button.textContent;
+  try {
+    await navigator.clipboard.writeText(value);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = name), 1500);
+}
+
+// The race ------------------------------------------------------------------------------------
+
+function startRace() {
+  const before = given();
+  if (before === null) return;
+  const pressed = toolButtons.find((one) => one.ariaPressed === "true");
+  const model = `base:${(pressed ?? toolButtons[0]).dataset.tool}`;
+  const lanes = at("lanes").querySelectorAll(".tokens");
+  at("lanes").hidden = false;
+  at("replay").hidden = true;
+  at("verdict").textContent = "First with drafts, then without…";
+  run(async (signal) => {
+    const { records, verdict } = await race(model, before, lanes, signal);
+    raced = { records, lanes };
+    at("verdict").textContent = verdict;
+    at("replay").hidden = false;
+    replay(records, lanes);
+    return "";
+  });
+}
+
+for (const button of toolButtons) button.addEventListener("click", () => apply(button.dataset.tool));
+at("all").addEventListener("click", applyAll);
+at("stop").addEventListener("click", () => running?.abort());
+at("take-all").addEventListener("click", () => changes.decideAll(true));
+at("leave-all").addEventListener("click", () => changes.decideAll(false));
+at("replace").addEventListener("click", () => setText(result()));
+at("copy").addEventListener("click", () => copied(result(), at("copy")));
+at("undo").addEventListener("click", undo);
+at("example").addEventListener("click", () => setText(EXAMPLE));
+at("race").addEventListener("click", startRace);
+at("replay").addEventListener("click", () => replay(raced.records, raced.lanes));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    repeat();
+  } else if (event.key === "Escape") running?.abort();
+});
+models().then(
+  (found) => (at("memory").textContent = memoryOf(found)),
+  (error) => (status.textContent = error.message),
+);

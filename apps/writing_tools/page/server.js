@@ -1,0 +1,59 @@
+// Requests to the server that this page came from.
+
+// Writes one text for each of `models`, with drafts or without, and yields what comes of them, step
+// by step: {number, text, step}, or {number, reason} where a text ends. `step` holds the tokens of
+// one forward pass: {id, text, drafted_by}. Throws an Error with one sentence.
+export async function* written(models, text, signal, draft = true) {
+  const chats = models.map((model) => ({
+    model, stream: true, draft, messages: [{ role: "user", content: text.trim() }],
+  }));
+  const isOne = chats.length === 1;
+  // Browsers open six connections to a server at most, so several texts come in one stream.
+  const [path, body] = isOne ? ["/v1/chat/completions", chats[0]] : ["/together", { chats }];
+  const reply = await answer(path, {
+    method: "POST", signal, body: JSON.stringify(body),
+    headers: { "Content-Type": "application/json" },
+  });
+  for await (const data of events(reply.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    for (const choice of chunk.choices) {
+      const { index: number, delta, finish_reason: reason } = choice;
+      if (reason) yield { number, reason };
+      else yield { number, text: delta.content ?? "", step: chunk.specstream?.step ?? [] };
+    }
+  }
+  throw new Error("The server broke off.");
+}
+
+// The models that the server has: [{id, specstream: {adapter_bytes, base_bytes}}, ..].
+export async function models() {
+  return (await (await answer("/v1/models")).json()).data;
+}
+
+async function answer(path, request) {
+  let reply;
+  try {
+    reply = await fetch(path, request);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Is specstream-mlx writing-tools still running?");
+  }
+  if (reply.ok) return reply;
+  const said = await reply.json().catch(() => null);
+  throw new Error(said?.error?.message ?? `The server answered with status ${reply.status}.`);
+}
+
+// The data of server-sent events; comments are left out.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let unread = "";
+  while (true) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (unread + value).split("\n");
+    unread = lines.pop();
+    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+  }
+}
