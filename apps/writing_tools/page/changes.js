@@ -1,6 +1,6 @@
 // A text with its corrections in it, each to be taken or left.
 
-import { applied, changesOf } from "./diff.js";
+import { applied, difference } from "./diff.js";
 import { element } from "./elements.js";
 
 export class Changes {
@@ -15,7 +15,8 @@ export class Changes {
 
   // Show the corrections of `after`, which is still being written unless it is `complete`.
   update(after, complete) {
-    this.changes = changesOf(this.before, after, complete);
+    const { changes, read } = difference(this.before, after, complete);
+    this.changes = changes;
     const wanted = [];
     let place = 0;
     for (const change of this.changes) {
@@ -23,7 +24,7 @@ export class Changes {
       wanted.push({ key: keyOf(change), make: () => this.chip(change) });
       place = change.end;
     }
-    wanted.push(this.untouched(place, this.before.length));
+    wanted.push(this.untouched(place, read), this.untouched(read, this.before.length, "unread"));
     // What is there already stays, with the focus that may be in it.
     let same = 0;
     while (same < wanted.length && this.pieces[same]?.key === wanted[same].key) same += 1;
@@ -46,13 +47,16 @@ export class Changes {
 
   decideAll(isTaken) {
     for (const change of this.changes) this.taken.set(keyOf(change), isTaken);
-    for (const { key, node } of this.pieces) if (node.matches?.(".change")) this.mark(key, node);
+    for (const { key, node } of this.pieces) if (node.matches(".change")) this.mark(key, node);
     this.onDecision();
   }
 
-  untouched(start, end) {
-    const text = this.before.slice(start, end);
-    return { key: `same ${start} ${end}`, make: () => document.createTextNode(text) };
+  untouched(start, end, className = "") {
+    const textContent = this.before.slice(start, end);
+    return {
+      key: `${start} ${end} untouched ${className}`,
+      make: () => element("span", { className, textContent }),
+    };
   }
 
   chip(change) {
@@ -62,6 +66,7 @@ export class Changes {
     const chip = element("span", { className: "change", role: "group", ariaLabel: said });
     if (before) chip.append(element("del", { textContent: before }));
     if (after) chip.append(element("ins", { textContent: after }));
+    const buttons = chip.appendChild(element("span", { className: "buttons" }));
     for (const [sign, word, isTaken] of [["✓", "Take", true], ["✕", "Leave", false]]) {
       const button = element("button", {
         type: "button", textContent: sign, className: word.toLowerCase(),
@@ -73,7 +78,7 @@ export class Changes {
         this.mark(key, chip);
         this.onDecision();
       });
-      chip.append(button);
+      buttons.append(button);
     }
     this.mark(key, chip);
     return chip;

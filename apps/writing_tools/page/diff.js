@@ -71,12 +71,13 @@ function alignment(a, b, complete) {
   return pairs.reverse();
 }
 
-// The changes that make `after` of `before`: [{start, end, text}, ..] in order, none within another;
-// each puts `text` in place of before.slice(start, end).
+// How `after` differs from `before`: {changes, read}.
 //
-// While `after` is being written (`complete` is false), what is behind the last word that both have
-// is undecided, and is no change yet; so what was not written yet is not taken for deleted.
-export function changesOf(before, after, complete = true) {
+// The changes [{start, end, text}, ..] are in order, none within another; each puts `text` in place
+// of before.slice(start, end). While `after` is being written (`complete` is false), what is behind
+// the last word that both have is undecided: `read` is where that is in `before`, and there are no
+// changes behind it. So what was not written yet is not taken for deleted.
+export function difference(before, after, complete = true) {
   const [a, b] = [new Words(before), new Words(after)];
   if (!complete && b.length) b.length -= 1; // the last word may go on
   const pairs = alignment(a, b, complete);
@@ -96,7 +97,7 @@ export function changesOf(before, after, complete = true) {
     else if (i && j) changes.push(...changeOfGap(a, b, i, j));
     if (k < last) [i, j, k] = [i + 1, j + 1, k + 1];
   }
-  return changes;
+  return { changes, read: complete ? before.length : a.end(i - 1) };
 }
 
 // The changes of neighbouring words: one for each if each has a partner or is new punctuation, so
@@ -130,7 +131,15 @@ function changeOfWords(a, b, i, iEnd, j, jEnd) {
       [end, to] = [a.end(iEnd - 1), j < jEnd ? b.end(jEnd - 1) : from];
     }
   }
-  return { start, end, text: b.text.slice(from, to) };
+  // The white space that both begin or end with is no part of the change.
+  let [old, text] = [a.text.slice(start, end), b.text.slice(from, to)];
+  while (old && text && old[0] === text[0] && !old[0].trim()) {
+    [old, text, start] = [old.slice(1), text.slice(1), start + 1];
+  }
+  while (old && text && old.at(-1) === text.at(-1) && !old.at(-1).trim()) {
+    [old, text, end] = [old.slice(0, -1), text.slice(0, -1), end - 1];
+  }
+  return { start, end, text };
 }
 
 // White space that comes or goes between two words that stay: of "one ,two", say.

@@ -2,7 +2,7 @@
 
 import { Changes } from "./changes.js";
 import { element } from "./elements.js";
-import { figuresOf, memoryOf, Panel } from "./panel.js";
+import { figuresOf, memoryOf, Panel, stepElement } from "./panel.js";
 import { race, replay } from "./race.js";
 import { Record } from "./record.js";
 import { models, written } from "./server.js";
@@ -12,11 +12,11 @@ const [text, output, status] = [at("text"), at("output"), at("status")];
 const toolButtons = [...document.querySelectorAll("[data-tool]")];
 const panel = new Panel(at("panel"));
 
-const EXAMPLE = `Hi Ana,
+const EXAMPLE = `hi ana,
 
-can you sned me the sales report for march? We needs it on friday for the meeting, and I has not seen it yet.
+can you send me the sales report for march? we needs it on friday, and i has not seen it yet.
 
-thanks, Ben`;
+thanks, ben`;
 
 let running = null; // the AbortController of what is being written
 let repeat = () => apply("proofread"); // what Ctrl+Enter does
@@ -63,9 +63,10 @@ function given() {
 function begin(title) {
   at("result-title").textContent = title;
   for (const button of toolButtons) button.ariaPressed = nameOf(button.dataset.tool) === title;
-  at("all").ariaPressed = title === "All at once";
-  document.querySelector(".more").open = false;
   const isAll = title === "All at once";
+  at("all").ariaPressed = isAll;
+  document.querySelector(".more").open = false;
+  document.body.dataset.view = isAll ? "all" : "";
   [at("cards").hidden, output.hidden] = [!isAll, isAll];
   for (const id of ["replace", "copy"]) at(id).hidden = isAll;
   at("cards").replaceChildren();
@@ -104,9 +105,9 @@ function apply(tool) {
 // These show a record as it grows, and return what there is to say of it.
 
 function showText() {
-  const shown = output.appendChild(document.createTextNode(""));
+  const shown = output.appendChild(element("span", { className: "written" }));
   return (record) => {
-    shown.data = record.text.trimStart();
+    shown.textContent = record.text.trimStart();
     result = () => record.text.trim();
     showActions();
     return "";
@@ -117,7 +118,7 @@ function showChanges(before) {
   const told = () => {
     const [all, taken, left] = [own.changes.length, own.count(true), own.count(false)];
     if (!all) return "Nothing to correct. ";
-    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${left} left. `;
+    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${all - taken - left} open. `;
   };
   const own = new Changes(output, before, () => {
     if (!running) status.textContent = told();
@@ -141,7 +142,7 @@ function applyAll() {
   begin("All at once");
   const cards = toolButtons.map((button) => {
     const record = new Record();
-    const shown = element("p", { className: "answer" });
+    const shown = element("p", { className: "answer tokens" });
     const note = element("p", { className: "note", textContent: "…" });
     const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
     copy.ariaLabel = `Copy: ${button.textContent}`;
@@ -150,15 +151,15 @@ function applyAll() {
     at("cards").append(element("article", { className: "card" }, head, shown, note));
     return { record, shown, note };
   });
-  const whole = new Record(); // for the panel: steps of all, in the order in which they came
+  const whole = new Record(); // the steps of all, in the order in which they came
   run(async (signal) => {
     for await (const piece of written(toolButtons.map((one) => `base:${one.dataset.tool}`), before, signal)) {
       const { record, shown, note } = cards[piece.number];
       record.add(piece);
       whole.add(piece);
-      shown.textContent = record.text.trim();
+      if (piece.step?.length) shown.append(stepElement(record.steps.at(-1)));
       note.textContent = figuresOf(record);
-      panel.update(whole);
+      panel.showFigures(whole);
     }
     return `${cards.length} answers. ${figuresOf(whole)}`;
   });
@@ -201,11 +202,15 @@ function startRace() {
   at("replay").hidden = true;
   at("verdict").textContent = "First with drafts, then without…";
   run(async (signal) => {
-    const { records, verdict } = await race(model, before, lanes, signal);
-    raced = { records, lanes };
-    at("verdict").textContent = verdict;
-    at("replay").hidden = false;
-    replay(records, lanes);
+    let said = "";
+    try {
+      const { records, verdict } = await race(model, before, lanes, signal);
+      [raced, said] = [{ records, lanes }, verdict];
+      at("replay").hidden = false;
+      replay(records, lanes);
+    } finally {
+      at("verdict").textContent = said;
+    }
     return "";
   });
 }
@@ -225,7 +230,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     repeat();
-  } else if (event.key === "Escape") running?.abort();
+  } else if (event.key === "Escape") {
+    running?.abort();
+    document.querySelector(".more").open = false;
+  }
 });
 models().then(
   (found) => (at("memory").textContent = memoryOf(found)),

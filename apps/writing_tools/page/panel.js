@@ -38,7 +38,11 @@ export class Panel {
   update(record) {
     for (const step of record.steps.slice(this.shown)) this.tokens.append(stepElement(step));
     this.shown = record.steps.length;
-    if (!this.shown) return;
+    this.showFigures(record);
+  }
+
+  showFigures(record) {
+    if (!record.steps.length) return;
     this.length.textContent = record.acceptedLength.toFixed(2);
     this.rate.textContent = record.rate === null ? "–" : record.rate.toFixed(1);
     for (const who of ["streams", "lookup"]) this[who].textContent = record.from(who);
