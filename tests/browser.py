@@ -62,6 +62,10 @@ class Browser:
             time.sleep(0.02)
         return value
 
+    def command(self, name, **arguments):
+        """What a command of Chromium's own protocol returns."""
+        return self._ask("goog/cdp/execute", cmd=name, params=arguments)
+
     def messages(self):
         """What the console has said since the last time."""
         return [one["message"] for one in self._ask("se/log", type="browser")]

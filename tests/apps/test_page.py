@@ -1,0 +1,299 @@
+"""The page of the writing tools in headless Chromium; all its adapters are the toy's."""
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from browser import CHROMIUM, DRIVER, browser
+from specstream_mlx.apps.writing_tools.local_page import PAGE
+from toy_model import TOY
+
+from specstream_mlx import UserError, bundled, generate, load
+from specstream_mlx.cli.writing_tools import writing_tools
+from specstream_mlx.prompts import chat_prompt
+
+TEXT = "How many singers are there? singer(id, name, age)"
+
+PROGRAM = """
+from pathlib import Path
+from specstream_mlx import bundled, demonstration
+bundled.ROOT = Path({root!r})
+demonstration.base_path = lambda *_: Path({base!r})
+from specstream_mlx.cli import main
+main()
+"""
+
+CANNED = """
+window.fetch = (path, request) => {
+  window.asked = JSON.parse(request.body);
+  const body = new ReadableStream({
+    start(reply) {
+      const send = (value) => reply.enqueue(new TextEncoder().encode(`data: ${value}\\n\\n`));
+      const say = (choice, specstream) =>
+        send(JSON.stringify({ choices: [{ index: 0, ...choice }], specstream }));
+      window.feed = (text) =>
+        say({ delta: { content: text } }, { step: [{ id: 1, text, drafted_by: "streams" }] });
+      window.end = (reason) => {
+        say({ delta: {}, finish_reason: reason }), send("[DONE]"), reply.close();
+      };
+    },
+  });
+  return Promise.resolve(new Response(body));
+};
+"""
+"""A server that says what the test feeds it."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Where ``specstream-mlx writing-tools`` has its page, started in a terminal."""
+    root = tmp_path_factory.mktemp("toy")
+    for name in bundled.adapter_names():
+        shutil.copytree(TOY / "adapters/sql", root / "adapters" / name)
+    program = PROGRAM.format(root=str(root), base=str(TOY / "base"))
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-c", program, "writing-tools", "--no-browser"]
+    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield re.search(r"at (http://127\.0\.0\.1:\d+)/", server.stderr.readline())[1]
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+            os.close(ours)
+            os.close(terminal)
+
+
+@pytest.fixture(scope="module")
+def window(address, tmp_path_factory):
+    if None in (CHROMIUM, DRIVER):
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    with browser(tmp_path_factory.mktemp("user")) as window:
+        yield window
+
+
+@pytest.fixture
+def page(window, address):
+    """The page, newly opened; what it leaves in the console is an error."""
+    window.open(address)
+    window.until("document.querySelector('#memory').textContent")
+    yield window
+    assert window.messages() == []
+
+
+OWN_TEXT = "document.querySelector('#text').value"
+WRITTEN = "document.querySelector('#stop').hidden"
+OUTPUT = "document.querySelector('#output').textContent"
+
+
+def put(page, text):
+    page.run(f"{OWN_TEXT} = arguments[0]", text)
+
+
+def changes(page):
+    """Pairs (old, new) of the corrections that are shown."""
+    script = "[...document.querySelectorAll('.change')].map((one) => ['del', 'ins'].map("
+    return page.run(f"return {script}(name) => one.querySelector(name)?.textContent ?? ''))")
+
+
+def test_a_tool_streams_the_text_that_the_model_writes_alone(page):
+    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters/sql")
+    expected = generate(
+        model, tokenizer, chat_prompt(tokenizer, TEXT, model.prompt_template)
+    ).strip()
+    page.click("#text")
+    page.type("#text", TEXT)
+    observed = "document.querySelector('#output'), {subtree: true, childList: true}"
+    watch = f"new MutationObserver(() => seen.add({OUTPUT})).observe({observed})"
+    page.run(f"window.seen = new Set(); {watch}")
+    page.click("[data-tool=friendly]")
+    page.until(WRITTEN)
+    assert page.text("#output").strip() == expected
+    assert page.run("return seen.size") > 2
+    assert "tokens per step" in page.text("#status")
+    assert page.text("[data-figure=tokens]").strip() == expected
+    guessed = [int(page.text(f"dd[data-figure={who}]")) for who in ("streams", "lookup", "model")]
+    assert sum(guessed[:2]) > 0 and guessed[2] > 0
+    page.click("#replace")
+    assert page.run(f"return {OWN_TEXT}") == expected
+    page.click("#undo")
+    assert page.run(f"return {OWN_TEXT}") == TEXT
+    page.run("document.querySelector('#output').replaceChildren()")
+    page.type("#text", " \ue009\ue007")  # Ctrl+Enter
+    page.until(f"{OUTPUT} && {WRITTEN}")
+    assert page.text("#output").strip() == expected
+
+
+def test_all_tools_write_at_once_and_stop(page):
+    put(page, TEXT)
+    cards = "[...document.querySelectorAll('.card .answer')].map((one) => one.textContent)"
+    page.click("#all")
+    page.until(f"{cards}.length == 8 && {cards}.every((text) => text.length > 0)")
+    page.until(WRITTEN)
+    whole = page.run(f"return {cards}")
+    assert len(set(whole)) == 1  # all are the same adapter
+    page.click("#all")
+    page.until(f"{cards}.some((text) => text.length > 0)")
+    page.click("#stop")
+    page.until(WRITTEN)
+    assert page.text("#status") == "Stopped."
+    page.until("fetch('/health').then((reply) => reply.json()).then((said) => said.decoding == 0)")
+    assert any(len(text) < len(whole[0]) for text in page.run(f"return {cards}"))
+
+
+def test_a_race_ends_in_the_same_text(page):
+    put(page, TEXT)
+    page.click("[data-tool=concise]")
+    page.until(WRITTEN)
+    page.click("#race")
+    page.until(WRITTEN)
+    assert re.match(r"The same text, token for token \(\d+ tokens\): ", page.text("#verdict"))
+    lanes = "[...document.querySelectorAll('#lanes .tokens')].map((one) => one.textContent.trim())"
+    page.until(f"new Set([{OUTPUT}.trim(), ...{lanes}]).size == 1")
+    lanes = "[...document.querySelectorAll('#lanes .tokens')].map((one) => one.childElementCount)"
+    drafted, plain = page.run(f"return {lanes}")
+    assert drafted < plain
+
+
+def test_corrections_grow_and_are_taken_one_by_one(page):
+    before = "hi ana,\n\nwe needs it on <b>friday</b>\n\nben"
+    page.run(CANNED)
+    put(page, before)
+    page.click("[data-tool=proofread]")
+    page.until("!!window.feed")
+    page.run("feed('Hi ana, we nee'); feed('d it')")
+    page.until("document.querySelector('.change')")
+    assert changes(page) == [["hi", "Hi"]]  # the word behind 'need' may not be complete
+    assert page.run("return asked.model") == "base:proofread"
+    page.click(".change .take")
+    page.run("feed(' on <b>Fri'); window.first = document.querySelector('.change')")
+    page.until("document.querySelectorAll('.change').length == 2")
+    assert changes(page) == [["hi", "Hi"], ["needs", "need"]]
+    assert page.text(".unread").endswith("friday</b>\n\nben")
+    page.run("feed('day</b>. Ben'); end('stop')")
+    page.until(WRITTEN)
+    found = [["hi", "Hi"], ["needs", "need"], ["friday", "Friday"], ["", "."], ["ben", "Ben"]]
+    assert changes(page) == found
+    assert page.run("return first === document.querySelector('.change')")
+    assert page.run("return document.querySelectorAll('#output b').length") == 0
+    page.run("document.querySelectorAll('.leave')[1].click()")
+    assert page.text("#status").startswith("5 changes: 1 taken, 3 open.")
+    page.click("#replace")
+    assert page.run(f"return {OWN_TEXT}") == before.replace("hi ana", "Hi ana")
+    page.click("#undo")
+    assert page.run(f"return {OWN_TEXT}") == before
+    page.click("#take-all")
+    page.run(
+        "Object.defineProperty(navigator, 'clipboard', "
+        "{value: {writeText: async (text) => { window.copied = text }}})"
+    )
+    page.click("#copy")
+    assert page.until("window.copied") == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
+
+
+def test_what_goes_wrong_is_told_in_a_sentence(window, address):
+    window.open(address)
+    window.click("[data-tool=friendly]")
+    assert window.text("#status") == "Write or paste a text first."
+    put(window, TEXT * 400)
+    window.click("[data-tool=friendly]")
+    said = window.until("document.querySelector('#status.error')?.textContent")
+    assert re.fullmatch(r"the prompt has \d+ tokens.*", said)
+    assert all("status of 400" in message for message in window.messages())
+    window.run(CANNED)
+    window.click("[data-tool=proofread]")
+    window.until("!!window.feed")
+    window.run("feed('How many'); end('length')")
+    window.until(WRITTEN)
+    assert window.text("#status").startswith("The answer was cut, it is too long. Nothing to")
+    window.run("window.fetch = () => Promise.reject(new TypeError())")
+    window.click("[data-tool=friendly]")
+    window.until("document.querySelector('#status.error')")
+    assert window.text("#status").startswith("The server does not answer.")
+    assert window.messages() == []
+
+
+def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
+    page.run("document.querySelector('.more').open = true")
+    names = page.run("return [...document.querySelectorAll('button')].map((one) => one.innerText)")
+    assert {"Proofread", "Key points", "SQL", "Describe", "All at once"} < set(names)
+    assert page.run("return document.querySelector('#text').labels[0].textContent") == "Your text"
+    size = {"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.command("Emulation.setDeviceMetricsOverride", **size)
+    assert page.run("return document.documentElement.scrollWidth") <= 360
+    page.command("Emulation.clearDeviceMetricsOverride")
+
+
+SNED = "Hi,\ncan you sned teh x\n\nBye"
+PAIRS = [
+    (SNED, "Hi, can you send the x?  Bye.", "Hi,\ncan you send the x?\n\nBye."),
+    ("I has alot , some thing", "I have a lot, something", "I have a lot, something"),
+    ("send the the x", "send the x", "send the x"),
+    ("a\nb", "a X b", "a X\nb"),
+    ("a\nb", "a\nX b", "a\nX b"),
+    ("a X\nb", "a b", "a\nb"),
+    ("  x \n", "y", "  y \n"),
+]
+
+FUZZ = """
+return import("/diff.js").then(({ difference, applied }) => {
+  const pieces = ["a", "b", "c", "A", "the", ".", ",", "\\n", " ", "  ", "("];
+  const words = (text) => (text.match(/[a-z]+|[.,(]/gi) ?? []).join(" ");
+  let seed = 1;
+  const random = (n) => (seed = (seed * 1103515245 + 12345) % 2147483648, (seed >> 16) % n);
+  const text = () => Array.from({ length: random(14) },
+    () => pieces[random(pieces.length)] + (random(3) ? " " : "")).join("");
+  const wrong = [];
+  for (let n = 0; n < 30000; n++) {
+    const [a, b] = [text(), text()];
+    const { changes } = difference(a, b);
+    const places = changes.flatMap(({ start, end }) => [start, end]);
+    if (places.some((place, k) => place < places[k - 1])) wrong.push(["order", a, b]);
+    if (words(applied(a, changes)) !== words(b)) wrong.push(["words", a, b]);
+    const beginning = a.slice(0, random(a.length + 1));
+    if (difference(a, beginning, false).changes.length) wrong.push(["unread", a, beginning]);
+  }
+  return wrong.slice(0, 5);
+});
+"""
+
+
+def test_the_difference_makes_the_second_text_of_the_first(page):
+    script = (
+        "return import('/diff.js').then(({ difference, applied }) => arguments[0].map("
+        "([a, b]) => applied(a, difference(a, b).changes)))"
+    )
+    assert page.run(script, PAIRS) == [made for _, _, made in PAIRS]
+    assert page.run(FUZZ) == []
+
+
+def test_the_page_takes_nothing_from_elsewhere(address):
+    for path in PAGE.iterdir():
+        name = path.name.replace("index.html", "")
+        with urllib.request.urlopen(f"{address}/{name}", timeout=10) as reply:
+            text = reply.read().decode().replace("http://www.w3.org/2000/svg", "")
+        assert reply.headers["content-security-policy"].startswith("default-src 'self';")
+        assert "access-control-allow-origin" not in reply.headers
+        assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|style=", text), path
+
+
+@pytest.mark.parametrize("no_browser", [True, False])
+def test_without_a_text_at_a_terminal_the_page_is_opened(no_browser, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("specstream_mlx.serve.run.serve", lambda app, listening: None)
+    monkeypatch.setattr("specstream_mlx.apps.writing_tools.local_page.page_app", lambda: None)
+    writing_tools(no_browser=no_browser)
+    address = re.search(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)[0]
+    assert opened == ([] if no_browser else [address])
+    with pytest.raises(UserError, match="there is no text"):
+        writing_tools(as_json=True)
+    monkeypatch.setattr(sys.modules["specstream_mlx.cli.serve"], "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'specstream-mlx\[serve\]'$"):
+        writing_tools()
