@@ -51,10 +51,10 @@ class Resident:
 
 
 @contextmanager
-def running(service, limits=Limits()):  # noqa: B008
+def running(service, limits=Limits(), page=None):  # noqa: B008
     """Serve, and yield the address."""
     opened = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(service, limits), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(make_app(service, limits, page), log_level="error"))
     thread = threading.Thread(target=server.run, args=([opened],))
     thread.start()
     try:

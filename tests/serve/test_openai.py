@@ -1,6 +1,7 @@
 """The unmodified ``openai`` client."""
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -52,15 +53,40 @@ def test_a_chat_is_what_generate_writes(client, tiny, model):
 def test_a_stream_is_the_same_text(client):
     whole = chat(client, temperature=0.9, seed=3, n=2)
     options = {"include_usage": True}
-    texts, reasons = ["", ""], ["", ""]
+    texts, reasons, steps = ["", ""], ["", ""], []
     for chunk in chat(client, temperature=0.9, seed=3, n=2, stream=True, stream_options=options):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             reasons[choice.index] = choice.finish_reason
+            if choice.delta.role is None and choice.finish_reason is None:
+                steps.append(chunk.specstream["step"])
+                assert "".join(token["text"] for token in steps[-1]) == (choice.delta.content or "")
     assert texts == [choice.message.content for choice in whole.choices]
     assert reasons == ["length", "length"]
     assert chunk.usage.completion_tokens == whole.usage.completion_tokens == 24
     assert chunk.specstream["seed"] == whole.specstream["seed"] == 3
+    assert len(steps) == chunk.specstream["target_calls"]
+    drafted = Counter(token["drafted_by"] for step in steps for token in step)
+    assert drafted.pop(None) + sum(chunk.specstream["drafted_by"].values()) == 24
+    assert drafted == chunk.specstream["drafted_by"]
+
+
+def test_beside_a_page_chats_of_several_models_come_in_one_stream(client, tiny, tmp_path):
+    (tmp_path / "index.html").write_text("a page")
+    (tmp_path / "others.txt").write_text("no part of it")
+    chats = [{"model": name, "messages": CHAT, "max_tokens": 12} for name in tiny.models]
+    with running(tiny.service(), page=tmp_path) as address:
+        assert httpx2.get(address).text == "a page"
+        assert httpx2.get(f"{address}/others.txt").status_code == 404
+        texts = ["", "", ""]
+        stream = httpx2.post(f"{address}/together", json={"chats": chats}, timeout=60)
+        for line in stream.text.split("\n"):
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    texts[choice["index"]] += choice["delta"].get("content", "")
+        assert texts == [chat(client, name).choices[0].message.content for name in tiny.models]
+        refused = httpx2.post(f"{address}/together", json={"chats": [{**chats[0], "model": "x"}]})
+        assert refused.status_code == 404
 
 
 def test_choices_have_seeds_one_apart(client, tiny):
