@@ -38,3 +38,12 @@ def test_of_the_benchmarks_those_of_the_command_line_are_in_the_wheel():
     benchmarks = {".".join(("specstream_mlx", *module)) for module in needed if len(module) == 2}
     benchmarks = {name for name in benchmarks if name.startswith(BY_MODULE)}
     assert benchmarks == set(SETTINGS["py-modules"])
+
+
+def test_the_page_is_in_the_wheel():
+    folder = "apps/writing_tools"
+    patterns = SETTINGS["package-data"]["specstream_mlx.apps.writing_tools"]
+    shipped = {path for pattern in patterns for path in (CLONE / folder).glob(pattern)}
+    page = {path for path in (CLONE / folder / "page").rglob("*") if path.is_file()}
+    assert {path.suffix for path in page} == {".html", ".css", ".js", ".svg"}
+    assert page == shipped
