@@ -47,8 +47,6 @@ def writing_tools(
 
     [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx writing-tools[/cyan]
-
     [cyan]  specstream-mlx writing-tools "hi ana can you send me the sales report by friday"[/cyan]
 
     [cyan]  specstream-mlx writing-tools --tool proofread --tool summarize < message.txt[/cyan]

@@ -4,9 +4,12 @@ import { stepElement } from "./panel.js";
 import { Record } from "./record.js";
 import { written } from "./server.js";
 
+let newest = 0; // the replay that goes on, all before it end
+
 // Write with drafts and then without, each alone, so that neither takes time from the other.
 // Returns both records and a sentence on them.
 export async function race(model, text, lanes, signal) {
+  newest += 1;
   const records = [];
   for (const [number, draft] of [true, false].entries()) {
     lanes[number].replaceChildren();
@@ -29,8 +32,6 @@ function verdictOf(drafted, plain) {
   const rates = `${fast.toFixed(1)} tokens/s with drafts, ${slow.toFixed(1)} without`;
   return `${same}: ${rates}, ${(fast / slow).toFixed(2)} times as fast.`;
 }
-
-let newest = 0;
 
 // Show both again from their first steps on, as fast as they were written.
 export function replay(records, lanes) {
