@@ -86,7 +86,7 @@ def test_who_drafted_what_was_accepted(who, settings):
 
 def test_prompts_that_begin_alike_are_read_once(tiny, inbox):
     start, model = random_prompt(700), tiny.models["base"]
-    inbox.worker.submit([inbox.job("first", "base", model, start, 4)])
+    inbox.worker.submit([inbox.job("first", "base", model, start, 4, draft=False)])
     first = inbox.wait(1)["first"]
     assert first.cached_tokens == 0
     assert sum(key == "first" for key in inbox.order) > 4  # read in chunks
