@@ -191,7 +191,7 @@ def test_no_step_is_planned_to_be_timed_where_nothing_is(tmp_path):
     costs, plan = drafting.pace.costs, drafting.first(3)
     while costs.wanted()[1] == 1:
         costs.note(0.001)
-    for number in range(40):
+    for number in range(40, 80):
         assert len(plan.tree) == 1
         drafting.accept(plan, [number], None)
         plan = drafting.plan(number, NO_GUESSES)
