@@ -21,7 +21,7 @@ from ..engine.sampling import Sampling, keyed_sampler
 from ..engine.step import Decoder
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
-from ..loop import Request, Step, Text, Together, check_side_by_side, prefill
+from ..loop import Request, Step, Text, Together, check_side_by_side, prefill, share_a_pass
 from ..prompt_cache import PromptCache
 from .prefixes import Prefixes
 
@@ -266,7 +266,7 @@ class Batch:
 
     def takes(self, model: SpeculativeModel) -> bool:
         """Whether a text of this model may join the others."""
-        return self._several and model is self._model
+        return self._several and share_a_pass(model, self._model)
 
     def join(self, writing: Writing) -> None:
         """Let a text whose prompt has been read go on from the next step on.
@@ -274,7 +274,8 @@ class Batch:
         Raises:
             UserError: the model cannot do what is asked.
         """
-        self._texts[self._together.join(writing.request())] = writing
+        text = self._together.join(writing.request(), writing.asked.model)
+        self._texts[text] = writing
 
     def leave(self, writing: Writing) -> None:
         """Let a text go on no further."""
