@@ -1,13 +1,17 @@
 """Random mixes of texts that come and go: each is that of its solo run, whoever shares its pass."""
 
+import json
 import random
 from dataclasses import replace
 from threading import Event
 
 import pytest
 from random_models import random_prompt
+from serving import Resident
+from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import stream_generate
+from specstream_mlx.engine.gathered import Gathered
 from specstream_mlx.engine.sampling import Sampling, keyed_sampler
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.serve.decoding import Asked, Ended, Written
@@ -25,6 +29,46 @@ SCHEMAS = [
         "additionalProperties": False,
     },
 ]
+
+
+MIXES = pytest.mark.parametrize(
+    "seeds",
+    [
+        range(10),
+        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(10, 110, 10)),
+    ],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
+STREAMS = {
+    "stream_init": "linear",
+    "stream_init_rank": 4,
+    "stream_mlp": "adapter",
+    "stream_adapter_rank": 4,
+    "stream_head": "conditioned",
+    "stream_head_rank": 8,
+    "draft_vocabulary": 64,
+    "pruner_rank": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """A base with adapters of three layouts: shared ones, lossless streams, and LoRA alone."""
+    folder = tmp_path_factory.mktemp("mixes")
+    base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
+    found = {}
+    for seed in range(1, 4):
+        rank = {"lora_rank": seed, "lora_scale": 2.0}
+        kinds = {"shared": {"mode": "shared", **rank, **STREAMS}, "lossless": {}, "plain": rank}
+        for kind, fields in kinds.items():
+            path = stream_adapter_directory(folder / f"{kind}{seed}", base, seed=seed, **fields)
+            if kind == "plain":
+                (path / "speculative_streaming.safetensors").unlink()
+                config = json.loads((path / "adapter_config.json").read_text())
+                del config["speculative_streaming"]
+                (path / "adapter_config.json").write_text(json.dumps(config))
+            found[path.name] = path
+    return Resident(base, found["lossless1"], **found)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +93,19 @@ def passes(monkeypatch):
     return counts
 
 
+@pytest.fixture
+def gathered(monkeypatch):
+    """How many adapters each pass of several had, of them all."""
+    counts, gather = [], Gathered.gather
+
+    def counted(self, adapters):
+        counts.append(len({id(one.streams or one.model) for one in adapters}))
+        gather(self, adapters)
+
+    monkeypatch.setattr(Gathered, "gather", counted)
+    return counts
+
+
 def solo(tiny, asked):
     """(tokens, reason, stop string's text) of a text by itself, without drafts."""
     sampling = asked.sampling
@@ -67,8 +124,8 @@ def solo(tiny, asked):
     return [one.token for one in found], "".join(one.text for one in found), found[-1].finish_reason
 
 
-def random_asked(rng, tiny, grammars):
-    name = rng.choice(["base", "base", *tiny.models])
+def random_asked(rng, tiny, grammars, names):
+    name = rng.choice(["base", "base", *names])
     prompt = [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))]
     sampling = Sampling(rng.choice([0.0, 0.7, 1.0]), rng.choice([0.0, 0.9]))
     processors, limit = [], rng.randint(1, 24)
@@ -95,7 +152,9 @@ def random_asked(rng, tiny, grammars):
 def check(tiny, grammars, seed):
     """Texts are sent whenever so many steps of others were heard of; some leave in the middle."""
     rng = random.Random(seed)
-    texts = [random_asked(rng, tiny, grammars) for _ in range(rng.randint(3, 7))]
+    kind = rng.choice(["shared", "lossless", "plain", ""])  # most texts are of one layout
+    names = [name for name in tiny.models if kind in name] or [*tiny.models]
+    texts = [random_asked(rng, tiny, grammars, names) for _ in range(rng.randint(3, 7))]
     leaving = {n: rng.randint(1, 12) for n in range(len(texts)) if rng.random() < 0.2}
     worker = Worker(tiny.tokenizer, most_texts=rng.randint(2, 5), kept_tokens=rng.choice([0, 400]))
     tokens, words, ends = [[] for _ in texts], ["" for _ in texts], {}
@@ -142,14 +201,7 @@ def check(tiny, grammars, seed):
             assert sum(end.drafted_by.values()) == (end.accepted_tokens if asked.draft else 0)
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        range(10),
-        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(10, 110, 10)),
-    ],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+@MIXES
 def test_each_text_is_that_of_its_solo_run(seeds, tiny, grammars, passes):
     shared = 0
     for seed in seeds:
@@ -157,3 +209,13 @@ def test_each_text_is_that_of_its_solo_run(seeds, tiny, grammars, passes):
         check(tiny, grammars, seed)
         shared += max(passes) > 1
     assert shared >= len(seeds) // 2
+
+
+@MIXES
+def test_texts_of_several_adapters_in_one_pass(seeds, adapters, grammars, gathered):
+    mixed = 0
+    for seed in seeds:
+        gathered.clear()
+        check(adapters, grammars, seed)
+        mixed += max(gathered, default=1) > 1
+    assert mixed >= len(seeds) // 2
