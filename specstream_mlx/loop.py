@@ -18,6 +18,7 @@ from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.settings import DraftSettings
+from .engine.gathered import layout_of
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
@@ -288,7 +289,7 @@ class Together:
     """
 
     def __init__(self, model: SpeculativeModel):
-        self._model, self._adapter, self._streams = model, model.adapter, model.streams
+        self._model = model
         self._loop: _Loop | None = None
         self._rows: dict[Text, _KeptRows] = {}
 
@@ -296,17 +297,18 @@ class Together:
         """Count the texts that go on."""
         return len(self._rows)
 
-    def join(self, request: Request) -> Text:
+    def join(self, request: Request, model: SpeculativeModel | None = None) -> Text:
         """Read a prompt; its text goes on beside the others from the next call on.
 
         Args:
             request: a request that has been checked.
+            model: the base with another adapter, see ``share_a_pass``; ``None``: the same one.
 
         Raises:
             UserError: the prompt cache cannot be used; or there are other texts, beside which the
                 model or its KV cache cannot be run.
         """
-        model, profile = self._model, request.profile
+        model, profile = model or self._model, request.profile
         if self._rows:
             check_side_by_side(model)
             for one in (request, *(text.request for text in self._rows)):
@@ -319,7 +321,7 @@ class Together:
         if self._loop is None:
             self._loop = _Loop(decoder, text)
         else:
-            self._loop.join(text, decoder.caches)
+            self._loop.join(text, decoder)
         self._rows[text] = rows
         return text
 
@@ -357,9 +359,6 @@ class Together:
     def _check_current(self) -> None:
         for rows in self._rows.values():
             rows.check_current()
-        model = self._model
-        if model.adapter is not self._adapter or model.streams is not self._streams:
-            raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
 class _KeptRows:
@@ -372,6 +371,7 @@ class _KeptRows:
 
     def __init__(self, model: SpeculativeModel, request: Request):
         self._model, self._request, given = model, request, request.prompt_cache
+        self._adapter, self._streams = model.adapter, model.streams
         self._cache = PromptCache() if given is None else given
         self._generation = self._cache.begin(model, request.prompt, request.quantization)
         self._newest, self._progress = request.prompt[-1], request.progress
@@ -425,8 +425,11 @@ class _KeptRows:
             self.record(self._cache.caches)
 
     def check_current(self) -> None:
-        """Check that no other generation has taken the prompt cache over; see ``PromptCache``."""
+        """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
         self._cache.check_current(self._generation)
+        model = self._model
+        if model.adapter is not self._adapter or model.streams is not self._streams:
+            raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
 def check_side_by_side(model: SpeculativeModel) -> None:
@@ -450,6 +453,13 @@ def check_side_by_side(model: SpeculativeModel) -> None:
             f"model_type is {name!r}, which cannot decode in batches: {reason}; "
             "expected one prompt at a time"
         )
+
+
+def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
+    """Whether texts of two models can be decoded side by side: one base, adapters of one layout."""
+    if first is second:
+        return True
+    return layout_of(first.model, first.streams) == layout_of(second.model, second.streams)
 
 
 def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
@@ -536,18 +546,18 @@ class _Loop:
 
     def __init__(self, decoder: Decoder | TreeDecoder, text: Text):
         self._decoder, self._texts = decoder, [text]
-        self._joining: list[tuple[Text, list[Any]]] = []
+        self._joining: list[tuple[Text, Decoder]] = []
         self._count = 0
         self._last_read: float | None = None
 
-    def join(self, text: Text, caches: list[Any]) -> None:
+    def join(self, text: Text, decoder: Decoder) -> None:
         """Let a text go on beside the others from the next call on.
 
         Args:
             text: a new text.
-            caches: KV caches of its prompt but for the last token, one per layer.
+            decoder: has read the text's prompt but for the last token.
         """
-        self._joining.append((text, caches))
+        self._joining.append((text, decoder))
 
     @property
     def caches(self) -> list[Any]:
@@ -570,10 +580,10 @@ class _Loop:
     def _seated(self) -> bool:
         """Drop texts that have ended and take in those that join; returns whether any is left."""
         going = [number for number, text in enumerate(self._texts) if not text.ended]
-        joining = [(text, caches) for text, caches in self._joining if not text.ended]
+        joining = [(text, decoder) for text, decoder in self._joining if not text.ended]
         self._joining = []
         if (joining or len(going) < len(self._texts)) and (joining or going):
-            self._decoder.seat(going, [caches for _, caches in joining])
+            self._decoder.seat(going, [decoder for _, decoder in joining])
             self._last_read = None  # the next call's time includes the change
         self._texts = [self._texts[number] for number in going] + [text for text, _ in joining]
         return bool(self._texts)

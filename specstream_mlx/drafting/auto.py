@@ -156,7 +156,7 @@ class AutoDrafting:
             rests = place in ("plain", "none")
             self._rest = max(0, self._rest - 1) if rests else None
         measured = self._measures and self._note(place, len(plan.tree), seconds)
-        self._turn = not measured
+        self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured:
             self.pace.note(len(tokens), self._cost[place][len(plan.tree)])
 

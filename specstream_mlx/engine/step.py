@@ -19,6 +19,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
+from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
 from .guessing import Shortlists, WholeHead, guess
 from .key_selection import KeySelection, asking_rows
@@ -146,27 +147,46 @@ class Decoder:
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
         self.model = BorrowedModel(model, streams, windowed, profile, observe)
+        self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
+        self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []
 
     # The sequences ------------------------------------------------------------------------------
 
-    def seat(self, kept: Sequence[int], joining: Sequence[list[CommittedRows]] = ()) -> None:
+    def seat(self, kept: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
         """Replace the sequences: some of the present ones go on, then others join.
 
         Args:
             kept: numbers of the sequences that go on; at least one goes on or joins.
-            joining: KV caches of each new sequence, one per layer. If there are then several
-                sequences, none is quantized or has a window.
+            joining: decoders of one sequence each, which may have another adapter of the same
+                layout. If there are then several sequences, none is quantized or has a window.
         """
         self._uncommitted = []
+        adapters = [self._adapters[number] for number in kept]
+        for other in joining:
+            own = other._adapters[0]
+            adapters.append(next((one for one in adapters if one.is_same(own)), own))
+        self._adapters = adapters
+        self._mount()
         if not joining and len(kept) > 1:
             for cache in self.caches:
                 cache.keep(kept)
             return
-        sequences = [*map(self.rows_of, kept), *joining]
+        sequences = [*map(self.rows_of, kept), *(other.caches for other in joining)]
         self.caches = sequences[0]
         if len(sequences) > 1:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
+
+    def _mount(self) -> None:
+        """Run the model with the sequences' adapter, or with each sequence's own."""
+        first = self._adapters[0]
+        if all(one is first for one in self._adapters):
+            self.model, self.streams = first.borrowed, first.streams
+            return
+        if self._gathered is None:
+            self._gathered = Gathered(first)
+        self._gathered.gather(self._adapters)
+        self.model, self.streams = self._gathered.borrowed, self._gathered.streams
 
     def rows_of(self, number: int) -> list[CommittedRows]:
         """Return the KV caches of a sequence, one per layer; of the only one, ``caches`` itself."""
@@ -271,7 +291,7 @@ class Decoder:
             rows = deferred_rows(nodes, last, count)
             hidden = self.streams.seed(at(entry, last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
-        guesses = self._guess(judged, hidden, plan, present)
+        guesses = self._guesses(judged, hidden, plan, present)
         profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
         return [one.result(streams) for one, streams in zip(judged, guesses, strict=True)]
 
@@ -395,14 +415,14 @@ class Decoder:
         self.profile.border("verify", [one.verdict[:2] for one in judged])
         return judged
 
-    def _guess(
+    def _guesses(
         self,
         judged: Sequence["_Judged"],
         hidden: mx.array,
         plan: Plan,
         present: mx.array | None,
     ) -> list[StreamResult]:
-        """Let the streams of the last accepted nodes guess.
+        """Let the streams of the last accepted nodes guess, under the heads of their adapters.
 
         Args:
             judged: the verified tree of each sequence.
@@ -411,7 +431,27 @@ class Decoder:
             present: (sequences,) bool, whether these are the accepted node's streams; ``None``:
                 they are.
         """
-        head, ids, width = self.streams.head, self.streams.vocabulary, plan.width
+        first = self._adapters[0]
+        if all(one is first for one in self._adapters):
+            return self._guess(first, judged, hidden, plan, present)
+        found = []
+        for number, adapter in enumerate(self._adapters):
+            one = slice(number, number + 1)
+            own = None if present is None else present[one]
+            found += self._guess(adapter, judged[one], hidden[one], plan, own)
+        return found
+
+    def _guess(
+        self,
+        adapter: Mounted,
+        judged: Sequence["_Judged"],
+        hidden: mx.array,
+        plan: Plan,
+        present: mx.array | None,
+    ) -> list[StreamResult]:
+        """Let the streams of one adapter guess; see ``_guesses``."""
+        model, streams = adapter.borrowed, adapter.streams
+        head, ids, width = streams.head, streams.vocabulary, plan.width
         depths = [one.depth() for one in judged]
         own = [None if present is None else present[number] for number in range(len(judged))]
 
@@ -428,7 +468,7 @@ class Decoder:
             return drafts
 
         if head is None:
-            logits = self.model.stream_head(hidden)
+            logits = model.stream_head(hidden)
             return [
                 StreamResult(*pair, logits=logits[number], present=own[number])
                 for number, pair in enumerate(drafted(logits, ids))
@@ -440,7 +480,7 @@ class Decoder:
         if short is None:
             whole = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
             short = whole > WHOLE_HEAD
-        scores = (Shortlists if short else WholeHead)(self.model, head, hidden, token, ids)
+        scores = (Shortlists if short else WholeHead)(model, head, hidden, token, ids)
 
         def of_stream(stream: int, before: mx.array) -> tuple[mx.array, mx.array]:
             drafts = drafted(*scores.logits(stream, before), stream)

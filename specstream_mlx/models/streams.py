@@ -132,9 +132,13 @@ class Streams(nn.Module):
             hidden = self.streams["init"](hidden)
         hidden = hidden[..., None, :]
         if "embeddings" in self.streams:
-            return hidden + self.streams["embeddings"][:count].astype(hidden.dtype)
+            return hidden + self._embeddings(count).astype(hidden.dtype)
         shape = *hidden.shape[:-2], count, hidden.shape[-1]
         return mx.broadcast_to(hidden, shape)
+
+    def _embeddings(self, count: int) -> mx.array:
+        """The embeddings of the first streams, of a shape that is broadcast to (.., count, h)."""
+        return self.streams["embeddings"][:count]
 
     @property
     def head(self) -> ConditionedHead | None:

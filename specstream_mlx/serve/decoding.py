@@ -1,5 +1,6 @@
-"""One text: its prompt is read, then decoded step by step, in turns that others may lie between."""
+"""Texts: each prompt is read in turns, then texts of one model are decoded in one pass."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..config import UserError
 from ..drafting import Drafting
 from ..drafting.pace import auto_drafting
 from ..drafting.settings import DraftSettings
@@ -17,9 +19,9 @@ from ..engine.kv_quantization import NEVER_QUANTIZED
 from ..engine.plan import Plan
 from ..engine.sampling import Sampling, keyed_sampler
 from ..engine.step import Decoder
-from ..generation import respond
+from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
-from ..loop import Request, decode, prefill
+from ..loop import Request, Step, Text, Together, check_side_by_side, prefill, share_a_pass
 from ..prompt_cache import PromptCache
 from .prefixes import Prefixes
 
@@ -121,7 +123,7 @@ class Asked:
     top_logprobs: int | None = None
 
     def request(self, end_tokens: Sequence[int] = ()) -> Request:
-        """The request of ``decode``, which draws nothing yet; its ``check`` says what is wrong."""
+        """The request for the loop, which draws nothing yet; its ``check`` says what is wrong."""
         return Request(
             self.prompt,
             None if self.draft else _NO_DRAFTS,
@@ -132,77 +134,208 @@ class Asked:
         )
 
 
-def decoded(
-    asked: Asked,
-    tokenizer: TokenizerWrapper,
-    prefixes: Prefixes,
-    is_alone: Callable[[], bool],
-) -> Iterator[Read | Written | Ended]:
-    """Write one text, a turn at a time.
+class Writing:
+    """One text: its prompt is read in turns, then it takes the steps of a ``Batch``.
 
     Args:
         asked: what to write.
         tokenizer: the model's.
-        prefixes: rows of prompts that were read before; they get those of this one.
+        prefixes: rows of prompts that were read before; they get those of this text.
         is_alone: tells whether no other text was decoded since the last turn, so that a turn's
             time is this text's own.
+
+    Attributes:
+        asked: see above.
+        start: when it began, in seconds of ``time.monotonic``.
+        ended: what there is to say when the text is complete; ``None``: it is not.
     """
-    model, prompt = asked.model, asked.prompt
-    cache = prefixes.cache_for(model.model, prompt)
-    for read in read_prompt(model, prompt, cache):
-        yield Read(read, len(prompt))
-    ended = Ended(prompt_tokens=len(prompt), cached_tokens=cache.reused)
-    prefixes.keep(model.model, cache)
-    request = asked.request(tokenizer.eos_token_ids)
-    drafting, drafters = request.drafting, deque[str]()
-    if drafting is None:
-        drafting = Watched(auto_drafting(model, prompt), is_alone, drafters)
-    sampler = None
-    if asked.sampling.temp:
-        sampler, ended.seed = keyed_sampler(asked.seed, sampler=asked.sampling), asked.seed
-    processors = [make() for make in asked.processors]
-    request = replace(
-        request,
-        drafting=drafting,
-        prompt_cache=cache,
-        sampler=sampler,
-        logits_processors=processors,
-    )
-    tokens: list[Token] = []
-    ids: list[int] = []
-    for response in respond(tokenizer, request, decode(model, request), asked.stop):
-        token = _token(response.text, response.token, response.logprobs, asked.top_logprobs)
-        if response.from_draft:
-            drafter = drafters.popleft()
-            token = replace(token, drafted_by=drafter)
-            ended.drafted_by[drafter] += 1
-        tokens.append(token)
-        ids.append(response.token)
-        if response.finish_reason or not response.from_draft:
-            yield Written(tokens)
-            tokens = []
-    ended.reason, ended.tokens = response.finish_reason or "", response.generation_tokens
-    ended.target_calls = response.target_calls
-    ended.drafted_tokens, ended.accepted_tokens = response.drafted_tokens, response.accepted_tokens
-    if ended.reason == "stop" and response.token not in tokenizer.eos_token_ids:
-        text = tokenizer.decode(ids)
-        met = [word for word in asked.stop if word in text]
-        ended.stopped_by = min(met, key=text.find, default=asked.stop[0])
-    prefixes.keep(model.model, cache)
-    yield ended
+
+    def __init__(
+        self,
+        asked: Asked,
+        tokenizer: TokenizerWrapper,
+        prefixes: Prefixes,
+        is_alone: Callable[[], bool],
+    ):
+        self.asked, self.start = asked, time.monotonic()
+        self.ended: Ended | None = None
+        self._tokenizer, self._prefixes, self._is_alone = tokenizer, prefixes, is_alone
+        self._cache = PromptCache()
+        self._found, self._ids = Ended(prompt_tokens=len(asked.prompt)), list[int]()
+        self._drafters, self._steps = deque[str](), deque[Step]()
+        self._processors = [_Caught(make()) for make in asked.processors]
+        self._responses: Iterator[GenerationResponse] = iter(())
+
+    def read(self) -> Iterator[Read]:
+        """Read the prompt but for its last token, a chunk a turn."""
+        model, prompt = self.asked.model, self.asked.prompt
+        self._cache = cache = self._prefixes.cache_for(model.model, prompt)
+        generation = cache.begin(model, prompt, NEVER_QUANTIZED)
+        decoder = Decoder(model.model, model.streams, cache.caches)
+        cache.caches = decoder.caches
+        unread, reused = prompt[cache.reused : -1], cache.reused
+        for read in prefill(decoder, unread, CHUNK):
+            yield Read(reused + read, len(prompt))
+        cache.extend(generation, unread)
+        self._found.cached_tokens = reused
+        self.keep()
+
+    def request(self) -> Request:
+        """The request that the prompt's rows are there for.
+
+        Raises:
+            UserError: the model cannot do what is asked.
+        """
+        asked = self.asked
+        request = asked.request(self._tokenizer.eos_token_ids)
+        drafting, sampler = request.drafting, None
+        if drafting is None:
+            auto = auto_drafting(asked.model, asked.prompt)
+            drafting = Watched(auto, self._is_alone, self._drafters)
+        if asked.sampling.temp:
+            sampler = keyed_sampler(asked.seed, sampler=asked.sampling)
+            self._found.seed = asked.seed
+        request = replace(
+            request,
+            drafting=drafting,
+            prompt_cache=self._cache,
+            sampler=sampler,
+            logits_processors=self._processors,
+        )
+        request.check(asked.model)
+        steps = iter(self._steps.popleft, None)
+        self._responses = respond(self._tokenizer, request, steps, asked.stop)
+        return request
+
+    def take(self, step: Step) -> Written:
+        """Turn a step into tokens, up to where the text ends.
+
+        Raises:
+            Exception: a logits processor has failed.
+        """
+        for processor in self._processors:
+            if processor.error is not None:
+                raise processor.error
+        self._steps.append(step)
+        tokens, top = [], self.asked.top_logprobs
+        for response in self._responses:
+            token = _token(response.text, response.token, response.logprobs, top)
+            if response.from_draft:
+                drafter = self._drafters.popleft()
+                token = replace(token, drafted_by=drafter)
+                self._found.drafted_by[drafter] += 1
+            tokens.append(token)
+            self._ids.append(response.token)
+            if response.finish_reason:
+                self._end(response)
+            if response.finish_reason or not response.from_draft:
+                break  # whoever asks for more asks for the next step
+        return Written(tokens)
+
+    def keep(self) -> None:
+        """Let later prompts have the rows."""
+        self._prefixes.keep(self.asked.model.model, self._cache)
+
+    def _end(self, last: GenerationResponse) -> None:
+        self.ended = ended = self._found
+        ended.reason, ended.tokens = last.finish_reason or "", last.generation_tokens
+        ended.target_calls = last.target_calls
+        ended.drafted_tokens, ended.accepted_tokens = last.drafted_tokens, last.accepted_tokens
+        if ended.reason == "stop" and last.token not in self._tokenizer.eos_token_ids:
+            text, stop = self._tokenizer.decode(self._ids), self.asked.stop
+            met = [word for word in stop if word in text]
+            ended.stopped_by = min(met, key=text.find, default=stop[0])
 
 
-def read_prompt(
-    model: SpeculativeModel, prompt: Sequence[int], cache: PromptCache
-) -> Iterator[int]:
-    """Read a prompt but for its last token into ``cache``, and yield how many tokens are read."""
-    generation = cache.begin(model, prompt, NEVER_QUANTIZED)
-    decoder = Decoder(model.model, model.streams, cache.caches)
-    cache.caches = decoder.caches
-    unread, reused = prompt[cache.reused : -1], cache.reused
-    for read in prefill(decoder, unread, CHUNK):
-        yield reused + read
-    cache.extend(generation, unread)
+class Batch:
+    """Texts of one model that are decoded in one pass; they join and leave between steps.
+
+    Args:
+        model: base and adapter.
+    """
+
+    def __init__(self, model: SpeculativeModel):
+        self._model, self._together = model, Together(model)
+        self._steps = self._together.steps()
+        self._texts: dict[Text, Writing] = {}
+        self._several = True
+        try:
+            check_side_by_side(model)
+        except UserError:
+            self._several = False
+
+    @property
+    def texts(self) -> list[Writing]:
+        """Those that go on."""
+        return list(self._texts.values())
+
+    def takes(self, model: SpeculativeModel) -> bool:
+        """Whether a text of this model may join the others."""
+        return self._several and share_a_pass(model, self._model)
+
+    def join(self, writing: Writing) -> None:
+        """Let a text whose prompt has been read go on from the next step on.
+
+        Raises:
+            UserError: the model cannot do what is asked.
+        """
+        text = self._together.join(writing.request(), writing.asked.model)
+        self._texts[text] = writing
+
+    def leave(self, writing: Writing) -> None:
+        """Let a text go on no further."""
+        text = next(text for text, one in self._texts.items() if one is writing)
+        del self._texts[text]
+        if not text.ended:
+            self._together.leave(text)
+
+    def step(self) -> list[tuple[Writing, Written | Exception]]:
+        """Decode one step, and return what it brought each text.
+
+        Texts that are complete with it, or fail by themselves, have left.
+
+        Raises:
+            Exception: the pass itself has failed; no text can go on.
+        """
+        return [(self._texts[text], self._taken(text, step)) for text, step in next(self._steps)]
+
+    def close(self) -> None:
+        """Let all texts go."""
+        self._texts = {}
+        self._steps.close()  # type: ignore[attr-defined]
+
+    def _taken(self, text: Text, step: Step) -> Written | Exception:
+        writing = self._texts[text]
+        try:
+            event: Written | Exception = writing.take(step)
+        except Exception as error:
+            event = error
+        if writing.ended or isinstance(event, Exception):
+            self.leave(writing)
+        if writing.ended:
+            writing.keep()
+        return event
+
+
+class _Caught:
+    """A logits processor that does not raise, because other texts are part of the same pass.
+
+    Attributes:
+        error: what it would have raised, or ``None``. From then on it changes no logits.
+    """
+
+    def __init__(self, processor: LogitsProcessor):
+        self._processor = processor
+        self.error: Exception | None = None
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Process logits, see ``Request.logits_processors``."""
+        if self.error is None:
+            try:
+                return self._processor(tokens, logits)
+            except Exception as error:
+                self.error = error
+        return logits
 
 
 def _token(text: str, token: int, log_probs: mx.array, top: int | None) -> Token:
@@ -221,7 +354,7 @@ class Watched:
 
     Args:
         drafting: of this text.
-        is_alone: see ``decoded``.
+        is_alone: see ``Writing``.
         drafters: gets, for each accepted draft, who guessed it: ``streams``, or else ``lookup``.
     """
 

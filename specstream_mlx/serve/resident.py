@@ -2,14 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import mlx.nn as nn
 
 from ..config import UserError, shown
+from ..engine.gathered import with_same_weights
 from ..loading import SpeculativeModel
 
 BASE = "base"
@@ -56,23 +53,3 @@ def resident(
             model.model = base.model  # prompts that were read by the one serve the other
         models[f"{BASE}:{name}"] = model
     return models
-
-
-def with_same_weights(model: nn.Module) -> nn.Module:
-    """A model of modules of its own, on which LoRA can be mounted, with the same arrays."""
-    made: dict[int, Any] = {}
-
-    def twin(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(twin, value))
-        if type(value) is dict:
-            return {name: twin(item) for name, item in value.items()}
-        if not isinstance(value, nn.Module):
-            return value
-        if id(value) not in made:
-            made[id(value)] = module = copy(value)
-            for name, item in value.items():
-                module[name] = twin(item)
-        return made[id(value)]
-
-    return twin(model)

@@ -1,8 +1,8 @@
 """The worker: one thread that owns the models. Whatever MLX does is done there.
 
 This is the seam between HTTP and decoding. ``submit`` takes texts to write, ``Job.deliver`` hands
-back what becomes of each, on the worker's thread. Texts are decoded by turns, a step each; how, the
-callers do not see.
+back what becomes of each, on the worker's thread. Texts of one model are decoded in one pass, those
+of several models by turns, a step each; the callers see nothing of it.
 """
 
 import logging
@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import UserError
 from ..hardware import device
-from .decoding import Asked, Ended, Read, Written, decoded
+from .decoding import Asked, Batch, Ended, Read, Writing, Written
 from .prefixes import Prefixes
 
 Event = Read | Written | Ended | Exception
@@ -59,18 +59,8 @@ class Job:
     left: bool = False
 
 
-@dataclass(eq=False)
-class _Text:
-    """A job that is being decoded."""
-
-    job: Job
-    turns: Iterator[Read | Written | Ended]
-    start: float
-    reading: bool = True
-
-
 class Worker:
-    """A thread that decodes several texts by turns, and a queue of those that wait.
+    """A thread that decodes several texts at a time, and a queue of those that wait.
 
     Args:
         tokenizer: of the base.
@@ -92,8 +82,10 @@ class Worker:
         self._most_texts, self._most_waiting = most_texts, most_waiting
         self._prefixes = Prefixes(kept_tokens)
         self._waiting: dict[str, deque[Job]] = {}  # by model; the one served last comes last
-        self._texts: list[_Text] = []
-        self._alone = True
+        self._texts: dict[Writing, Job] = {}
+        self._reading: tuple[Writing, Iterator[Read]] | None = None
+        self._batches: list[Batch] = []
+        self._alone, self._crowd = True, 0
         self._seconds: deque[float] = deque([1.0], maxlen=_MEMORY)
         self._changed, self._stopping = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -155,12 +147,17 @@ class Worker:
         streams: Any = [device.generation_stream]
         with device.wired_limit(self._base, streams):
             while self._next_round():
-                for text in list(self._texts):
-                    self._turn(text)
-                self._alone = len(self._texts) < 2
-        for text in self._texts:
-            text.job.deliver(StoppedError("the server is shutting down"))
-        for job in [job for jobs in self._waiting.values() for job in jobs]:
+                for writing in [one for one, job in self._texts.items() if job.left]:
+                    self._drop(writing)
+                self._read_on()
+                for batch in list(self._batches):
+                    self._step(batch)
+            for batch in self._batches:
+                batch.close()
+        for job in [
+            *self._texts.values(),
+            *(job for jobs in self._waiting.values() for job in jobs),
+        ]:
             job.deliver(StoppedError("the server is shutting down"))
 
     def _next_round(self) -> bool:
@@ -168,14 +165,16 @@ class Worker:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._texts or self.waiting)
             # One prompt is read at a time, so that the next one finds the rows of the last.
-            reading = any(text.reading for text in self._texts)
-            if not (self._stopping or reading or len(self._texts) >= self._most_texts):
+            if not (self._stopping or self._reading or len(self._texts) >= self._most_texts):
                 self._begin_next()
+            # A step's time goes from its turn in the last round to that in this one.
+            self._alone = max(self._crowd, len(self._texts)) < 2
+            self._crowd = len(self._texts)
             return not self._stopping
 
     def _begin_next(self) -> None:
         """Begin a text of the model that has the fewest, of several the one served longest ago."""
-        running = Counter(text.job.asked.name for text in self._texts)
+        running = Counter(job.asked.name for job in self._texts.values())
         names = [name for name, jobs in self._waiting.items() if jobs]
         if not names:
             return
@@ -183,28 +182,62 @@ class Worker:
         jobs = self._waiting.pop(name)
         job = jobs.popleft()
         self._waiting[name] = jobs
-        turns = decoded(job.asked, self._tokenizer, self._prefixes, lambda: self._alone)
-        self._texts.append(_Text(job, turns, time.monotonic()))
-        self._alone = len(self._texts) == 1
+        writing = Writing(job.asked, self._tokenizer, self._prefixes, lambda: self._alone)
+        self._texts[writing] = job
+        self._reading = writing, writing.read()
 
-    def _turn(self, text: _Text) -> None:
-        """Let a text go one step further, and hand out what came of it."""
-        event: Event | None = None
-        if not text.job.left:
-            try:
-                event = next(text.turns)
-            except UserError as error:
-                event = error
-            except Exception as error:  # a text that fails must not take the others along
-                logging.getLogger(__name__).exception("a text failed")
-                event = error
-        if not isinstance(event, Read):
-            text.reading = False
-        if isinstance(event, Ended):
-            self._seconds.append(time.monotonic() - text.start)
-        if event is None or isinstance(event, Ended | Exception):
-            text.turns.close()  # type: ignore[attr-defined]
-            with self._changed:
-                self._texts.remove(text)
-        if event is not None:
-            text.job.deliver(event)
+    def _read_on(self) -> None:
+        """Read one more chunk of a prompt; behind the last one, the text joins its batch."""
+        if self._reading is None:
+            return
+        writing, chunks = self._reading
+        try:
+            read = next(chunks, None)
+            if read is not None:
+                self._texts[writing].deliver(read)
+                return
+            self._reading, model = None, writing.asked.model
+            batch = next((one for one in self._batches if one.takes(model)), None)
+            if batch is None:
+                batch = Batch(model)
+                self._batches.append(batch)
+            batch.join(writing)
+        except Exception as error:
+            self._end(writing, error)
+
+    def _step(self, batch: Batch) -> None:
+        """Let the texts of a batch go one step further, and hand out what came of it."""
+        try:
+            found = batch.step()
+        except Exception as error:
+            found = [(writing, error) for writing in batch.texts]
+            batch.close()
+        for writing, event in found:
+            if isinstance(event, Exception):
+                self._end(writing, event)
+                continue
+            self._texts[writing].deliver(event)
+            if writing.ended is not None:
+                self._seconds.append(time.monotonic() - writing.start)
+                self._end(writing, writing.ended)
+
+    def _end(self, writing: Writing, event: Event) -> None:
+        """Hand out the last news of a text."""
+        if isinstance(event, Exception) and not isinstance(event, UserError):
+            logging.getLogger(__name__).error("a text failed", exc_info=event)
+        job = self._texts[writing]
+        self._drop(writing)
+        job.deliver(event)
+
+    def _drop(self, writing: Writing) -> None:
+        """Go on with a text no further."""
+        if self._reading is not None and self._reading[0] is writing:
+            self._reading = None
+        for batch in list(self._batches):
+            if writing in batch.texts:
+                batch.leave(writing)
+            if not batch.texts:
+                batch.close()
+                self._batches.remove(batch)
+        with self._changed:
+            del self._texts[writing]

@@ -186,6 +186,17 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
     assert costs.curve.seconds("beside", 8) == pytest.approx(0.008)
 
 
+def test_no_step_is_planned_to_be_timed_where_nothing_is(tmp_path):
+    drafting = drafting_at(tmp_path, None, streams_of("shared"))
+    costs, plan = drafting.pace.costs, drafting.first(3)
+    while costs.wanted()[1] == 1:
+        costs.note(0.001)
+    for number in range(40, 80):
+        assert len(plan.tree) == 1
+        drafting.accept(plan, [number], None)
+        plan = drafting.plan(number, NO_GUESSES)
+
+
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):

@@ -199,7 +199,7 @@ def test_several_sequences_select_as_each_does_alone(way, mode):
     tokens = np.array([[prompt[-1], 5, 6] for prompt in prompts], np.int32)
     alone = [decoder_after(model, prompt) for prompt in prompts]
     decoder = decoder_after(model, prompts[0])
-    decoder.seat([0], [other.caches for other in alone[1:]])
+    decoder.seat([0], alone[1:])
     plan_of = DraftSettings(tree_width=1, **PLACED[way]).plans(model.streams.config)
     plans = [plan_of(DraftTree(own, places - 1, places)) for own in tokens]
     together = decoder.step(plans, [VerifyRule()] * 3)

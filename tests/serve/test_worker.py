@@ -1,4 +1,4 @@
-"""The worker: texts by turns are the texts of solo runs; the queue; those who leave."""
+"""The worker: texts beside others are those of solo runs; the queue; those who leave."""
 
 import queue
 from collections import defaultdict, deque
@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from random_models import random_prompt
+from random_models import plain_tokens, random_prompt, speculative_model
 from serving import until
 from toy_model import TOY
 
@@ -15,6 +15,7 @@ from specstream_mlx.config import UserError
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve.decoding import Asked, Ended, Read, Watched, Written
@@ -50,7 +51,7 @@ def inbox(tiny):
     worker.stop()
 
 
-def test_texts_by_turns_are_those_of_solo_runs(tiny, inbox):
+def test_texts_beside_others_are_those_of_solo_runs(tiny, inbox):
     prompts = [random_prompt(30 + 7 * number, seed=number % 2) for number in range(3)]
     cases = [(name, p, t) for name in tiny.models for p in prompts for t in (0.0, 0.9)]
     jobs = [
@@ -86,7 +87,7 @@ def test_who_drafted_what_was_accepted(who, settings):
 
 def test_prompts_that_begin_alike_are_read_once(tiny, inbox):
     start, model = random_prompt(700), tiny.models["base"]
-    inbox.worker.submit([inbox.job("first", "base", model, start, 4)])
+    inbox.worker.submit([inbox.job("first", "base", model, start, 4, draft=False)])
     first = inbox.wait(1)["first"]
     assert first.cached_tokens == 0
     assert sum(key == "first" for key in inbox.order) > 4  # read in chunks
@@ -161,20 +162,63 @@ def test_who_leaves_makes_room(tiny):
     inbox.worker.stop()
 
 
-def test_a_text_that_fails_takes_no_other_along(tiny, inbox):
+@pytest.mark.parametrize("error", [UserError("no more"), ValueError("a mistake")])
+def test_a_text_that_fails_takes_no_other_along(error, tiny, inbox):
     def fails(tokens, logits):
-        raise UserError("no more")
+        if len(tokens) > 15:
+            raise error
+        return logits
 
     base, prompt = tiny.models["base"], random_prompt(9)
     inbox.worker.submit(
         [
-            inbox.job("bad", "base", base, prompt, 6, processors=[lambda: fails]),
-            inbox.job("good", "base", base, prompt, 6),
+            inbox.job("good", "base", base, prompt, 20),
+            inbox.job("bad", "base", base, prompt, 20, processors=[lambda: fails]),
         ]
     )
-    ended = inbox.wait(2)
-    assert str(ended["bad"]) == "no more"
-    assert inbox.tokens["good"] == tiny.solo("base", prompt, 6)[1]
+    assert inbox.wait(2)["bad"] is error
+    expected = tiny.solo("base", prompt, 20)[1]
+    assert inbox.tokens["good"] == expected
+    assert inbox.tokens["bad"] == expected[: len(inbox.tokens["bad"])] != []
+
+
+def test_a_pass_that_fails_ends_its_texts_alone(tiny, inbox, monkeypatch):
+    step = Decoder.step
+
+    def fails(self, plans, rules):
+        if len(plans) > 1:
+            raise ValueError("no memory")
+        return step(self, plans, rules)
+
+    monkeypatch.setattr(Decoder, "step", fails)
+    names, prompt = ["base", "base", "base:shared"], random_prompt(9)
+    inbox.worker.submit(
+        [inbox.job(n, name, tiny.models[name], prompt, 30) for n, name in enumerate(names)]
+    )
+    ended = inbox.wait(3)
+    assert [str(ended[n]) for n in range(2)] == ["no memory"] * 2
+    assert inbox.tokens[2] == tiny.solo("base:shared", prompt, 30)[1]
+    inbox.worker.submit([inbox.job("next", "base", tiny.models["base"], prompt, 4)])
+    assert isinstance(inbox.wait(1)["next"], Ended)
+
+
+@pytest.mark.parametrize(("base", "most"), [("grouped heads, tied", 3), ("sliding windows", 1)])
+def test_texts_of_one_model_share_a_pass_where_it_can(base, most, inbox, monkeypatch):
+    """Elsewhere they take turns."""
+    model, counts, step = speculative_model(base, seed=1), [], Decoder.step
+
+    def counted(self, plans, rules):
+        counts.append(len(plans))
+        return step(self, plans, rules)
+
+    monkeypatch.setattr(Decoder, "step", counted)
+    prompts = [random_prompt(9 + number, seed=number) for number in range(3)]
+    inbox.worker.submit([inbox.job(n, "base", model, p, 30) for n, p in enumerate(prompts)])
+    inbox.wait(3)
+    assert max(counts) == most
+    assert inbox.order != sorted(inbox.order)
+    for number, prompt in enumerate(prompts):
+        assert inbox.tokens[number] == plain_tokens(model.model, prompt, 30)
 
 
 def test_stopping_ends_all_texts(tiny):

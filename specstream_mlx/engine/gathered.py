@@ -1,0 +1,161 @@
+"""Texts of several adapters in one pass: each sequence meets its own adapter's tensors.
+
+A model of its own shares the base's weights. Whenever texts join or leave, the LoRA and the streams
+in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies
+each sequence's rows by its own. Heads of streams stay with their adapters, since each may draft
+other tokens.
+"""
+
+from collections.abc import Hashable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.lora import LoRALinear
+
+from ..config import StreamConfig
+from ..models.streams import LowRank, Streams
+from .borrowed_model import BorrowedModel
+
+_LORA = ("lora_a", "lora_b")
+_OWN = ("streams.head", "streams.vocabulary")  # parts that are not gathered
+
+
+@dataclass(frozen=True, eq=False)
+class Mounted:
+    """A model with an adapter.
+
+    Attributes:
+        model: an mlx-lm model, its LoRA included.
+        streams: of the adapter, or ``None``.
+        borrowed: runs both.
+    """
+
+    model: nn.Module
+    streams: Streams | None
+    borrowed: BorrowedModel
+
+    def is_same(self, other: "Mounted") -> bool:
+        """Whether the other one is of the same model and streams."""
+        return self.model is other.model and self.streams is other.streams
+
+
+def layout_of(model: nn.Module, streams: Streams | None) -> Hashable:
+    """What is the same for adapters whose texts can go through one pass.
+
+    That is the base, the streams' configuration but for what they read and draft, and which linear
+    modules have LoRA of what scale; ranks may differ.
+    """
+    config = None if streams is None else replace(streams.config, prompt_template=None)
+    modules, parameters = _lora_modules(model), _parameters(model)
+    scales = tuple((name, module.scale) for name, module in modules)
+    weights = tuple(id(one) for name, one in parameters.items() if not name.endswith(_LORA))
+    # LoRA of experts and embeddings is not gathered, and DoRA's magnitudes are weights here.
+    others = sum(name.endswith(_LORA) for name in parameters) - 2 * len(modules)
+    return weights, scales, str(config), id(model) if others else None
+
+
+def with_same_weights(model: nn.Module) -> nn.Module:
+    """A model of modules of its own, on which LoRA can be mounted, with the same arrays."""
+    made: dict[int, Any] = {}
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(twin, value))
+        if type(value) is dict:
+            return {name: twin(item) for name, item in value.items()}
+        if not isinstance(value, nn.Module):
+            return value
+        if id(value) not in made:
+            made[id(value)] = module = copy(value)
+            for name, item in value.items():
+                module[name] = twin(item)
+        return made[id(value)]
+
+    return twin(model)
+
+
+class Gathered:
+    """A model whose LoRA and streams are, for each sequence, those of its own adapter.
+
+    Args:
+        first: one of the adapters; see ``layout_of``.
+    """
+
+    def __init__(self, first: Mounted):
+        self._model = with_same_weights(first.model)
+        self.streams = None if first.streams is None else _GatheredStreams(first.streams.config)
+        self.borrowed = BorrowedModel(self._model, self.streams)
+
+    def gather(self, adapters: Sequence[Mounted]) -> None:
+        """Take the tensors of the sequences' adapters, one for each sequence."""
+        self._model.load_weights(_stacked([_lora_of(one.model) for one in adapters]), strict=False)
+        if self.streams is not None:
+            streams = [one.streams for one in adapters if one.streams is not None]
+            self.streams.load_weights(_stacked(list(map(_gathered_of, streams))), strict=False)
+
+
+class _GatheredLowRank(LowRank):
+    """A map of (sequences, rows, h) whose tensors are each sequence's own."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        down, up = (part.weight.swapaxes(-1, -2) for part in (self.down, self.up))
+        return (x @ down @ up).astype(x.dtype)
+
+
+class _GatheredStreams(Streams):
+    """``Streams`` without heads, whose tensors are each sequence's own."""
+
+    def __init__(self, config: StreamConfig):
+        super().__init__(config)
+        for name in ("head", "vocabulary"):
+            self.streams.pop(name, None)
+        for module in self.modules():
+            if type(module) is LowRank:
+                module.__class__ = _GatheredLowRank
+
+    def _embeddings(self, count: int) -> mx.array:
+        return self.streams["embeddings"][:, None, :count]
+
+
+def _parameters(module: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(module.parameters()))
+
+
+def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
+    return [(name, one) for name, one in model.named_modules() if isinstance(one, LoRALinear)]
+
+
+def _lora_of(model: nn.Module) -> dict[str, mx.array]:
+    """The LoRA tensors of a model by name, as (in, r) and (r, out)."""
+    return {
+        f"{name}.{part}": module[part] for name, module in _lora_modules(model) for part in _LORA
+    }
+
+
+def _gathered_of(streams: Streams) -> dict[str, mx.array]:
+    """The tensors of streams by name, but those of their heads."""
+    return {n: one for n, one in _parameters(streams).items() if not n.startswith(_OWN)}
+
+
+def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
+    """(sequences, ..) tensors by name; those of a smaller rank are filled up with zeros."""
+    stacked = []
+    for name in each[0]:
+        tensors = [own[name] for own in each]
+        if name.endswith(_LORA):
+            axis = -1 if name.endswith("lora_a") else 0
+            rank = max(tensor.shape[axis] for tensor in tensors)
+            tensors = [_filled(tensor, axis, rank) for tensor in tensors]
+        stacked.append((name, mx.stack(tensors)))
+    return stacked
+
+
+def _filled(tensor: mx.array, axis: int, rank: int) -> mx.array:
+    missing = rank - tensor.shape[axis]
+    if not missing:
+        return tensor
+    return mx.pad(tensor, [(0, 0), (0, missing)] if axis else [(0, missing), (0, 0)])

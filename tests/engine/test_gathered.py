@@ -1,0 +1,115 @@
+"""Several adapters in one pass: each sequence's logits and guesses are those of its own adapter."""
+
+from copy import copy
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from random_models import STREAMS, paired, random_prompt, random_tree, speculative_model
+
+from specstream_mlx.adapters.lora import put_on
+from specstream_mlx.config import VOCABULARY
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.gathered import layout_of, with_same_weights
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.verify.by_name import find_rule
+from specstream_mlx.models.streams import Streams
+
+KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
+
+
+def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
+    """(model, streams) of the base with random LoRA and other random streams."""
+    rng = np.random.default_rng(seed)
+    model = with_same_weights(base.model)
+    put_on(model, 4, {"rank": rank or seed, "scale": scale, "keys": keys}, dora=False)
+    tensors = tree_flatten(model.parameters())
+    lora = [
+        (name, mx.array(rng.normal(size=one.shape, scale=0.2), one.dtype))
+        for name, one in tensors
+        if "lora" in name
+    ]
+    model.load_weights(lora, strict=False)
+    if base.streams is None:
+        return model, None
+    streams, own = Streams(base.streams.config), []
+    for name, one in tree_flatten(base.streams.parameters()):
+        noise = rng.normal(size=one.shape, scale=0.3)
+        own.append((name, one + mx.array(noise, one.dtype) * (name != VOCABULARY)))
+    if base.streams.vocabulary is not None:
+        tokens = rng.permutation(97)[: base.streams.vocabulary.size]
+        own = [(n, mx.array(np.sort(tokens), mx.int32) if n == VOCABULARY else o) for n, o in own]
+    streams.load_weights(own)
+    return model, streams
+
+
+def decoder(base, adapter, prompt):
+    model, streams = adapter
+    made = Decoder(model, streams, make_caches(model, base.config))
+    made.prefill(mx.array(prompt[:-1]))
+    return made
+
+
+def assert_same(found, expected):
+    assert found.last.item() == expected.last.item()
+    assert np.allclose(found.logits, expected.logits, atol=1e-4)
+    if expected.streams is not None:
+        assert (np.array(found.streams.candidates) == np.array(expected.streams.candidates)).all()
+        assert np.allclose(found.streams.log_probs, expected.streams.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("streams", "mode", "fields"),
+    paired(
+        [None, *STREAMS],
+        ["shared", "lossless"],
+        [{}, {"deferred": False}, {"max_nodes": 4, "prune_threshold": 1e-3}],
+        count=20,
+    ),
+)
+def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(streams, mode, fields):
+    base = speculative_model(mode=mode, seed=1, **STREAMS.get(streams, {}))
+    if streams is None:
+        base.streams = None
+    plan_of = DraftSettings(tree_width=2, **fields).plans(base.streams and base.streams.config)
+    adapters = [adapter(base, seed) for seed in (2, 1, 3)]
+    order = [0, 1, 2, 0]
+    prompts = [random_prompt(5 + 3 * number, seed=number) for number in range(4)]
+    rng = np.random.default_rng(0)
+    plans = [plan_of(random_tree(rng, prompt[-1], depth=3, width=2)) for prompt in prompts]
+    rules = [find_rule(None, None)(None, None, prompt) for prompt in prompts]
+
+    def decoders():
+        return [decoder(base, adapters[n], p) for n, p in zip(order, prompts, strict=True)]
+
+    expected = [
+        one.step([plan], [rule])[0]
+        for one, plan, rule in zip(decoders(), plans, rules, strict=True)
+    ]
+    first, *others = decoders()
+    for kept, joining, seated in (
+        ([0], others[:1], [0, 1]),
+        ([0, 1], others[1:], [0, 1, 2, 3]),
+        ([2, 0, 3], [], [2, 0, 3]),
+        ([1, 2], [], [0, 3]),  # of one adapter
+    ):
+        first.seat(kept, joining)
+        found = first.step([plans[n] for n in seated], [rules[n] for n in seated])
+        for number, one in zip(seated, found, strict=True):
+            assert_same(one, expected[number])
+    assert not np.allclose(expected[0].logits[0], expected[1].logits[0], atol=0.1)
+
+
+def test_layouts():
+    base = speculative_model(mode="shared", **STREAMS["adapter"])
+    expected = layout_of(*adapter(base, 1))
+    assert layout_of(*adapter(base, 2)) == expected
+    assert layout_of(*adapter(base, 2, keys=KEYS[:2])) != expected
+    assert layout_of(*adapter(base, 2, scale=1.0)) != expected
+    other = copy(base)
+    other.model = speculative_model(seed=2).model
+    assert layout_of(*adapter(other, 1)) != expected
+    embedding = [adapter(base, 2, keys=["model.embed_tokens"]) for _ in range(2)]
+    assert layout_of(*embedding[0]) != layout_of(*embedding[1])

@@ -1,0 +1,221 @@
+"""Random mixes of texts that come and go: each is that of its solo run, whoever shares its pass."""
+
+import json
+import random
+from dataclasses import replace
+from threading import Event
+
+import pytest
+from random_models import random_prompt
+from serving import Resident
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx import stream_generate
+from specstream_mlx.engine.gathered import Gathered
+from specstream_mlx.engine.sampling import Sampling, keyed_sampler
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.serve.decoding import Asked, Ended, Written
+from specstream_mlx.serve.grammar import Grammars
+from specstream_mlx.serve.worker import Job, Worker
+
+STARTS = [random_prompt(length, seed=length) for length in (1, 9, 40, 70)]
+SCHEMAS = [
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 4},
+    {"enum": ["the team", "noon", 7, True, None, 2.5]},
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}, "right": {"type": "boolean"}},
+        "required": ["name", "right"],
+        "additionalProperties": False,
+    },
+]
+
+
+MIXES = pytest.mark.parametrize(
+    "seeds",
+    [
+        range(10),
+        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(10, 60, 10)),
+    ],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
+STREAMS = {
+    "stream_init": "linear",
+    "stream_init_rank": 4,
+    "stream_mlp": "adapter",
+    "stream_adapter_rank": 4,
+    "stream_head": "conditioned",
+    "stream_head_rank": 8,
+    "draft_vocabulary": 64,
+    "pruner_rank": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """A base with adapters of three layouts: shared ones, lossless streams, and LoRA alone."""
+    folder = tmp_path_factory.mktemp("mixes")
+    base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
+    found = {}
+    for seed in range(1, 4):
+        rank = {"lora_rank": seed, "lora_scale": 2.0}
+        kinds = {"shared": {"mode": "shared", **rank, **STREAMS}, "lossless": {}, "plain": rank}
+        for kind, fields in kinds.items():
+            path = stream_adapter_directory(folder / f"{kind}{seed}", base, seed=seed, **fields)
+            if kind == "plain":
+                (path / "speculative_streaming.safetensors").unlink()
+                config = json.loads((path / "adapter_config.json").read_text())
+                del config["speculative_streaming"]
+                (path / "adapter_config.json").write_text(json.dumps(config))
+            found[path.name] = path
+    return Resident(base, found["lossless1"], **found)
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny):
+    return Grammars(tiny.tokenizer, tiny.models["base"].config["vocab_size"])
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """How many texts each forward pass has decoded, of them all."""
+    counts: list[int] = []
+
+    def counting(run):
+        def counted(self, what, rules):
+            counts.append(len(rules))
+            return run(self, what, rules)
+
+        return counted
+
+    monkeypatch.setattr(Decoder, "step", counting(Decoder.step))
+    monkeypatch.setattr(Decoder, "next_token", counting(Decoder.next_token))
+    return counts
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """How many adapters each pass of several had, of them all."""
+    counts, gather = [], Gathered.gather
+
+    def counted(self, adapters):
+        counts.append(len({id(one.streams or one.model) for one in adapters}))
+        gather(self, adapters)
+
+    monkeypatch.setattr(Gathered, "gather", counted)
+    return counts
+
+
+def solo(tiny, asked):
+    """(tokens, reason, stop string's text) of a text by itself, without drafts."""
+    sampling = asked.sampling
+    found = list(
+        stream_generate(
+            asked.model,
+            tiny.tokenizer,
+            asked.prompt,
+            asked.max_tokens,
+            sampler=keyed_sampler(asked.seed, sampler=sampling) if sampling.temp else None,
+            logits_processors=[make() for make in asked.processors],
+            stop=asked.stop,
+            speculation=False,
+        )
+    )
+    return [one.token for one in found], "".join(one.text for one in found), found[-1].finish_reason
+
+
+def random_asked(rng, tiny, grammars, names):
+    name = rng.choice(["base", "base", *names])
+    prompt = [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))]
+    sampling = Sampling(rng.choice([0.0, 0.7, 1.0]), rng.choice([0.0, 0.9]))
+    processors, limit = [], rng.randint(1, 24)
+    if rng.random() < 0.3:
+        processors, limit = [grammars.json(rng.choice(SCHEMAS), len(prompt))], 40
+    asked = Asked(
+        name,
+        tiny.models[name],
+        prompt,
+        limit,
+        sampling,
+        seed=rng.randint(0, 99),
+        draft=rng.random() < 0.8,
+        processors=processors,
+        top_logprobs=rng.choice([None, None, 2]),
+    )
+    if rng.random() < 0.2:
+        text = solo(tiny, asked)[1]
+        at = rng.randint(0, max(0, len(text) - 2))
+        asked = replace(asked, stop=(text[at : at + 2] or "x",))
+    return asked
+
+
+def check(tiny, grammars, seed):
+    """Texts are sent whenever so many steps of others were heard of; some leave in the middle."""
+    rng = random.Random(seed)
+    kind = rng.choice(["shared", "lossless", "plain", ""])  # most texts are of one layout
+    names = [name for name in tiny.models if kind in name] or [*tiny.models]
+    texts = [random_asked(rng, tiny, grammars, names) for _ in range(rng.randint(3, 7))]
+    leaving = {n: rng.randint(1, 12) for n in range(len(texts)) if rng.random() < 0.2}
+    worker = Worker(tiny.tokenizer, most_texts=rng.randint(2, 5), kept_tokens=rng.choice([0, 400]))
+    tokens, words, ends = [[] for _ in texts], ["" for _ in texts], {}
+    waiting, over, heard = list(range(len(texts))), Event(), 0
+
+    def submit():
+        worker.submit([jobs[waiting.pop(0)] for _ in range(min(len(waiting), rng.randint(1, 2)))])
+
+    def hear(number, event):
+        nonlocal heard
+        heard += 1
+        if isinstance(event, Written):
+            tokens[number] += [token.id for token in event.tokens]
+            words[number] += "".join(token.text for token in event.tokens)
+            if len(tokens[number]) >= leaving.get(number, 1000) and number not in ends:
+                worker.cancel(jobs[number])
+                ends[number] = None
+        elif isinstance(event, Ended | Exception):
+            ends[number] = event
+        if waiting and (heard % 4 == 0 or len(ends) == len(texts) - len(waiting)):
+            submit()
+        if len(ends) == len(texts):
+            over.set()
+
+    jobs = [
+        Job(asked, lambda event, number=number: hear(number, event))
+        for number, asked in enumerate(texts)
+    ]
+    submit()
+    try:
+        assert over.wait(60)
+    finally:
+        worker.stop()
+    for number, asked in enumerate(texts):
+        expected, text, reason = solo(tiny, asked)
+        end = ends[number]
+        if end is None:
+            assert tokens[number] == expected[: len(tokens[number])] != [], (seed, number)
+        else:
+            assert isinstance(end, Ended), (seed, number, end)
+            assert tokens[number] == expected, (seed, number)
+            assert (words[number], end.reason, end.tokens) == (text, reason, len(expected))
+            assert end.target_calls + end.accepted_tokens >= end.tokens
+            assert sum(end.drafted_by.values()) == (end.accepted_tokens if asked.draft else 0)
+
+
+@MIXES
+def test_each_text_is_that_of_its_solo_run(seeds, tiny, grammars, passes):
+    shared = 0
+    for seed in seeds:
+        passes.clear()
+        check(tiny, grammars, seed)
+        shared += max(passes) > 1
+    assert shared >= len(seeds) // 2
+
+
+@MIXES
+def test_texts_of_several_adapters_in_one_pass(seeds, adapters, grammars, gathered):
+    mixed = 0
+    for seed in seeds:
+        gathered.clear()
+        check(adapters, grammars, seed)
+        mixed += max(gathered, default=1) > 1
+    assert mixed >= len(seeds) // 2
