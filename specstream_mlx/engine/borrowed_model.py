@@ -81,6 +81,9 @@ class BorrowedModel:
         if observe is not None:
             parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
         self._parts = parts
+        # The models below share all weights and differ in their layers: `_entry` has none, `_lower`
+        # the MHA layers, and both keep what comes out; `_top`, `_stream_top` and `_bare_top` have
+        # one that gives what it is told, so that norm and head alone are left.
         if streams.head is not None:
             self._embedding = _embedding_of(model, owner)
         self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
