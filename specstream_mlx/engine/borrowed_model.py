@@ -8,7 +8,7 @@ that take a position for every row. The model itself is never changed, so any nu
 may run on it at a time; a LoRA that is mounted later is not seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -45,6 +45,8 @@ class BorrowedModel:
         profile: measures the MHA rows.
         observe: called with number, input and output of every layer of a pass with streams.
         traced: whether passes are compiled or differentiated; then none keeps tables for the next.
+        hand_over: numbers of the layers whose output the device is told to compute at once, while
+            the host goes on to build what is behind them.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -59,6 +61,7 @@ class BorrowedModel:
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         traced: bool = False,
+        hand_over: Container[int] = (),
     ):
         self._traced = traced
         self._streams, self._architecture = streams, architecture_of(model_type_of(model))
@@ -68,10 +71,12 @@ class BorrowedModel:
         layers: list[Any] = self._with_positions(model.layers)
         lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
         self._filling = _with_layers(model, owner, lower)
-        self._whole = self._filling
+        whole = lower
         if profile is not NO_PROFILE:
             last = _Observed(len(lower) - 1, lower[-1], partial(_border, profile))
-            self._whole = _with_layers(model, owner, [*lower[:-1], last])
+            whole = [*lower[:-1], last]
+        self._whole = _with_layers(model, owner, whole)
+        self._early = _with_layers(model, owner, _handed_over(whole, hand_over))
         if streams is None:
             return
         first = streams.config.first_msa_layer
@@ -80,7 +85,7 @@ class BorrowedModel:
         parts = [*lower[:first], *self._asking_layers(self._with_stream_mlps(layers))[first:]]
         if observe is not None:
             parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
-        self._parts = parts
+        self._parts = parts = _handed_over(parts, hand_over)
         # The models below share all weights and differ in their layers: `_entry` has none, `_lower`
         # the MHA layers, and both keep what comes out; `_top`, `_stream_top` and `_bare_top` have
         # one that gives what it is told, so that norm and head alone are left.
@@ -142,15 +147,18 @@ class BorrowedModel:
             attention["rope"] = self._asking[number] = _AskingRope(attention)
         return copies
 
-    def logits(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
+    def logits(
+        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool = False
+    ) -> mx.array:
         """Run all layers without streams; returns logits (sequences, rows, vocab).
 
         Args:
             tokens: (sequences, rows) int32.
             caches: each layer's KV cache or its stand-in.
+            early: whether the device begins with the first layers while the last ones are built.
         """
         self._begin()
-        return self._whole(tokens, cache=caches)
+        return (self._early if early else self._whole)(tokens, cache=caches)
 
     def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
         """Run a pass only to fill the KV caches; no logits are computed.
@@ -260,6 +268,18 @@ class BorrowedModel:
 
     def _mask(self, hidden: mx.array, cache: LayerCache) -> mx.array | str | None:
         return cache.make_mask(hidden.shape[1], self._architecture.array_masks)
+
+
+def _handed_over(layers: Sequence[Any], numbers: Container[int]) -> list[Any]:
+    """The layers, of which some hand their output to the device at once."""
+    return [
+        _Observed(number, layer, _begin_computing) if number in numbers else layer
+        for number, layer in enumerate(layers)
+    ]
+
+
+def _begin_computing(number: int, hidden: mx.array, output: mx.array) -> None:
+    mx.async_eval(output)
 
 
 def _border(profile: Profile, number: int, hidden: mx.array, output: mx.array) -> None:

@@ -31,6 +31,10 @@ from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_stre
 from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule
 
+FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
+"""Layers whose output the device computes while the host builds those behind them: unlike plain
+steps, trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
+
 WHOLE_HEAD = 4096
 """Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
 
@@ -146,7 +150,8 @@ class Decoder:
                     "expected a KVCache or a QuantizedKVCache"
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
-        self.model = BorrowedModel(model, streams, windowed, profile, observe)
+        early = range(FIRST_HANDED_OVER, len(caches), HANDED_OVER_EVERY)
+        self.model = BorrowedModel(model, streams, windowed, profile, observe, hand_over=early)
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
         self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []
@@ -250,7 +255,8 @@ class Decoder:
         if shapes.chains and isinstance(offset, int):
             rows = Rows(offset)
         if not plan.runs_streams:
-            logits = _of_each(self.model.logits(tokens, self._new_rows(rows)), sizes)
+            logits = self.model.logits(tokens, self._new_rows(rows), early=True)
+            logits = _of_each(logits, sizes)
             return [judged.result() for judged in self._judged(rules, trees, nodes, logits)]
 
         # 2. MHA layers, over the nodes alone.
