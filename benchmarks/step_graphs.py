@@ -302,7 +302,9 @@ def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0)
     streams = model.streams and model.streams.config
     run = steps(decoder, Request([0], settings), fixed_drafting(settings, streams, [0]))
     found, milliseconds = measured(decoder.graphs, run, timed)
-    return StepGraph(found, *bytes_read(model, rows_of(next(run).plan)), **milliseconds)
+    with as_on_a_gpu(lambda *_: None):
+        rows = rows_of(next(run).plan)
+    return StepGraph(found, *bytes_read(model, rows), **milliseconds)
 
 
 def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:

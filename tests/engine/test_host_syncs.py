@@ -92,3 +92,20 @@ def test_every_read_is_counted(monkeypatch):
     mx.eval(total)
     assert total.item() == 6
     assert waits.count == before + 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trees_are_handed_over_before_they_are_complete(name, monkeypatch):
+    """Plain steps are not: they are enqueued ahead of the one that is read."""
+    model, prompt = speculative_model(), random_prompt(12)
+    handed, enqueue = [], mx.async_eval
+
+    def counted(*arrays):
+        handed.append(len(arrays))
+        enqueue(*arrays)
+
+    steps = decode(model, request(prompt, DraftSettings(**CASES[name]), max_tokens=8))
+    next(steps)
+    monkeypatch.setattr(mx, "async_eval", counted)
+    count = len(list(steps))
+    assert len(handed) <= count if name == "no drafts" else len(handed) > count
