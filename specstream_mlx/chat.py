@@ -9,6 +9,7 @@ from .config import UserError
 from .generation import GenerationResponse, stream_generate
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache
+from .prompts import in_template
 
 
 class Chat:
@@ -64,7 +65,7 @@ class Chat:
         """
         template, before = self._model.prompt_template, self.messages
         if template is not None:
-            text, before = template.replace("{text}", text), []
+            text, before = in_template(text, template), []
         said = {"role": "user", "content": text}
         written = ""
         responses: Any = stream_generate(

@@ -493,7 +493,7 @@ def fill(
     """
     quantization.check(model.model, model.config)
     generation = prompt_cache.begin(model, prompt, quantization)
-    decoder = Decoder(model.model, model.streams, prompt_cache.caches)
+    decoder = Decoder(model.model, None, prompt_cache.caches)  # streams do not run beside a prompt
     prompt_cache.caches = decoder.caches
     progress, reused = progress or _nobody, prompt_cache.reused
     progress(reused, len(prompt))

@@ -19,6 +19,11 @@ _MARK = "userquery"
 """What the user says where only the chat template's text around it counts."""
 
 
+def in_template(text: str, template: str | None) -> str:
+    """``text`` in the place of an adapter's ``{text}``; without a template, as it is."""
+    return text if template is None else template.replace(_TEXT, text)
+
+
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
     """Encode ``text`` as the user's only turn, up to the start of the answer.
 
@@ -30,7 +35,7 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     Raises:
         UserError: the chat template refuses the turn.
     """
-    content = text if template is None else template.replace(_TEXT, text)
+    content = in_template(text, template)
     if not tokenizer.has_chat_template:
         return tokenizer.encode(content)
     return tokenizer.encode(_turn(tokenizer, content), add_special_tokens=False)

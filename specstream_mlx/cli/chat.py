@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Option
 
 from .. import bundled
@@ -162,12 +163,12 @@ class _Session:
             try:
                 for response in responses:
                     self._last, piece = response, response.text
-                    _print(marks.mark(piece, response.from_draft) if marks else piece)
+                    typer.echo(marks.mark(piece, response.from_draft) if marks else piece, nl=False)
                     if stopped():
                         break
             finally:
                 responses.close()
-                _print((marks.close() if marks else "") + "\n")
+                typer.echo(marks.close() if marks else "")
         if stopped():
             note("(stopped)")
         elif self._last is not None and self._last.finish_reason == "length":
@@ -229,10 +230,10 @@ def _lines() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
-            _print("\n")
+            typer.echo()
             return
         except KeyboardInterrupt:
-            _print("\n")
+            typer.echo()
 
 
 @contextmanager
@@ -255,8 +256,3 @@ def _stopped_by_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

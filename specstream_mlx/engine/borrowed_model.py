@@ -28,6 +28,11 @@ from .profile import NO_PROFILE, Profile
 Observer = Callable[[int, mx.array, mx.array], None]
 
 
+FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
+"""Layers whose output the device computes while the host builds those behind them: unlike plain
+steps, trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
+
+
 class UnsupportedModelError(UserError):
     """The model's structure is not one that can be run in pieces."""
 
@@ -44,9 +49,8 @@ class BorrowedModel:
             mask for several layers, and does not give all of them their window.
         profile: measures the MHA rows.
         observe: called with number, input and output of every layer of a pass with streams.
-        traced: whether passes are compiled or differentiated; then none keeps tables for the next.
-        hand_over: numbers of the layers whose output the device is told to compute at once, while
-            the host goes on to build what is behind them.
+        traced: whether passes are compiled or differentiated; then none keeps tables for the next,
+            nor is any of it computed before it is complete.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -61,7 +65,6 @@ class BorrowedModel:
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         traced: bool = False,
-        hand_over: Container[int] = (),
     ):
         self._traced = traced
         self._streams, self._architecture = streams, architecture_of(model_type_of(model))
@@ -76,7 +79,8 @@ class BorrowedModel:
             last = _Observed(len(lower) - 1, lower[-1], partial(_border, profile))
             whole = [*lower[:-1], last]
         self._whole = _with_layers(model, owner, whole)
-        self._early = _with_layers(model, owner, _handed_over(whole, hand_over))
+        early = range(0) if traced else range(FIRST_HANDED_OVER, self._count, HANDED_OVER_EVERY)
+        self._early = _with_layers(model, owner, _handed_over(whole, early))
         if streams is None:
             return
         first = streams.config.first_msa_layer
@@ -85,7 +89,7 @@ class BorrowedModel:
         parts = [*lower[:first], *self._asking_layers(self._with_stream_mlps(layers))[first:]]
         if observe is not None:
             parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
-        self._parts = parts = _handed_over(parts, hand_over)
+        self._parts = parts = _handed_over(parts, early)
         # The models below share all weights and differ in their layers: `_entry` has none, `_lower`
         # the MHA layers, and both keep what comes out; `_top`, `_stream_top` and `_bare_top` have
         # one that gives what it is told, so that norm and head alone are left.

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
 from ..config import StreamConfig
-from ..models.streams import LowRank, Streams
+from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
 
 _LORA = ("lora_a", "lora_b")
@@ -98,14 +98,6 @@ class Gathered:
             self.streams.load_weights(_stacked(list(map(_gathered_of, streams))), strict=False)
 
 
-class _GatheredLowRank(LowRank):
-    """A map of (sequences, rows, h) whose tensors are each sequence's own."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        down, up = (part.weight.swapaxes(-1, -2) for part in (self.down, self.up))
-        return (x @ down @ up).astype(x.dtype)
-
-
 class _GatheredStreams(Streams):
     """``Streams`` without heads, whose tensors are each sequence's own."""
 
@@ -113,9 +105,6 @@ class _GatheredStreams(Streams):
         super().__init__(config)
         for name in ("head", "vocabulary"):
             self.streams.pop(name, None)
-        for module in self.modules():
-            if type(module) is LowRank:
-                module.__class__ = _GatheredLowRank
 
     def _embeddings(self, count: int) -> mx.array:
         return self.streams["embeddings"][:, None, :count]

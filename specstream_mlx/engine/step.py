@@ -31,10 +31,6 @@ from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_stre
 from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule
 
-FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
-"""Layers whose output the device computes while the host builds those behind them: unlike plain
-steps, trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
-
 WHOLE_HEAD = 4096
 """Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
 
@@ -150,8 +146,7 @@ class Decoder:
                     "expected a KVCache or a QuantizedKVCache"
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
-        early = range(FIRST_HANDED_OVER, len(caches), HANDED_OVER_EVERY)
-        self.model = BorrowedModel(model, streams, windowed, profile, observe, hand_over=early)
+        self.model = BorrowedModel(model, streams, windowed, profile, observe)
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
         self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []

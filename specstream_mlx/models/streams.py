@@ -13,7 +13,10 @@ _EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py
 
 
 class LowRank(nn.Module):
-    """A rank-r map without bias: ``up(down(x))``, in x's dtype."""
+    """A rank-r map without bias: ``up(down(x))``, in x's dtype.
+
+    Weights may have a leading axis of sequences, whose rows then meet a map of their own.
+    """
 
     def __init__(self, dims: int, rank: int):
         super().__init__()
@@ -22,7 +25,8 @@ class LowRank(nn.Module):
         self.up.weight = mx.zeros_like(self.up.weight)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.up(self.down(x)).astype(x.dtype)
+        down, up = (part.weight.swapaxes(-1, -2) for part in (self.down, self.up))
+        return (x @ down @ up).astype(x.dtype)
 
 
 class ConditionedHead(nn.Module):

@@ -171,7 +171,7 @@ class Writing:
         model, prompt = self.asked.model, self.asked.prompt
         self._cache = cache = self._prefixes.cache_for(model.model, prompt)
         generation = cache.begin(model, prompt, NEVER_QUANTIZED)
-        decoder = Decoder(model.model, model.streams, cache.caches)
+        decoder = Decoder(model.model, None, cache.caches)  # streams do not run beside a prompt
         cache.caches = decoder.caches
         unread, reused = prompt[cache.reused : -1], cache.reused
         for read in prefill(decoder, unread, CHUNK):

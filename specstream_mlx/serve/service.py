@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..engine.sampling import Sampling
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
-from ..prompts import Prompt, encode_prompt
+from ..prompts import Prompt, encode_prompt, in_template
 from .decoding import Asked, Ended, Read, Written
 from .errors import RefusedError
 from .grammar import Grammars
@@ -143,7 +143,7 @@ class Service:
         messages: list[Any] = list(wish.prompt)
         if template is not None and isinstance(messages[0], dict):
             messages = [
-                {**one, "content": template.replace("{text}", one["content"])}
+                {**one, "content": in_template(one["content"], template)}
                 if one["role"] == "user"
                 else one
                 for one in messages
