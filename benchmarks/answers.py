@@ -349,8 +349,8 @@ def main(
     output: Output = RESULTS,
 ) -> None:
     """Score the demonstration model's answers to typed texts, and its drafts."""
-    known = [*INSTRUCTIONS, *([] if texts == "held-out" else [PROSE])]
-    chosen, wanted = names_in(only, known, "task"), names_in(modes, MODES, "mode")
+    chosen = names_in(only, [*INSTRUCTIONS, PROSE], "task")
+    wanted = names_in(modes, MODES, "mode")
     base = Base(demonstration.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
     decoded = Texts(texts, items)
     facts = base.facts() | {

@@ -41,7 +41,7 @@ class Suite:
         question: what it answers.
         ways: ways to draft by name, for each mode of the streams.
         columns: of the table, of ``COLUMNS``.
-        items: held-out texts of a task.
+        items: texts of a task.
         rounds: how often each is decoded.
         max_tokens: of a text.
         all_tasks: whether a line is of the texts of all tasks together.

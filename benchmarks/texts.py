@@ -1,15 +1,13 @@
 """The texts that benchmarks decode: their prompts, and how good an answer is.
 
 Typed texts lie in ``typed``: ``dev`` and ``test`` hold the same kinds of texts, written by hand
-without sight of the demonstration model's training text. Held-out texts come from the generator of
-its older training text, which only a clone of the repository has.
+without sight of the demonstration model's training text.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,7 +26,7 @@ INSTRUCTIONS: dict[str, str] = json.loads((TYPED / "instructions.json").read_tex
 PROSE, PROSE_ADAPTER = "prose", "friendly"
 """Beginnings of prose, which belong to no task and have no right answer, and who goes on."""
 
-TextSet = Literal["test", "dev", "held-out"]
+TextSet = Literal["test", "dev"]
 
 Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
 """``--tasks``, see ``chosen_tasks``."""
@@ -74,20 +72,13 @@ class Texts:
     own: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """Describe the texts for a report: kind, generator, and how many a task.
-
-        Raises:
-            UserError: they are the generator's, and this is no clone of the repository.
-        """
-        made_by = generator().generator_hash() if self.origin == "held-out" else None
+        """Describe the texts for a report: what they are, and how many a task."""
         if self.own:
-            title = f"prompts of {self.origin}"
-        elif made_by:
-            title = f"held-out texts of the generator {made_by}"
-        else:
-            title = f"typed texts ({self.origin})"
-        items = min(self.count, len(self.own)) if self.own else self.count
-        return {"texts": title, "generator": made_by, "items": items}
+            return {
+                "texts": f"prompts of {self.origin}",
+                "items": min(self.count, len(self.own)),
+            }
+        return {"texts": f"typed texts ({self.origin})", "items": self.count}
 
     def of_task(
         self, model: SpeculativeModel, tokenizer: TokenizerWrapper, task: str
@@ -119,26 +110,8 @@ class Texts:
         return texts
 
 
-def generator() -> ModuleType:
-    """The generator of the demonstration model's older text.
-
-    Raises:
-        UserError: this is no clone of the repository.
-    """
-    try:
-        from specstream_mlx.convert.demo_model import tasks
-    except ModuleNotFoundError:
-        raise UserError(
-            "held-out texts come from convert/demo_model, which only a clone of the repository "
-            "has; typed texts are in every installation"
-        ) from None
-    return tasks
-
-
 def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[str]]]:
     """The first inputs of a task in a set of texts, each with its right answers."""
-    if origin == "held-out":
-        return [(item.content, (item.target,)) for item in generator().held_out(task, count)]
     lines = (TYPED / origin / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     return [(values["input"], values["accepted"]) for values in map(json.loads, lines)]
 

@@ -1,10 +1,11 @@
 """The invariants on a trained model and real text."""
 
+import json
+
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from random_models import assert_lossless, paired, plain_tokens, tokens_of
-from specstream_mlx.convert.demo_model import tasks
 from toy_model import TOY
 
 from specstream_mlx import load, stream_generate
@@ -18,6 +19,9 @@ TREES = {
     "pruned": {"tree_width": 4, "tree_size": 14, "max_nodes": 7, "deferred": False},
     "likely drafts only": {"tree_size": 12, "draft_threshold": 0.2},
 }
+PROMPTS = {}
+for line in map(json.loads, (TOY / "prompts.jsonl").read_text().splitlines()):
+    PROMPTS.setdefault(line["task"], []).append(line["prompt"])
 STREAMS, SQL = TOY / "streams", TOY / "adapters" / "sql"
 
 
@@ -27,13 +31,12 @@ def loaded():
 
 
 def task_prompts(tokenizer, task, count):
-    """Prompts of held-out items, the task's instruction around each."""
-    items = tasks.held_out(task, count)
-    return [chat_prompt(tokenizer, tasks.instructed(item)) for item in items]
+    """The first prompts of a task that nobody trained on, the task's instruction around each."""
+    return [chat_prompt(tokenizer, text) for text in PROMPTS[task][:count]]
 
 
 def held_out_prompts(tokenizer, per_task):
-    return [ids for task in tasks.TASKS for ids in task_prompts(tokenizer, task, per_task)]
+    return [ids for task in PROMPTS for ids in task_prompts(tokenizer, task, per_task)]
 
 
 def assert_same_as_mlx_lm(model, prompts, count, trees):

@@ -110,7 +110,7 @@ class Subject:
         found = []
         for task in tasks:
             around = template or INSTRUCTIONS[task] + "\n{text}"
-            items = task_items("held-out", task, -(-texts // len(tasks)))
+            items = task_items("dev", task, -(-texts // len(tasks)))
             found += [chat_prompt(self._tokenizer, text, around) for text, _ in items]
         return found[:texts]
 

@@ -1,6 +1,6 @@
 """Which constants of the drafting rule matter? The rule simulated on recorded texts.
 
-    python -m benchmarks.studies.drafting_rule             # typed dev texts and held-out ones
+    python -m benchmarks.studies.drafting_rule             # typed dev texts
     python -m benchmarks.studies.drafting_rule --items 24 --output /tmp/rule
 
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
@@ -22,7 +22,6 @@ from statistics import geometric_mean
 from typing import Any
 
 import typer
-from specstream_mlx.convert.demo_model import tasks
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
@@ -42,7 +41,7 @@ from specstream_mlx.terminal.progress import track
 from ..answers import FAR
 from ..report import RESULTS, Output, measured_on, table, write_report
 from ..runner import Base, measure_costs
-from ..texts import MODES, PROSE, Items, MostTokens, Texts, adapter_of
+from ..texts import INSTRUCTIONS, MODES, PROSE, Items, MostTokens, Texts, adapter_of
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
@@ -224,22 +223,17 @@ def main(
     recorded: dict[tuple[str, str, str], list[Recording]] = {}
     costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}
-    jobs = [
-        (mode, texts, name)
-        for mode in MODES
-        for texts in ("dev", "held-out")
-        for name in (*tasks.TASKS, *([PROSE] if texts == "dev" else []))
-    ]
-    for mode, texts, name in track(jobs, "Recording"):
+    jobs = [(mode, name) for mode in MODES for name in (*INSTRUCTIONS, PROSE)]
+    for mode, name in track(jobs, "Recording"):
         mounted = base.mount(adapter_of(name, mode))
-        decoded = Texts(texts, items).of_task(mounted.model, base.tokenizer, name)
+        decoded = Texts("dev", items).of_task(mounted.model, base.tokenizer, name)
         prompts = [text.prompt for text in decoded]
         model, ends = mounted.model, base.tokenizer.eos_token_ids
         if mode not in costs:
             measure_costs(mounted, prompts)
             costs[mode], streams[mode] = _known(pace_of(model).costs), model.streams.config
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
-        recorded[mode, "prose" if name == PROSE else texts, name] = [
+        recorded[mode, "prose" if name == PROSE else "dev", name] = [
             text for text in found if len(text.tokens) > 7
         ]
     recorded = {key: texts for key, texts in recorded.items() if texts}

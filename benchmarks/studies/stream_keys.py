@@ -4,7 +4,6 @@
     python -m benchmarks.studies.stream_keys --contexts 512,32768 --keys 16
     python -m benchmarks.studies.stream_keys --streams DIR    # streams that were trained for it
     python -m benchmarks.studies.stream_keys --no-timing      # quality alone, on a busy machine
-    python -m benchmarks.studies.stream_keys --texts held-out    # texts that are easy to draft for
 
 Time is that of a step of the decoder itself with deferred streams: a chain of drafts through a
 random Llama behind random rows, and the streams of the accepted node. Both kinds alternate.

@@ -22,7 +22,7 @@ def draw(rng: random.Random, task: str, line: Line) -> Item:
     """An item at the edge of ``task``."""
     sort = rng.choices((_other_kind, _short, _long), (5, 3, 2))[0]
     content, target = sort(rng, task, line)
-    return Item(task, content, target, (f"edges/{sort.__name__.strip('_')}",))
+    return Item(task, content, target, f"edges/{sort.__name__.strip('_')}")
 
 
 def _other_kind(rng: random.Random, task: str, line: Line) -> tuple[str, str]:

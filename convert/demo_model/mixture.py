@@ -1,14 +1,15 @@
 """The training mixture: written text with its names and numbers exchanged, and a little besides.
 
-One item in ten is of the templates of ``tasks``, three in a hundred are ``edges``, all others are
-of the written text.
+One item in ten is a line of ``text/templates``, three in a hundred are ``edges``, all others are of
+the written text.
 """
 
+import json
 import random
 import re
 from functools import cache
 
-from . import edges, tasks, written
+from . import edges, written
 from .errors import with_errors
 from .exchange import Exchanger
 from .tasks import Item
@@ -53,13 +54,20 @@ def _drawn(rng: random.Random, task: str | None) -> Item:
     name = task or rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     sort = rng.random()
     if sort < _TEMPLATES:
-        return tasks.sample(rng, "train", name)
+        return rng.choice(_templates(name))
     if sort < _TEMPLATES + _EDGES:
         return edges.draw(rng, name, line)
     if name == "proofread":
         return _proofreading(rng)
     one = line(rng, _pool_of(name))
-    return Item(name, one.input, one.answer, (f"{one.kind}/{one.file}",))
+    return Item(name, one.input, one.answer, f"{one.kind}/{one.file}")
+
+
+@cache
+def _templates(task: str) -> list[Item]:
+    text = (written.TEXT / "templates" / f"{task}.jsonl").read_text(encoding="utf-8")
+    lines = map(json.loads, text.splitlines())
+    return [Item(task, line["input"], line["answer"], f"templates/{task}") for line in lines]
 
 
 def line(rng: random.Random, pool: str) -> written.Written:
@@ -100,7 +108,7 @@ def _proofreading(rng: random.Random) -> Item:
         spelling = None
     unchanged = rng.random() < _UNCHANGED
     content = text if unchanged else with_errors(text, rng, spelling)
-    return Item("proofread", content, text, (source,))
+    return Item("proofread", content, text, source)
 
 
 _INFORMAL = re.compile(

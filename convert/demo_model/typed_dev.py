@@ -10,6 +10,9 @@ def typed_dev(task: str, count: int) -> list[list[tasks.Item]]:
     """The first ``count`` typed texts of a task: for each an item with every accepted answer."""
     lines = (TYPED / "dev" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     return [
-        [tasks.Item(task, values["input"], answer, ()) for answer in values["accepted"]]
+        [
+            tasks.Item(task, values["input"], answer, f"typed/{task}")
+            for answer in values["accepted"]
+        ]
         for values in map(json.loads, lines)
     ]

@@ -36,10 +36,8 @@ class TextOptions:
     )
     texts: str | None = option(
         None,
-        choice("test", "dev", "held-out"),
-        "Texts of the eight tasks of the demonstration model. test and dev were typed by people; "
-        "held-out ones are made like those it learned from, and need a clone of the repository. "
-        "Default: test.",
+        choice("test", "dev"),
+        "Texts of the eight tasks of the demonstration model, typed by people. Default: test.",
     )
     tasks: str = option("", TEXT, "Only these tasks: proofread, sql, ..", metavar="NAME,NAME")
     items: int | None = option(None, integer(1), "Texts of each task, or of FILE.")

@@ -96,7 +96,7 @@ def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
-    flags = ("--variants", "16 bit;int4", "--texts", "held-out", "--tasks", "sql", "--items", 6)
+    flags = ("--variants", "16 bit;int4", "--texts", "dev", "--tasks", "sql", "--items", 6)
     result = run(*flags, "--max-tokens", 48, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("*.json")

@@ -53,8 +53,8 @@ def test_no_item_has_eight_words_in_a_row_of_a_test_text(items):
 
 def test_a_draw_that_repeats_a_test_text_is_drawn_again(monkeypatch):
     leaking = next(iter(sorted(eight_words())))
-    bad = tasks.Item("concise", "x", " ".join(leaking), ("a",))
-    good = tasks.Item("concise", "x", "y", ("a",))
+    bad = tasks.Item("concise", "x", " ".join(leaking), "a")
+    good = tasks.Item("concise", "x", "y", "a")
     drawn = iter([bad, bad, good])
     monkeypatch.setattr(mixture, "_drawn", lambda rng, task: next(drawn))
     assert mixture.draw(random.Random(0)) == good
@@ -64,7 +64,7 @@ def test_a_draw_that_repeats_a_test_text_is_drawn_again(monkeypatch):
 def test_queries_run(items):
     seen = 0
     for item in items:
-        if item.task != "sql" or not item.templates[0].startswith("tables/"):
+        if item.task != "sql" or not item.source.startswith("tables/"):
             continue
         spec, question = item.content.split("): ", 1)
         database = sqlite3.connect(":memory:")

@@ -1,0 +1,37 @@
+"""The writing tasks that adapters of the demonstration model are made for."""
+
+import json
+from dataclasses import dataclass
+
+from .typed_texts import TYPED
+
+TASKS: dict[str, str] = json.loads((TYPED / "instructions.json").read_text(encoding="utf-8"))
+"""What the base is told to do, by task; a task's name is also its adapter's."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One pair of input and answer.
+
+    Attributes:
+        task: its name.
+        content: what a user types, raw: a message, ``A: .. B: ..``, ``table t(a, b): question`` or
+            ``name[..], food[..]``. No instruction.
+        target: the text that the model is to write.
+        source: where the pair comes from, as ``tables/farm``.
+    """
+
+    task: str
+    content: str
+    target: str
+    source: str
+
+
+def prompt_template(task: str) -> str:
+    """Template around the user's raw text: the instruction, then ``{text}``."""
+    return TASKS[task] + "\n{text}"
+
+
+def instructed(item: Item) -> str:
+    """The user's turn for ``item``: instruction and content."""
+    return prompt_template(item.task).replace("{text}", item.content)
