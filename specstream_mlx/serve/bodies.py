@@ -34,9 +34,8 @@ Labels = Annotated[
     dict[str, Any] | None, Field(max_length=16, description="A label without effect.")
 ]
 Label = Annotated[str | None, Field(max_length=512, description="A label without effect.")]
-Tools = Annotated[
-    list[dict[str, Any]] | None,
-    Field(min_length=1, max_length=128, description="Put into the chat template; calls are text."),
+CacheControl = Annotated[
+    dict[str, Any] | None, Field(description="All prompts are kept, marked or not.")
 ]
 
 
@@ -51,9 +50,7 @@ class Part(_Body):
     text: Text
     annotations: Unsupported = None
     logprobs: Unsupported = None
-    cache_control: Annotated[
-        dict[str, Any] | None, Field(description="All prompts are kept, marked or not.")
-    ] = None
+    cache_control: CacheControl = None
 
 
 Content = Text | list[Part]
@@ -66,14 +63,56 @@ def text_of(content: Content | None) -> str | None:
     return "".join(part.text for part in content)
 
 
+class Function(_Body):
+    """A function that a model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="A JSON schema.")] = None
+    strict: Annotated[bool | None, Field(description="A label for the chat template.")] = None
+
+
+class Tool(_Body):
+    """A tool that a model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[
+    list[Tool] | None,
+    Field(min_length=1, max_length=128, description="Put into the chat template."),
+]
+
+
+class CalledFunction(_Body):
+    """What a model has called."""
+
+    name: str
+    arguments: Annotated[Text, Field(description="A JSON object.")]
+
+
+class ToolCall(_Body):
+    """A call of an earlier turn."""
+
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(_Body):
     """A turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[ToolCall] | None, Field(max_length=128)] = None
     tool_call_id: str | None = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    refusal: Unsupported = None
 
 
 class StreamOptions(_Body):
@@ -203,11 +242,51 @@ class Response(_Sampled):
     store: Unsupported = None
 
 
+class ToolUse(_Body):
+    """A call of an earlier turn."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Annotated[dict[str, Any] | None, Field(description="A label without effect.")] = None
+    cache_control: CacheControl = None
+
+
+class ToolResult(_Body):
+    """What a tool has brought."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Content | None = None
+    is_error: Annotated[bool | None, Field(description="True: the text begins so.")] = None
+    cache_control: CacheControl = None
+
+
+Block = Annotated[Part | ToolUse | ToolResult, Field(discriminator="type")]
+
+
 class AnthropicMessage(_Body):
     """A turn of a chat."""
 
     role: Literal["user", "assistant"]
-    content: Content
+    content: Text | list[Block]
+
+
+class AnthropicTool(_Body):
+    """A tool that a model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any], Field(description="A JSON schema.")]
+    cache_control: CacheControl = None
+
+
+class ToolChoice(_Body):
+    """Whether tools may be called."""
+
+    type: Literal["auto", "none"]
 
 
 class Messages(_Sampled):
@@ -217,5 +296,7 @@ class Messages(_Sampled):
     max_tokens: Annotated[int, Field(ge=1)]
     system: Content | None = None
     stop_sequences: Stops | None = None
+    tools: Annotated[list[AnthropicTool] | None, Field(min_length=1, max_length=128)] = None
+    tool_choice: ToolChoice | None = None
     top_k: Annotated[int | None, Field(ge=0)] = None
     metadata: Labels = None

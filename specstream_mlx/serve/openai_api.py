@@ -1,5 +1,6 @@
 """OpenAI's ``/v1/chat/completions`` and ``/v1/completions``."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -7,11 +8,21 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .bodies import Chat, Completion, Format, JSONFormat, Message, SchemaFormat, text_of
+from .bodies import (
+    Chat,
+    Completion,
+    Format,
+    JSONFormat,
+    Message,
+    SchemaFormat,
+    ToolCall,
+    text_of,
+)
 from .decoding import Token
 from .errors import RefusedError
 from .replies import Choice, event, figures, usage
 from .service import Running, Wish
+from .tool_calls import Call, Said
 
 
 def wish_of_chat(body: Chat) -> Wish:
@@ -30,7 +41,7 @@ def wish_of_chat(body: Chat) -> Wish:
         prompt=[_message(message) for message in body.messages],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        tools=None if body.tool_choice == "none" else body.tools,
+        tools=_tools(body),
         schema=_schema(body.response_format),
         **_common(body),
     )
@@ -56,12 +67,34 @@ def _message(message: Message) -> dict[str, Any]:
     content = text_of(message.content)
     if content is None and message.tool_calls is None:
         raise RefusedError(400, f"a message of the {message.role} has no content", "messages")
-    others = {
+    others: dict[str, Any] = {
         name: value
-        for name in ("name", "tool_calls", "tool_call_id")
+        for name in ("name", "tool_call_id")
         if (value := getattr(message, name)) is not None
     }
+    if message.tool_calls:
+        others["tool_calls"] = [_earlier(call) for call in message.tool_calls]
     return {"role": role, "content": content or "", **others}
+
+
+def _earlier(call: ToolCall) -> dict[str, Any]:
+    """A call of an earlier turn, as chat templates expect it: with arguments that are no text."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        sentence = f"the arguments of a call of {call.function.name} are no JSON object"
+        raise RefusedError(400, sentence, "messages")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tools(body: Chat) -> list[dict[str, Any]] | None:
+    """Tools that may be called."""
+    if body.tools is None or body.tool_choice == "none":
+        return None
+    return [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
 
 def _schema(wanted: Format | None) -> dict[str, Any] | None:
@@ -150,10 +183,10 @@ class CompletionWriter:
     ) -> dict[str, Any]:
         scored = tokens and self._running.asked[0].top_logprobs is not None
         logprobs = self._logprobs(tokens) if scored else None
-        said = self._said(text, whole)
-        return {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+        said = self._said(number, text, reason, whole)
+        return {"index": number, "logprobs": logprobs, "finish_reason": reason, **said}
 
-    def _said(self, text: str, whole: bool) -> dict[str, Any]:
+    def _said(self, number: int, text: str, reason: str | None, whole: bool) -> dict[str, Any]:
         return {"text": text}
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -172,16 +205,34 @@ class ChatWriter(CompletionWriter):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
+    def __init__(self, body: Chat, running: Running, tokenizer: TokenizerWrapper):
+        super().__init__(body, running, tokenizer)
+        self._heard = [Said(tokenizer, _tools(body)) for _ in running.asked]
+
     def begin(self) -> Iterator[str]:
         """Yield a chunk of each text that says who speaks."""
         for number in range(len(self._running.asked)):
             choice = self._choice(number, "") | {"delta": {"role": "assistant", "content": ""}}
             yield event(self._object(self.chunk_kind, [choice]))
 
-    def _said(self, text: str, whole: bool) -> dict[str, Any]:
+    def _said(self, number: int, text: str, reason: str | None, whole: bool) -> dict[str, Any]:
+        heard = self._heard[number]
+        before = len(heard.calls)
+        pieces = [*heard.add(text), *(() if reason is None else heard.end())]
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [_shown(call) for call in pieces if isinstance(call, Call)]
+        ended = {"finish_reason": "tool_calls"} if heard.calls and reason == "stop" else {}
         if whole:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"delta": {"content": text} if text else {}}
+            said: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                said |= {"content": content or None, "tool_calls": calls}
+            return {"message": said, **ended}
+        delta: dict[str, Any] = {"content": content} if content else {}
+        if calls:
+            delta["tool_calls"] = [
+                {"index": index, **call} for index, call in enumerate(calls, before)
+            ]
+        return {"delta": delta, **ended}
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         content = [
@@ -194,3 +245,8 @@ class ChatWriter(CompletionWriter):
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
         name = self._name(token)
         return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+
+def _shown(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -141,7 +141,9 @@ class Service:
         if isinstance(wish.prompt, str):
             return encode_prompt(self.tokenizer, wish.prompt, template)
         messages: list[Any] = list(wish.prompt)
-        if template is not None and isinstance(messages[0], dict):
+        if not isinstance(messages[0], dict):
+            return encode_prompt(self.tokenizer, messages)
+        if template is not None:
             messages = [
                 {**one, "content": in_template(one["content"], template)}
                 if one["role"] == "user"
@@ -149,9 +151,16 @@ class Service:
                 for one in messages
             ]
         ids = encode_prompt(self.tokenizer, messages, tools=wish.tools)
-        if wish.tools and ids == encode_prompt(self.tokenizer, messages):
-            sentence = "tools are not supported: the model's chat template has no place for them"
-            raise RefusedError(400, sentence, "tools")
+        silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
+        without = {
+            "tools": wish.tools and encode_prompt(self.tokenizer, messages),
+            "tool_calls": silent != messages
+            and encode_prompt(self.tokenizer, silent, tools=wish.tools),
+        }
+        for name, others in without.items():
+            if ids == others:
+                sentence = "are not supported: the model's chat template has no place for them"
+                raise RefusedError(400, f"{name} {sentence}", name)
         return ids
 
     def _max_tokens(self, asked: int | None, model: SpeculativeModel, prompt: int) -> int:

@@ -12,6 +12,8 @@ from serving import running, until
 
 SAID = "please send the report to the team"
 CHAT = [{"role": "user", "content": SAID}]
+TOOL = {"type": "function", "function": {"name": "noon"}}
+CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "noon", "arguments": "{}"}}]}
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +244,9 @@ def test_texts_that_fit_a_schema(client, temperature):
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role is 'king'"),
         ({"messages": [{"role": "user"}]}, "a message of the user has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
-        ({"tools": [{"type": "function"}]}, "tools are not supported"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function is missing"),
+        ({"tools": [TOOL]}, "tools are not supported: the model's chat template"),
+        ({"messages": [*CHAT, CALLS]}, "tool_calls are not supported: the model's chat template"),
         ({"tool_choice": "required"}, "tool_choice is 'required'"),
         ({"top_logprobs": 2}, "top_logprobs was given without logprobs"),
         ({"max_completion_tokens": 3}, "expected one"),

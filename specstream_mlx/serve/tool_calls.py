@@ -1,0 +1,125 @@
+"""Calls of tools: told apart from the text around them while it comes.
+
+How a model writes calls is its chat template's affair. mlx-lm knows the marks around them and how
+to read what stands between (``mlx_lm.tool_parsers``); which of its parsers a model needs, its
+tokenizer says.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool.
+
+    Attributes:
+        id: what the tool's result will refer to: the model's own, or drawn.
+        name: of the tool.
+        arguments: a JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Said:
+    """One text, split into what is said and what is called.
+
+    White space beside a call is the template's, and is left out. What looks like a call and cannot
+    be read as one is text.
+
+    Args:
+        tokenizer: knows how the model writes calls; if it does not, all is text.
+        tools: that the model was told of, as OpenAI describes them; ``None``: none, all is text.
+
+    Attributes:
+        calls: so far.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):
+        self.calls: list[Call] = []
+        self._parse, self._tools = tokenizer.tool_parser, tools
+        self._start: str | None = tokenizer.tool_call_start if tools else None
+        self._end: str = tokenizer.tool_call_end or ""  # empty: a call goes to the text's end
+        self._rest, self._in_call, self._opening = "", False, ""
+
+    def add(self, text: str) -> Iterator[str | Call]:
+        """Yield what is known of the text now, in its order."""
+        if self._start is None:
+            if text:
+                yield text
+            return
+        self._rest += text
+        while True:
+            mark = self._end if self._in_call else self._start
+            before, found, behind = self._rest.partition(mark) if mark else (self._rest, "", "")
+            if not found:
+                break
+            if self._in_call:
+                yield from self._called(before)
+            else:
+                said = before.rstrip()
+                self._opening = before[len(said) :] + found
+                if said:
+                    yield said
+            self._rest, self._in_call = behind, not self._in_call
+        if not self._in_call:
+            sure = self._rest[: len(self._rest) - _begun(self._rest, self._start)].rstrip()
+            self._rest = self._rest[len(sure) :]
+            if sure:
+                yield sure
+
+    def end(self) -> Iterator[str | Call]:
+        """Yield what was held back, once the text is complete."""
+        rest, self._rest = self._rest, ""
+        if self._in_call:
+            yield from self._called(rest, whole=not self._end)
+        elif rest.strip() or (rest and not self.calls):
+            yield rest
+
+    def _called(self, text: str, whole: bool = True) -> Iterator[str | Call]:
+        """Yield the calls that stand between two marks, or else the text with its marks.
+
+        Args:
+            text: between them.
+            whole: whether the mark behind it is there, as far as there is one.
+        """
+        try:
+            found = self._parse(text, self._tools)
+            calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+        except Exception:  # a parser may raise anything at what a model writes
+            yield f"{self._opening}{text}{self._end if whole else ''}"
+            return
+        self.calls += calls
+        yield from calls
+
+
+def _call(found: dict[str, Any]) -> Call:
+    """The call that a parser has read.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    name, arguments, its_id = found["name"], found.get("arguments") or {}, found.get("id")
+    if isinstance(arguments, str):  # some models write the arguments as text
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise TypeError("a call has a name and arguments")
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    written.encode()  # half a character of UTF-16 is no text
+    if not isinstance(its_id, str) or not its_id:
+        its_id = f"call_{uuid.uuid4().hex[:24]}"
+    return Call(its_id, name, written)
+
+
+def _begun(text: str, mark: str) -> int:
+    """Number of characters at the end of a text that may be the beginning of a mark."""
+    sizes = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

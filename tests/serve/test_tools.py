@@ -1,0 +1,254 @@
+"""Tools: calls of a model whose text is planted, through the unmodified clients."""
+
+import json
+
+import anthropic
+import mlx.core as mx
+import openai
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import json_tools, mistral, pythonic
+from serving import Resident, running
+from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+
+from specstream_mlx.serve.tool_calls import Call, Said
+
+TEMPLATE = (
+    "{%- if tools -%}{{- '<|system|>' + tools | tojson + '<|end|>' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|' + message.role + '|>' + message.content -}}"
+    "{%- for tool_call in message.tool_calls or [] -%}"
+    "{%- set tool_call = tool_call.function -%}"
+    "{{- '<tool_call>' + ({'name': tool_call.name, 'arguments': tool_call.arguments} | tojson) "
+    "+ '</tool_call>' -}}"
+    "{%- endfor -%}{{- '<|end|>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+SAID = "Let me look.\n"
+CALLS = [("weather", {"city": "Łódź", "days": 2}), ("noon", {})]
+PLANTED = SAID + "\n".join(
+    f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    for name, arguments in CALLS
+)
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "noon", "description": "Says when noon is."}},
+]
+CHAT = [{"role": "user", "content": "the team in Łódź"}]
+
+
+class Planted:
+    """A logits processor that lets a text be nothing but the planted one."""
+
+    def __init__(self, tokens, prompt_tokens):
+        self.tokens, self.prompt_tokens = tokens, prompt_tokens
+
+    def __call__(self, tokens, logits):
+        place = min(len(tokens) - self.prompt_tokens, len(self.tokens) - 1)
+        return mx.where(mx.arange(logits.shape[-1]) == self.tokens[place], logits, -mx.inf)
+
+
+class Planting:
+    """A service whose texts are ``text``, and the prompts that it was given."""
+
+    def __init__(self, resident):
+        self.service, self.prompts, self.text = resident.service(), [], PLANTED
+        tokenizer, asked = resident.tokenizer, self.service.asked
+
+        def planted(wish):
+            made = asked(wish)
+            for one in made:
+                self.prompts.append(tokenizer.decode(one.prompt))
+                ids = [*tokenizer.encode(self.text, add_special_tokens=False)]
+                ids.append(tokenizer.eos_token_id)
+                size = len(one.prompt)
+                make = lambda ids=ids, size=size: Planted(ids, size)  # noqa: E731
+                object.__setattr__(one, "processors", [make])
+            return made
+
+        self.service.asked = planted
+
+
+@pytest.fixture(scope="module")
+def planting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tools")
+    base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(base)
+    return Planting(Resident(base, stream_adapter_directory(folder / "streams", base)))
+
+
+@pytest.fixture(scope="module")
+def address(planting):
+    with running(planting.service) as address:
+        yield address
+
+
+@pytest.fixture
+def openai_client(address, planting):
+    planting.text = PLANTED
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(address, planting):
+    planting.text = PLANTED
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def called(calls):
+    return [(one.function.name, json.loads(one.function.arguments)) for one in calls]
+
+
+def test_openai_calls_and_their_results(openai_client, planting):
+    chats = openai_client.chat.completions
+    reply = chats.create(model="base", messages=CHAT, tools=TOOLS)
+    (choice,) = reply.choices
+    assert choice.finish_reason == "tool_calls"
+    assert called(choice.message.tool_calls) == CALLS
+    assert choice.message.content == SAID.rstrip()
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert planting.prompts[-1].startswith(f"<|system|>{json.dumps(TOOLS)}<|end|>")
+    # The message goes back as it came, with what the tools brought.
+    planting.text = "cold"
+    turns = [*CHAT, choice.message]
+    for call, result in zip(choice.message.tool_calls, ("-3", "soon"), strict=True):
+        turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    reply = chats.create(model="base", messages=turns, tools=TOOLS)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("cold", "stop")
+    written = "".join(
+        f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
+        for n, a in CALLS
+    )
+    assert (
+        f"{SAID.rstrip()}{written}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
+        in (planting.prompts[-1])
+    )
+
+
+def test_openai_streams_calls(openai_client):
+    with openai_client.chat.completions.stream(model="base", messages=CHAT, tools=TOOLS) as stream:
+        events = list(stream)
+        message = stream.get_final_completion().choices[0].message
+    assert called(message.tool_calls) == CALLS
+    assert message.content == SAID.rstrip()
+    deltas = [e.chunk.choices[0].delta for e in events if e.type == "chunk" and e.chunk.choices]
+    assert not any("<tool" in (delta.content or "") for delta in deltas)
+    order = [one.index for delta in deltas for one in delta.tool_calls or ()]
+    assert order == [0, 1]
+    chunks = [e.chunk for e in events if e.type == "chunk"]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert any(delta.content for delta in deltas[: len(deltas) // 2])  # said before the calls came
+
+
+def test_anthropic_calls_and_their_results(anthropic_client, planting):
+    tools = [
+        {"name": "weather", "input_schema": WEATHER},
+        {"name": "noon", "description": "Says when noon is.", "input_schema": {"type": "object"}},
+    ]
+    ask = {"model": "base", "max_tokens": 300, "tools": tools}
+    reply = anthropic_client.messages.create(messages=CHAT, **ask)
+    with anthropic_client.messages.stream(messages=CHAT, **ask) as stream:
+        events = list(stream)
+        streamed = stream.get_final_message()
+    for found in (reply, streamed):
+        assert found.stop_reason == "tool_use"
+        assert [block.type for block in found.content] == ["text", "tool_use", "tool_use"]
+        assert found.content[0].text == SAID.rstrip()
+        assert [(block.name, block.input) for block in found.content[1:]] == CALLS
+    kinds = [e.type for e in events if e.type.startswith("content_block_st")]
+    assert kinds == ["content_block_start", "content_block_stop"] * 3
+    planting.text = "cold"
+    results = [
+        {"type": "tool_result", "tool_use_id": reply.content[1].id, "content": "-3"},
+        {"type": "tool_result", "tool_use_id": reply.content[2].id, "is_error": True},
+        {"type": "text", "text": "and?"},
+    ]
+    turns = [
+        *CHAT,
+        {"role": "assistant", "content": reply.content},
+        {"role": "user", "content": results},
+    ]
+    reply = anthropic_client.messages.create(messages=turns, **ask)
+    assert (reply.content[0].text, reply.stop_reason) == ("cold", "end_turn")
+    assert planting.prompts[-1].endswith(
+        "</tool_call><|end|><|tool|>-3<|end|><|tool|>Error: <|end|><|user|>and?<|end|><|assistant|>"
+    )
+
+
+def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_client, planting):
+    chats = openai_client.chat.completions
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = chats.create(model="base", messages=CHAT, **fields).choices
+        assert (choice.message.content, choice.finish_reason) == (PLANTED, "stop")
+    reply = anthropic_client.messages.create(model="base", messages=CHAT, max_tokens=300)
+    assert [block.text for block in reply.content] == [PLANTED]
+    # What breaks off, or is no call, is text too.
+    (choice,) = chats.create(model="base", messages=CHAT, tools=TOOLS, max_tokens=40).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert PLANTED.startswith(choice.message.content)
+    assert "<tool_call>" in choice.message.content
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "x", "input": {}}]},
+        {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]},
+    ],
+)
+def test_blocks_in_the_wrong_turn(anthropic_client, turn):
+    with pytest.raises(anthropic.BadRequestError, match="stands in a turn of the"):
+        anthropic_client.messages.create(model="base", max_tokens=1, messages=[*CHAT, turn])
+
+
+def test_arguments_that_are_none(openai_client):
+    call = {"id": "x", "type": "function", "function": {"name": "noon", "arguments": "[1"}}
+    turns = [*CHAT, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError, match="a call of noon are no JSON object"):
+        openai_client.chat.completions.create(model="base", messages=turns)
+
+
+MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "x"}noon[ARGS]{}'
+PYTHONIC = "<|tool_call_start|>[weather(city='x'), noon()]<|tool_call_end|>"
+HERMES = '<tool_call>{"name": "weather", "arguments": {"city": "x"}}</tool_call>'
+X = ("weather", '{"city": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "expected"),
+    [
+        (mistral, f"so: {MISTRAL}", ["so:", X, ("noon", "{}")]),
+        (pythonic, f"{PYTHONIC} done", [X, ("noon", "{}"), " done"]),
+        (json_tools, f"{HERMES}\n\n{HERMES}\n", [X, X]),
+        (json_tools, f"a < b <tool {HERMES} c", ["a < b <tool", X, " c"]),
+        (json_tools, " plain text \n", [" plain text \n"]),
+        (json_tools, "<tool_call>no</tool_call> <tool_", ["<tool_call>no</tool_call> <tool_"]),
+        (json_tools, '<tool_call>{"name": 3}</tool_call>', ['<tool_call>{"name": 3}</tool_call>']),
+        (json_tools, '<tool_call>{"name": "a", "arguments": {"b": NaN}}</tool_call>', None),
+        (mistral, "[TOOL_CALLS]weather[ARGS]{", ["[TOOL_CALLS]weather[ARGS]{"]),
+    ],
+)
+def test_texts_are_split_however_they_come(module, text, expected):
+    tokenizer = TokenizerWrapper(
+        tiny_tokenizer(),
+        tool_call_start=module.tool_call_start,
+        tool_call_end=module.tool_call_end,
+        tool_parser=module.parse_tool_call,
+    )
+    for size in (1, 2, 5, len(text)):
+        said, found = Said(tokenizer, TOOLS), []
+        pieces = [text[n : n + size] for n in range(0, len(text), size)]
+        for piece in (*(p for one in pieces for p in said.add(one)), *said.end()):
+            if isinstance(piece, Call):
+                found.append((piece.name, piece.arguments))
+            elif found and isinstance(found[-1], str):
+                found[-1] += piece
+            else:
+                found.append(piece)
+        assert found == ([text] if expected is None else expected)
