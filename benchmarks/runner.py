@@ -29,6 +29,8 @@ from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.settings import USUAL
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
@@ -238,14 +240,15 @@ class Mounted:
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
-            streams = self.model.streams and self.model.streams.config
             if drafts is None:
                 noted = _Noted(auto_drafting(self.model, prompt))
             elif isinstance(drafts, str):
-                vocabulary, lookup = self.model.config["vocab_size"], drafts == LOOKUP_ALONE
-                noted = _Noted(AutoDrafting(pace, prompt, used, vocabulary, None if lookup else ()))
+                names = USUAL.drafters if drafts == LOOKUP_ALONE else ()
+                proposals = proposals_of(names, Material(prompt, USUAL, self.model))
+                vocab_size = self.model.config["vocab_size"]
+                noted = _Noted(AutoDrafting(pace, used, vocab_size, proposals))
             else:
-                noted = _Noted(fixed_drafting(drafts, streams, prompt))
+                noted = _Noted(fixed_drafting(drafts, self.model, prompt))
             drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone
             found = _timed(
                 stream_generate(

@@ -299,8 +299,7 @@ def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0)
     """
     decoder = _Uncomputed(model)
     decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
-    streams = model.streams and model.streams.config
-    run = steps(decoder, Request([0], settings), fixed_drafting(settings, streams, [0]))
+    run = steps(decoder, Request([0], settings), fixed_drafting(settings, model, [0]))
     found, milliseconds = measured(decoder.graphs, run, timed)
     with as_on_a_gpu(lambda *_: None):
         rows = rows_of(next(run).plan)

@@ -95,8 +95,8 @@ SPEEDUP = Suite(
 _BUDGETS = {"8 nodes": DraftSettings(), "likely": LIKELY_DRAFTS}
 _DRAFTERS = {
     "streams": {},
-    "lookup": {"lookup": True, "num_streams": 0},
-    "hybrid": {"lookup": True},
+    "lookup": {"drafter": "lookup", "num_streams": 0},
+    "hybrid": {"drafter": "lookup"},
 }
 _EQUAL = 0.99  # of the better one's call reduction; less is worse
 
@@ -146,7 +146,7 @@ PLACEMENT = Suite(
             "beside the 2 likeliest": replace(LIKELY_DRAFTS, stream_nodes=2),
             "beside the 3 likeliest": replace(LIKELY_DRAFTS, stream_nodes=3),
             "deferred": LIKELY_DRAFTS,
-            "lookup, no streams": replace(LIKELY_DRAFTS, num_streams=0, lookup=True),
+            "lookup, no streams": replace(LIKELY_DRAFTS, num_streams=0, drafter="lookup"),
         }
     },
     ("method", "CR", "rows: below / MSA / second pass", "missed", "ms per call", "speedup"),
@@ -182,7 +182,7 @@ _FIXED = {
     "chain": CHAIN,
     "tree": TREE,
     "likely tree": LIKELY_DRAFTS,
-    "likely tree, lookup": replace(LIKELY_DRAFTS, lookup=True),
+    "likely tree, lookup": replace(LIKELY_DRAFTS, drafter="lookup"),
 }
 
 RULE = Suite(

@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import check_arguments, checked
 from .config import UserError
-from .drafting.settings import DraftSettings, draft_settings
+from .drafting.settings import Drafters, DraftSettings, chosen_drafts
 from .engine.sampling import KeyedSampler, sampling_of
 from .hardware import device
 from .loading import SpeculativeModel
@@ -78,7 +78,7 @@ def batch_generate(
     max_kv_size: int | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | None = None,
     samplers: Sequence[Sampler | None] | None = None,
-    settings: DraftSettings | None = CHAINS,
+    settings: DraftSettings | Drafters | None = CHAINS,
     **overrides: Any,
 ) -> BatchResponse:
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
@@ -152,9 +152,11 @@ def batch_generate(
             raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
     if overrides:
         settings = (
-            draft_settings(**overrides) if settings is None else replace(settings, **overrides)
+            replace(settings, **overrides)
+            if isinstance(settings, DraftSettings)
+            else chosen_drafts(None, **overrides)
         )
-    if settings is not None:
+    if isinstance(settings, DraftSettings):
         settings.check(model.config["vocab_size"], model.streams and model.streams.config)
     kept = return_prompt_caches or prompt_caches is not None
     requests = [

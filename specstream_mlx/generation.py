@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .arguments import checked
 from .config import UserError
 from .drafting import Drafting
-from .drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, DraftSettings, draft_settings
+from .drafting.settings import Drafters, DraftSettings, chosen_drafts
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
@@ -76,7 +76,7 @@ def stream_generate(
     prompt_progress_callback: Progress | None = None,
     input_embeddings: mx.array | None = None,
     num_draft_tokens: int = 2,
-    settings: DraftSettings | Drafting | None = None,
+    settings: DraftSettings | Drafters | Drafting | None = None,
     stop: Sequence[str] = (),
     verify: VerifyName | type[VerifyRule] | None = None,
     profile: Profile = NO_PROFILE,
@@ -113,9 +113,9 @@ def stream_generate(
         prompt_progress_callback: called with the number of prompt tokens read so far and of all.
         input_embeddings: refused: drafts are verified as tokens.
         num_draft_tokens: ignored, as it is ``draft_model``'s.
-        settings: settings of every step's drafts. ``None``, without ``overrides``: the rule drafts
-            what is worth most in every step, by the cost of steps on this machine and the hits of
-            guesses in this text.
+        settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
+            rule drafts what is worth most in every step, by the cost of steps on this machine and
+            the hits of guesses in this text; ``drafter`` alone says of whom.
         stop: strings that end the text; only the text before the first of them is yielded.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
@@ -150,11 +150,8 @@ def stream_generate(
             quantization = KVQuantization(*prompt_cache.quantized, 0)
     if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
-    elif settings is None and overrides:
-        settings = draft_settings(drawn=verify == "rejection", **overrides)
-    elif settings is None and verify in ("rejection", "typical"):
-        # Their text depends on the drafts, which must not follow the clock.
-        settings = DRAWN_DRAFTS if verify == "rejection" else LIKELY_DRAFTS
+    elif settings is None:
+        settings = chosen_drafts(verify, **overrides)
     elif overrides:
         raise UserError(
             f"settings is a drafting and {next(iter(overrides))} was given too, expected one"

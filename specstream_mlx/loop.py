@@ -17,7 +17,7 @@ from .config import UserError, shown
 from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
-from .drafting.settings import DraftSettings
+from .drafting.settings import USUAL, Drafters, DraftSettings
 from .engine.gathered import layout_of
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
@@ -102,7 +102,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         drafting: settings of every step's drafts; or an object, made for this text, that plans its
-            steps. ``None``: the rule plans them, see ``drafting.auto``.
+            steps. ``None`` or ``Drafters``: the rule plans them, see ``drafting.auto``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: number of prompt tokens per pass.
@@ -122,7 +122,7 @@ class Request:
     """
 
     prompt: Sequence[int]
-    drafting: DraftSettings | Drafting | None = None
+    drafting: DraftSettings | Drafters | Drafting | None = None
     max_tokens: int | None = None
     end_tokens: Collection[int] = ()
     prefill_step_size: int = 2048
@@ -164,7 +164,8 @@ class Request:
         if sampling is not None:
             sampling.check(vocab_size)
         self.quantization.check(model.model, model.config)
-        if self.drafting is not None and not isinstance(self.drafting, DraftSettings | Drafting):
+        known = DraftSettings | Drafters | Drafting
+        if self.drafting is not None and not isinstance(self.drafting, known):
             raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
         if not isinstance(self.drafting, DraftSettings):
             if rule.name == "rejection":
@@ -464,11 +465,11 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
 
 def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
     """Make the object that plans the steps of one text."""
-    settings, streams = request.drafting, model.streams and model.streams.config
-    if settings is None:
-        return auto_drafting(model, request.prompt, request.quantization)
+    settings = request.drafting
+    if settings is None or isinstance(settings, Drafters):
+        return auto_drafting(model, request.prompt, request.quantization, settings or USUAL)
     if isinstance(settings, DraftSettings):
-        return fixed_drafting(settings, streams, request.prompt)
+        return fixed_drafting(settings, model, request.prompt)
     return settings
 
 

@@ -10,11 +10,11 @@ from specstream_mlx.loop import decode
 
 KINDS = [
     DraftSettings(speculation=False),
-    DraftSettings(num_streams=0, lookup=True),
+    DraftSettings(num_streams=0, drafter="lookup"),
     DraftSettings(tree_width=2, tree_size=None),
     DraftSettings(tree_width=3, tree_size=6, deferred=False),
     DraftSettings(tree_width=3, tree_size=9, max_nodes=4),
-    DraftSettings(lookup=True, tree_size=6),
+    DraftSettings(drafter="lookup", tree_size=6),
 ]
 
 
@@ -29,9 +29,8 @@ class AnyDrafting:
     """
 
     def __init__(self, model, prompt, seed, kinds):
-        config = model.streams and model.streams.config
         self._rng, self._left, self.seen = random.Random(seed), 0, []
-        self._kinds = [fixed_drafting(kind, config, prompt) for kind in kinds]
+        self._kinds = [fixed_drafting(kind, model, prompt) for kind in kinds]
         self._now, self._current = self._kinds[0], 0
 
     def first(self, root):

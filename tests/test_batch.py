@@ -223,7 +223,7 @@ class TrueTrees:
 
 
 PLACES = [
-    {"num_streams": 0, "lookup": True},
+    {"num_streams": 0, "drafter": "lookup"},
     {},
     {"max_nodes": 7, "prune_threshold": 1e-3},
     {"deferred": False, "max_nodes": 5},

@@ -772,8 +772,6 @@ def test_flags_of_generate(flag, value, good, offline):
         del given["--model"]
     given[flag] = value
     flags = [str(part) for pair in given.items() for part in pair]
-    if flag == "--lookup-size":
-        flags.append("--lookup")
     if flag in ("--top-k", "--top-p", "--xtc-threshold", "--seed"):
         flags += ["--temp", "1"]
     name = flag.strip("-").replace("-", "_")

@@ -208,7 +208,7 @@ def test_load(name, value, message):
         (Sampling, {"xtc_special_tokens": 5}, "xtc_special_tokens is 5, expected a list"),
         (keyed_sampler, {"seed": 1.5}, "seed is 1.5, expected an integer"),
         (DraftSettings, {"tree_width": "4"}, "tree_width is '4', expected an integer"),
-        (DraftSettings, {"lookup": "yes"}, "lookup is 'yes', expected True or False"),
+        (DraftSettings, {"drafter": "yes"}, "drafter is 'yes', expected one or several of lookup"),
     ],
 )
 def test_settings(make, fields, message):

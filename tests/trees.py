@@ -4,6 +4,7 @@ import numpy as np
 
 from specstream_mlx.drafting.best_first import all_nodes, best_first, tree_of
 from specstream_mlx.drafting.fixed import FixedTrees
+from specstream_mlx.drafting.proposals import Material, proposals_of
 from specstream_mlx.engine.guesses import StreamGuesses
 
 
@@ -47,7 +48,9 @@ def arrays(tree):
 
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
-    return FixedTrees(settings, True, text).grow(root, StreamGuesses(candidates, log_probs))
+    proposals = proposals_of(settings.drafters, Material(text, settings))
+    trees = FixedTrees(settings, True, proposals)
+    return trees.grow(root, StreamGuesses(candidates, log_probs))
 
 
 def full_tree(root, candidates, width, log_probs=None):

@@ -39,6 +39,7 @@ from specstream_mlx import DraftSettings, bundled, demonstration, keyed_sampler
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
+from specstream_mlx.drafting.proposals import Material, proposals_of
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule
@@ -177,7 +178,7 @@ def compared(
         drawn: at temperature 1.
         max_tokens: of the text.
     """
-    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, lookup=True)
+    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, drafter="lookup")
     ways = {"sampler": keyed_sampler(1), "verify": WithoutNoise} if drawn else {}
     request = Request(
         prompt, settings, max_tokens=max_tokens, end_tokens=subject.end_tokens, **ways
@@ -202,7 +203,9 @@ def compared(
 
 
 def _engine_steps(decoder: Decoder, request: Request) -> Iterator[Step]:
-    drafter = FixedTrees(request.drafting, decoder.streams is not None, request.prompt)
+    settings = request.drafting
+    proposals = proposals_of(settings.drafters, Material(request.prompt, settings))
+    drafter = FixedTrees(settings, decoder.streams is not None, proposals)
     for _ in prefill(decoder, request.prompt[:-1], request.prefill_step_size):
         pass
     plan_of = request.drafting.plans(decoder.streams and decoder.streams.config)

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -25,12 +24,12 @@ import typer
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.config import StreamConfig
-from specstream_mlx.drafting import auto, constants
+from specstream_mlx.drafting import constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.cost import StepCosts
-from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pace import pace_of
-from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.settings import Drafters, DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
@@ -63,8 +62,8 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "lookup priors weigh 2": (constants, "PRIOR_WEIGHT", 2),
     "lookup priors weigh 12": (constants, "PRIOR_WEIGHT", 12),
     "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
-    "lookup to depth 6": (auto, "PROPOSALS", (partial(Lookup, depth=6),)),
-    "lookup of 3-grams": (auto, "PROPOSALS", (partial(Lookup, longest=3),)),
+    "lookup to depth 6": (settings, "USUAL", Drafters(lookup_size=6)),
+    "lookup of 3-grams": (settings, "USUAL", Drafters(lookup_ngram=3)),
     "8 nodes at most": (constants, "MOST_NODES", 8),
     "nodes above 0.005": (constants, "LEAST", math.log(0.005)),
 }
@@ -120,10 +119,11 @@ def record(
 
 def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig) -> list[float]:
     """Tokens in the time of a plain step, text by text, with one pace for all of them."""
-    pace = new_pace(costs, streams)
-    return [
-        _simulate_one(text, AutoDrafting(pace, text.prompt, streams, 1 << 30)) for text in texts
-    ]
+    pace, usual, worth = new_pace(costs, streams), settings.USUAL, []
+    for text in texts:
+        proposals = proposals_of(usual.drafters, Material(text.prompt, usual))
+        worth.append(_simulate_one(text, AutoDrafting(pace, streams, 1 << 30, proposals)))
+    return worth
 
 
 def _known(costs: StepCosts) -> StepCosts:

@@ -18,7 +18,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.checked_files import check_tokens, reason
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
-from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.settings import USUAL, Drafters, DraftSettings
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE
 from specstream_mlx.engine.rows import TreeNodes, shapes_of
@@ -85,7 +86,8 @@ class PackageDecoder:
         self._reusable = len(self._rows)
         drafting = request.drafting
         if isinstance(drafting, DraftSettings):
-            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, prompt)
+            proposals = proposals_of(drafting.drafters, Material(prompt, drafting))
+            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, proposals)
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
             place = "beside" if streams else "none"
@@ -150,7 +152,7 @@ class PackageDecoder:
             )
         room = sizes.context - len(prompt) + 1  # the last token of all is not read any more
         drafting = request.drafting
-        if drafting is None or isinstance(drafting, DraftSettings):
+        if drafting is None or isinstance(drafting, DraftSettings | Drafters):
             drafting = self._settings(drafting)
         return replace(
             request,
@@ -159,17 +161,20 @@ class PackageDecoder:
             prefill_step_size=sizes.chunk,
         )
 
-    def _settings(self, settings: DraftSettings | None) -> DraftSettings:
+    def _settings(self, settings: DraftSettings | Drafters | None) -> DraftSettings:
         """Settings of drafts within the package's sizes.
 
-        By default lookup and streams fill the smallest tree, since its rows are computed anyway.
+        Without a shape, streams and others fill the smallest tree, since its rows are computed
+        anyway.
         """
         sizes, streams = self.contents.sizes, self.adapter.num_streams
         if sizes.most_nodes == 1:
             return DraftSettings(speculation=False)
-        if settings is None:
+        if settings is None or isinstance(settings, Drafters):
             least = min(count for count in sizes.nodes if count > 1)
-            settings = DraftSettings(tree_size=least - 1, lookup=True)
+            drafters = settings or USUAL
+            fields = vars(drafters) | {"drafter": list(drafters.drafters)}
+            settings = DraftSettings(tree_size=least - 1, **fields)
         for name in ("max_nodes", "prune_threshold", "stream_nodes"):
             if getattr(settings, name) is not None:
                 raise UserError(

@@ -220,7 +220,7 @@ def _note_missing_streams(run: "Run", source: Source) -> None:
     """Say that there are no streams, where that makes a difference."""
     if run.model.streams is not None:
         return
-    if run.settings is not None and run.settings.drafts_with(None):
+    if run.settings is not None and run.settings.drafters:
         return
     drafts = "only lookup may draft" if run.settings is None else "nothing is drafted"
     if run.model.adapter:

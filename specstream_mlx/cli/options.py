@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_lm.sample_utils import LogitsProcessor
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..drafting.settings import DraftSettings
+    from ..drafting.settings import Drafters, DraftSettings
     from ..engine.kv_quantization import KVQuantization
     from ..engine.sampling import KeyedSampler
     from ..loading import SpeculativeModel
@@ -242,8 +242,8 @@ class RuleOptions:
         "Default: greedy, with --temp keyed.",
     )
 
-    def settings(self, drafts: dict[str, Any]) -> "DraftSettings | None":
-        """Make the settings of drafts; ``None`` where no option concerns them.
+    def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Drafters | None":
+        """Make the settings of drafts, see ``chosen_drafts``.
 
         Args:
             drafts: those of ``DraftOptions`` that were given.
@@ -251,17 +251,17 @@ class RuleOptions:
         Raises:
             UserError: two options contradict each other.
         """
-        from ..drafting.settings import draft_settings
+        from ..drafting.settings import chosen_drafts
 
-        if "lookup" not in drafts and ("lookup_size" in drafts or "lookup_ngram" in drafts):
-            raise UserError("--lookup-size or --lookup-ngram was given, expected with --lookup")
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts
-        # Of these rules the text depends on the drafts, which must not follow the clock then.
-        repeatable = self.verify in ("rejection", "typical")
-        return (
-            draft_settings(self.verify == "rejection", **drafts) if drafts or repeatable else None
-        )
+        settings = chosen_drafts(self.verify, **drafts)
+        sized = "lookup_size" in drafts or "lookup_ngram" in drafts
+        if settings is not None and sized and "lookup" not in settings.drafters:
+            raise UserError(
+                "--lookup-size or --lookup-ngram was given, expected with --drafter lookup"
+            )
+        return settings
 
 
 # KV cache ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import Mode
 from ..drafting.fixed import describe
-from ..drafting.settings import DraftSettings
+from ..drafting.settings import USUAL, Drafters, DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler
 from ..engine.verify.by_name import VerifyName
@@ -52,7 +52,7 @@ class Run:
     tokenizer: TokenizerWrapper
     prompt: list[int]
     common: CommonArguments
-    settings: DraftSettings | None
+    settings: DraftSettings | Drafters | None
     verify: VerifyName
     stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
@@ -72,9 +72,10 @@ class Run:
     def drafts(self) -> str:
         """The drafting in a few words."""
         streams = self.model.streams is not None
-        if self.settings is None:
-            drafters = "streams and lookup" if streams else "lookup"
-            return f"what is worth most, step by step, of {drafters}"
+        if self.settings is None or isinstance(self.settings, Drafters):
+            names = [*["streams"] * streams, *(self.settings or USUAL).drafters]
+            drafters = " and ".join([", ".join(names[:-1]), *names[-1:]]).removeprefix(" and ")
+            return f"what is worth most, step by step, of {drafters or 'nobody'}"
         return describe(self.settings, streams)
 
     @property

@@ -25,7 +25,7 @@ from . import constants
 from .best_first import Children, Node, likeliest, tree_of
 from .corrections import StreamAverages
 from .cost import Place, StepCosts
-from .proposals import PROPOSALS, Proposal, together
+from .proposals import Proposal, together
 
 
 @dataclass
@@ -110,19 +110,17 @@ class AutoDrafting:
 
     Args:
         pace: the pace of this model and adapter, which is kept up to date.
-        prompt: token ids.
         streams: configuration of the mounted streams, or ``None``.
         vocab_size: the model's number of tokens.
-        proposals: proposals of this text, beside the streams; ``None``: all ``PROPOSALS``.
+        proposals: proposals of this text, beside the streams.
     """
 
     def __init__(
         self,
         pace: Pace,
-        prompt: Sequence[int],
         streams: StreamConfig | None,
         vocab_size: int,
-        proposals: Sequence[Proposal] | None = None,
+        proposals: Sequence[Proposal] = (),
     ):
         self.pace, self._places = pace, places_of(streams)
         self._stream_place: Place | None = None if streams is None else self._places[-1]
@@ -130,8 +128,6 @@ class AutoDrafting:
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
         self._plans = _plans(streams, min(constants.WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
-        if proposals is None:
-            proposals = [make(prompt) for make in PROPOSALS]
         self._proposals = proposals
         self.averages = StreamAverages()
         # Steps for which streams still rest; at 0 they must run. None: they do not rest.

@@ -1,17 +1,16 @@
 """Trees of the shape that a user gave, made of all proposals."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
-from ..config import StreamConfig
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree, root_only
+from ..loading import SpeculativeModel
+from ..options.generation import DrafterOptions
 from .best_first import all_nodes, best_first, tree_of
 from .constants import DOUBT
-from .lookup import Lookup
-from .proposals import PROPOSALS, Proposal, together
+from .proposals import Material, Proposal, proposals_of, together
 from .settings import DraftSettings
 
 
@@ -62,16 +61,12 @@ class FixedTrees:
     Args:
         settings: settings of the drafts.
         streams: whether the model has any.
-        text: token ids of the prompt.
+        proposals: the proposals of this text, beside the streams.
     """
 
-    def __init__(self, settings: DraftSettings, streams: bool, text: Sequence[int] = ()):
+    def __init__(self, settings: DraftSettings, streams: bool, proposals: Sequence[Proposal] = ()):
         self._settings, self._streams = settings, streams and settings.speculates
-        self._proposals: list[Proposal] = []
-        if settings.lookup and settings.speculation:
-            lookup = partial(Lookup, longest=settings.lookup_ngram, depth=settings.lookup_size)
-            makers = [lookup if maker is Lookup else maker for maker in PROPOSALS]
-            self._proposals = [make(text) for make in makers]
+        self._proposals = proposals
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Let the proposals read the tokens."""
@@ -94,16 +89,25 @@ class FixedTrees:
 
 
 def fixed_drafting(
-    settings: DraftSettings, streams: StreamConfig | None, prompt: Sequence[int]
+    settings: DraftSettings, model: SpeculativeModel, prompt: Sequence[int]
 ) -> FixedDrafting:
     """Plan a text by the same settings in every step.
 
     Args:
         settings: settings of the drafts.
-        streams: configuration of the mounted streams; ``None``: there are none.
+        model: base and adapter.
         prompt: token ids.
     """
-    return FixedDrafting(FixedTrees(settings, streams is not None, prompt), settings.plans(streams))
+    streams = model.streams.config if model.streams else None
+    proposals = proposals_of(settings.drafters, Material(prompt, settings, model))
+    trees = FixedTrees(settings, streams is not None, proposals)
+    return FixedDrafting(trees, settings.plans(streams))
+
+
+def describe_drafters(names: Sequence[str], options: DrafterOptions) -> str:
+    """Describe the drafters beside the streams in a few words."""
+    lookup = f"lookup of up to {options.lookup_ngram}-grams to depth {options.lookup_size}"
+    return " and ".join(lookup if name == "lookup" else name for name in names)
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:
@@ -115,19 +119,19 @@ def describe(settings: DraftSettings, streams: bool) -> str:
     """
     if not settings.drafts_with(streams or None):
         return "no drafts"
-    lookup = f"lookup of up to {settings.lookup_ngram}-grams to depth {settings.lookup_size}"
+    others = describe_drafters(settings.drafters, settings)
     guessing = streams and settings.speculates
     size, width = settings.tree_size, settings.tree_width
     if not guessing:
-        words = f"best-first, {settings.most_nodes(0)} nodes, {lookup}"
+        words = f"best-first, {settings.most_nodes(0)} nodes, {others}"
     elif size is not None:
         words = f"best-first, {size} nodes, width {width}"
     else:
         words = "chain" if width == 1 else f"full {width}-ary"
     if guessing and settings.num_streams:
         words += f", depth {settings.num_streams}"
-    if guessing and settings.lookup:
-        words += f", with {lookup}"
+    if guessing and others:
+        words += f", with {others}"
     for said, value in (
         ("nodes above", settings.draft_threshold),
         ("pruned to", settings.max_nodes),

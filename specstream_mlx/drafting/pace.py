@@ -12,6 +12,8 @@ from ..loading import SpeculativeModel
 from . import kept_costs
 from .auto import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
+from .proposals import Material, proposals_of
+from .settings import USUAL, Drafters
 
 _VERSION = 6
 _LONG = 4096  # rows that few texts of the first minutes reach
@@ -44,6 +46,7 @@ def auto_drafting(
     model: SpeculativeModel,
     prompt: Sequence[int],
     quantization: KVQuantization = NEVER_QUANTIZED,
+    drafters: Drafters = USUAL,
 ) -> AutoDrafting:
     """Plan a text by the rule, at the pace of this model and adapter.
 
@@ -51,9 +54,12 @@ def auto_drafting(
         model: base and adapter.
         prompt: token ids.
         quantization: settings of the KV cache's quantization.
+        drafters: who drafts beside the streams.
     """
     streams = model.streams.config if model.streams else None
-    return AutoDrafting(pace_of(model, quantization), prompt, streams, model.config["vocab_size"])
+    proposals = proposals_of(drafters.drafters, Material(prompt, drafters, model))
+    pace, vocab_size = pace_of(model, quantization), model.config["vocab_size"]
+    return AutoDrafting(pace, streams, vocab_size, proposals)
 
 
 def _file(facts: dict[str, Any]) -> Path:

@@ -1,13 +1,16 @@
-"""Proposals of next tokens beside the streams'; both ``fixed`` and ``rule`` draft them.
+"""Proposals of next tokens beside the streams'; both ``fixed`` and ``auto`` draft them.
 
-A new one is one file beside this one, with a class that is a ``Proposal``, and its name in
-``PROPOSALS``.
+A new one is one file beside this one, with a class that is a ``Proposal``; a line in ``PROPOSALS``;
+and its name in ``options.generation.DRAFTERS``, by which users choose it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..engine.guesses import Guesses, Path
+from ..loading import SpeculativeModel
+from ..options.generation import DrafterOptions
 from .best_first import Children
 from .lookup import Lookup
 from .pooling import pooled
@@ -31,9 +34,33 @@ class Proposal(Protocol):
         """
 
 
-PROPOSALS: tuple[Callable[[Sequence[int]], Proposal], ...] = (Lookup,)
-"""Makers of proposals from a prompt's token ids: used by default, and with ``lookup`` in trees of
-fixed settings."""
+@dataclass(frozen=True, eq=False)
+class Material:
+    """All that the proposals of one text may be made of.
+
+    Attributes:
+        prompt: token ids.
+        options: what the user said of drafters, such as their sizes and files.
+        model: base and adapter; ``None``: the model is elsewhere, in a package.
+    """
+
+    prompt: Sequence[int]
+    options: DrafterOptions
+    model: SpeculativeModel | None = None
+
+
+def _lookup(material: Material) -> Lookup:
+    options = material.options
+    return Lookup(material.prompt, options.lookup_ngram, options.lookup_size)
+
+
+PROPOSALS: dict[str, Callable[[Material], Proposal]] = {"lookup": _lookup}
+"""Makers of proposals, by the names that users choose them by."""
+
+
+def proposals_of(names: Sequence[str], material: Material) -> list[Proposal]:
+    """Make the proposals of one text by their names."""
+    return [PROPOSALS[name](material) for name in names]
 
 
 def together(

@@ -1,7 +1,7 @@
-"""Settings of a step's drafts: the tree's shape, pruning, and where the streams run."""
+"""Settings of drafts: who drafts, the tree's shape, pruning, and where the streams run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,31 @@ from ..config import MAX_TREE_SIZE, StreamConfig, UserError
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
 from ..options.fields import check_options
-from ..options.generation import DraftOptions
+from ..options.generation import DrafterOptions, DraftOptions
+
+DEFAULT = ("lookup",)
+"""The drafters beside the streams, if nobody chose and the rule decides how much they draft."""
+
+
+@dataclass(frozen=True)
+class Drafters(DrafterOptions):
+    """Who drafts beside the streams, where the rule decides how much.
+
+    Raises:
+        UserError: a value out of range.
+    """
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters beside the streams."""
+        return DEFAULT if self.chosen is None else self.chosen
+
+
+USUAL = Drafters()
+"""Who drafts beside the streams by default."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +43,7 @@ class DraftSettings(DraftOptions):
     """Settings of a step's drafts; ``DraftOptions`` says what each field is.
 
     ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run, as the
-    target sees them. Without ``tree_size`` the full tree is drafted, with ``lookup`` as many nodes
+    target sees them. Without ``tree_size`` the full tree is drafted, with ``drafter`` as many nodes
     as that tree and one run of lookup have. With ``stream_nodes``, streams run beside so many nodes
     instead of ``deferred``; if another node is accepted last, they draft nothing in the next tree.
 
@@ -38,6 +62,11 @@ class DraftSettings(DraftOptions):
                     )
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters beside the streams."""
+        return (self.chosen or ()) if self.speculation else ()
+
+    @property
     def speculates(self) -> bool:
         """True if streams, where the model has any, draft."""
         return self.speculation and self.num_streams != 0
@@ -45,16 +74,16 @@ class DraftSettings(DraftOptions):
     @property
     def full(self) -> bool:
         """True if trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
-        return self.tree_size is None and self.draft_threshold is None and not self.lookup
+        return self.tree_size is None and self.draft_threshold is None and not self.drafters
 
     def drafts_with(self, streams: object | None) -> bool:
-        """Check if anything is drafted, by lookup or by ``streams`` (``None``: there are none)."""
-        return self.speculation and (self.lookup or (streams is not None and self.speculates))
+        """Check if anybody drafts: ``streams`` (``None``: there are none), or others."""
+        return bool(self.drafters) or (streams is not None and self.speculates)
 
     def placement(self, streams: StreamConfig | None) -> StreamPlace:
         """Return where a step's streams run; in shared mode beside every node, even without drafts.
 
-        Never ``plain``: only ``plans`` knows whether lookup drafts.
+        Never ``plain``: only ``plans`` knows whether others draft.
         """
         if streams is not None and streams.mode == "shared":
             return "beside"
@@ -103,9 +132,9 @@ class DraftSettings(DraftOptions):
             UserError: a tree's shape, pruning or the streams do, and the text would not be
                 distributed as the target's.
         """
-        if self.lookup and self.speculation:
+        if self.drafters:
             raise UserError(
-                "verify is 'rejection' and lookup is on, whose drafts are not drawn, "
+                f"verify is 'rejection' and {self.drafters[0]} drafts, whose drafts are not drawn, "
                 "expected a tree of the streams' own"
             )
         if not self.speculates:
@@ -127,7 +156,7 @@ class DraftSettings(DraftOptions):
         """The most nodes besides the root that a tree of ``depth`` streams can have."""
         size = self.tree_size
         full = sum(self.tree_width**level for level in range(1, depth + 1))
-        if self.lookup:  # lookup nodes are none of the full tree's
+        if self.drafters:  # their nodes are none of the full tree's
             return full + self.lookup_size if size is None else size
         return full if size is None else min(full, size)
 
@@ -188,3 +217,21 @@ def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
         return replace(DRAWN_DRAFTS, **fields)
     shaped = "tree_width" in fields or "tree_size" in fields
     return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)
+
+
+def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Drafters | None:
+    """Make what the options that a user gave ask for.
+
+    Args:
+        verify: the verify rule; the text of ``rejection`` and ``typical`` depends on the drafts,
+            which must not follow the clock then.
+        **given: fields of ``DraftSettings``.
+
+    Returns:
+        Settings of a tree's shape; or who drafts, where the rule decides how much; ``None``: as is
+        usual.
+    """
+    shaped = given.keys() - {field.name for field in fields(Drafters)}
+    if shaped or verify in ("rejection", "typical"):
+        return draft_settings(drawn=verify == "rejection", **given)
+    return Drafters(**given) if given else None

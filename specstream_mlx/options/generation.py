@@ -1,8 +1,9 @@
 """The options of a generation, under mlx_lm's names where it has them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_number
 from .fields import option
@@ -38,9 +39,65 @@ _TOKEN_BIAS = what(
 )
 
 
+NOBODY = "none"
+"""The name for no drafter beside the streams."""
+
+DRAFTERS = ("lookup",)
+"""Names of the drafters beside the streams."""
+
+
+def drafter_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """List the names in ``drafter``, each once."""
+    given = value if isinstance(value, str) else ",".join(value)
+    return tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+
+
+def _names_drafters(value: Any) -> bool:
+    """Whether a value of ``drafter`` names known ones, or nobody."""
+    if TEXTS.objection(value) is not None:
+        return False
+    names = drafter_names(value)
+    return names == (NOBODY,) or all(name in DRAFTERS for name in names)
+
+
 @dataclass(frozen=True)
-class DraftOptions:
-    """Drafters, the shape of the tree, pruning, and where the streams run."""
+class DrafterOptions:
+    """Who drafts beside the streams."""
+
+    PANEL: ClassVar[str] = "Drafts"
+
+    drafter: list[str] | None = option(
+        None,
+        what(
+            f"one or several of {', '.join(DRAFTERS)}, or {NOBODY}",
+            _names_drafters,
+            metavar="NAME",
+        ),
+        "Who drafts beside the streams, in one tree with them and with each other: lookup (what "
+        "followed the newest n-gram in the prompt and the text so far), or none. Several: by "
+        "commas, or given again. Works without streams. Default: lookup; none in a tree whose "
+        "shape is given.",
+    )
+    lookup_size: int = option(
+        10,
+        integer(1, MAX_TREE_SIZE),
+        "With lookup: the most tokens to look up ahead; it may exceed --num-streams.",
+    )
+    lookup_ngram: int = option(
+        4, integer(1, MOST_NGRAM), "With lookup: tokens of the longest n-gram to match."
+    )
+
+    @property
+    def chosen(self) -> tuple[str, ...] | None:
+        """Names of the drafters beside the streams; ``None``: nobody chose."""
+        if self.drafter is None:
+            return None
+        return tuple(name for name in drafter_names(self.drafter) if name != NOBODY)
+
+
+@dataclass(frozen=True)
+class DraftOptions(DrafterOptions):
+    """The shape of the tree, pruning, and where the streams run."""
 
     PANEL: ClassVar[str] = "Drafts"
 
@@ -65,20 +122,6 @@ class DraftOptions:
         PROBABILITY,
         "Draft no node whose joint probability, by the streams, is below this. Default: 0.2, none "
         "with --tree-width or --tree-size.",
-    )
-    lookup: bool = option(
-        False,
-        FLAG,
-        "Prompt lookup: draft also what followed the newest n-gram in the prompt and the text so "
-        "far, in one tree with the streams' drafts. Works without streams.",
-    )
-    lookup_size: int = option(
-        10,
-        integer(1, MAX_TREE_SIZE),
-        "With --lookup: the most tokens to look up ahead; it may exceed --num-streams.",
-    )
-    lookup_ngram: int = option(
-        4, integer(1, MOST_NGRAM), "With --lookup: tokens of the longest n-gram to match."
     )
     max_nodes: int | None = option(
         None,

@@ -36,12 +36,12 @@ from specstream_mlx.prompts import chat_prompt
         (("--temp", 1, "--verify", "greedy"), "verify is 'greedy', but a temperature"),
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
-        (("--lookup-size", 4), "expected with --lookup"),
+        (("--lookup-size", 4, "--tree-size", 4), "expected with --drafter lookup"),
         (
-            ("--lookup", "--tree-size", 5000),
+            ("--drafter", "lookup", "--tree-size", 5000),
             "--tree-size': found 5000, expected an integer of at most 4096",
         ),
-        (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
+        (("--drafter", "lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
     ],
 )
 def test_options(flags, sentence, base):

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import pytest
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app
 from specstream_mlx.cli.options import ModelOptions, OutputOptions, RuleOptions, SamplingOptions
-from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, Drafters
 from specstream_mlx.options import kinds
 from specstream_mlx.options.fields import kinds_of, option
 from specstream_mlx.terminal import parsing
@@ -179,8 +179,8 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
 
 @pytest.mark.parametrize("name", ["lookup_size", "lookup_ngram"])
 def test_sizes_of_lookup_need_lookup(name):
-    with pytest.raises(UserError, match="expected with --lookup"):
-        RuleOptions().settings({name: 4})
+    with pytest.raises(UserError, match="expected with --drafter lookup"):
+        RuleOptions().settings({name: 4, "drafter": ["none"]})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,8 @@ def test_sizes_of_lookup_need_lookup(name):
         (None, {"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5)),
         (None, {"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0)),
         (None, {"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2)),
-        (None, {"lookup": True}, DraftSettings(lookup=True, draft_threshold=0.2)),
+        (None, {"drafter": ["lookup"]}, Drafters(drafter=["lookup"])),
+        ("typical", {"drafter": "lookup"}, replace(LIKELY_DRAFTS, drafter="lookup")),
         (None, {"speculation": False}, DraftSettings(speculation=False, draft_threshold=0.2)),
     ],
 )

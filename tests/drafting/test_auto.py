@@ -10,11 +10,12 @@ import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 from trees import Known, assert_well_formed
 
-from specstream_mlx.drafting import auto, kept_costs
+from specstream_mlx.drafting import kept_costs
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.best_first import likeliest
 from specstream_mlx.drafting.constants import LEAST, MOST_NODES
 from specstream_mlx.drafting.cost import CostCurve, StepCosts
+from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
@@ -44,7 +45,7 @@ def streams_of(mode):
     return None if mode == "none" else speculative_model(mode=mode).streams.config
 
 
-def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), proposals=None, **pace):
+def drafting_at(tmp_path, measured, streams, proposals=(), **pace):
     """A drafting at a pace whose costs are known."""
     costs = StepCosts(tmp_path / "costs.json", {}, places_of(streams))
     if measured is not None:
@@ -52,7 +53,7 @@ def drafting_at(tmp_path, measured, streams, prompt=(1, 2, 3), proposals=None, *
     one = new_pace(costs, streams)
     for name, value in pace.items():
         setattr(one, name, value)
-    return AutoDrafting(one, prompt, streams, 97, proposals)
+    return AutoDrafting(one, streams, 97, proposals)
 
 
 def guesses(rng, gamma=3, width=4):
@@ -87,7 +88,7 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path):
         costs = {p: (rng.uniform(1, 2), rng.choice([0, 0.02, 0.3])) for p in places_of(streams)}
         measured = curve(**{place.replace(" ", "_"): cost for place, cost in costs.items()})
         value, rate = rng.uniform(0, 1.5), rng.uniform(1, 3)
-        drafting = drafting_at(tmp_path, measured, streams, proposals=[], value=value, valued=4)
+        drafting = drafting_at(tmp_path, measured, streams, value=value, valued=4)
         pace = drafting.pace
         drafting.accept(drafting.first(3), [3], None)
         pace.tokens, pace.time = 128.0 * rate, 128.0
@@ -129,7 +130,7 @@ def run(drafting, steps, guesses, text):
 )
 def test_streams_that_are_never_right_rest_for_ever_longer(mode, measured, rest, tmp_path):
     streams = streams_of(mode)
-    drafting = drafting_at(tmp_path, measured, streams, prompt=(3,))
+    drafting = drafting_at(tmp_path, measured, streams, [Lookup([3])])
     wrong = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
     plans = run(drafting, 140, wrong, lambda number: [number + 100])
     places = [drafting.place_of(plan) for plan in plans]
@@ -214,7 +215,9 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
         costs = {p: (rng.uniform(0.5, 1.5), rng.choice([0, 0, 0.05])) for p in places_of(streams)}
         measured = curve(**{p.replace(" ", "_"): cost for p, cost in costs.items()})
         value = rng.uniform(0, 3)
-        drafting = drafting_at(tmp_path, measured, streams, prompt, tokens=128.0, value=value)
+        drafting = drafting_at(
+            tmp_path, measured, streams, [Lookup(prompt)], tokens=128.0, value=value
+        )
     steps = list(decode(model, request(prompt, drafting, max_tokens=70)))
     assert [token for step in steps for token in step.tokens][:70] == expected
     sizes = [len(step.tree) for step in steps]
@@ -223,25 +226,25 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
     assert {drafting.place_of(step.plan) for step in steps} <= set(places_of(streams))
 
 
-def texts(tmp_path, prompt, expected, proposals=None):
+def texts(tmp_path, prompt, expected, proposals):
     """The steps of a bare model whose drafts cost nothing; the text is plain decoding's."""
     model = replace(speculative_model(), streams=None)
     measured = curve(plain=(1.0, 0.0), none=(1.0, 0.0))
-    drafting = drafting_at(tmp_path, measured, None, prompt, proposals, tokens=128.0)
+    drafting = drafting_at(tmp_path, measured, None, proposals, tokens=128.0)
     steps = list(decode(model, request(prompt, drafting, max_tokens=40)))
     assert [token for step in steps for token in step.tokens][:40] == expected
     return steps
 
 
-def test_proposals_draft_by_default(tmp_path, monkeypatch):
+def test_proposals_draft(tmp_path):
     """Lookup, another one that somebody has added, and nobody."""
     prompt = random_prompt(6) * 4
     expected = plain_tokens(speculative_model().model, prompt, 40)
     assert all(len(step.tree) == 1 for step in texts(tmp_path, prompt, expected, ()))
-    looked_up = texts(tmp_path, prompt, expected)
+    looked_up = texts(tmp_path, prompt, expected, [Lookup(prompt)])
     assert any(len(step.tree) > 1 for step in looked_up)
-    monkeypatch.setattr(auto, "PROPOSALS", (*auto.PROPOSALS, lambda _: Known(expected)))
-    assert len(texts(tmp_path, prompt, expected)) < min(15, len(looked_up))
+    known = texts(tmp_path, prompt, expected, [Lookup(prompt), Known(expected)])
+    assert len(known) < min(15, len(looked_up))
 
 
 def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):

@@ -14,10 +14,10 @@ REPEATING = "the report the report the report the report"
 @pytest.mark.parametrize(
     ("adapter", "flags", "tree"),
     [
-        (None, ("--lookup",), "lookup of up to 4-grams to depth 10"),
+        (None, ("--drafter", "lookup", "--tree-size", 8), "lookup of up to 4-grams to depth 10"),
         (
             "streams",
-            ("--lookup", "--lookup-size", 3, "--lookup-ngram", 2, "--tree-size", 12),
+            ("--drafter", "lookup", "--lookup-size", 3, "--lookup-ngram", 2, "--tree-size", 12),
             "with lookup of up to 2-grams to depth 3",
         ),
         ("shared", ("--tree-width", 2), "full 2-ary"),
@@ -34,7 +34,9 @@ def test_the_text_is_the_same(adapter, flags, tree, base, request):
     assert "nothing is drafted" not in result.stderr
 
 
-@pytest.mark.parametrize("flags", [("--lookup", "--no-speculation"), ("--num-streams", 0)])
+@pytest.mark.parametrize(
+    "flags", [("--drafter", "lookup", "--no-speculation"), ("--num-streams", 0)]
+)
 def test_one_token_a_step(flags, base, streams):
     result = generate(base, "--adapter-path", streams, *flags, "--json", prompt=REPEATING)
     values = json.loads(result.stdout)
@@ -46,6 +48,6 @@ def test_from_python_on_a_bare_model(base):
     model, tokenizer = load(base)
     plain = mlx_lm.stream_generate(model.model, tokenizer, REPEATING, 40)
     expected = [response.token for response in plain]
-    found = list(stream_generate(model, tokenizer, REPEATING, 40, lookup=True))
+    found = list(stream_generate(model, tokenizer, REPEATING, 40, drafter="lookup"))
     assert [response.token for response in found] == expected
     assert found[-1].accepted_tokens == sum(response.from_draft for response in found)

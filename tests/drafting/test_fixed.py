@@ -23,11 +23,11 @@ from random_models import (
 )
 from trees import Known, arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
 
-from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.constants import DOUBT
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pooling import pooled
+from specstream_mlx.drafting.proposals import PROPOSALS, Material, proposals_of
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 
@@ -83,13 +83,14 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
         best = sorted(every.values(), reverse=True)
         for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.0, 0.05, 0.3)):
             settings = DraftSettings(
-                lookup=looks_up,
+                drafter="lookup" if looks_up else "none",
                 lookup_size=depth,
                 lookup_ngram=ngram,
                 tree_size=size,
                 draft_threshold=threshold,
             )
-            drafter = FixedTrees(settings, True, read)
+            proposals = proposals_of(settings.drafters, Material(read, settings))
+            drafter = FixedTrees(settings, True, proposals)
             drafter.accept(written)
             tree = drafter.grow(7, StreamGuesses(tokens, scores))
             assert_well_formed(tree)
@@ -105,7 +106,7 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
 def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
     """Streams know of a corrected word, lookup of what follows it."""
     text = [1, 2, 3, 4, 5, 6, 9]
-    settings = DraftSettings(lookup=True, lookup_size=5, tree_size=5)
+    settings = DraftSettings(drafter="lookup", lookup_size=5, tree_size=5)
     candidates, log_probs = np.array([[2]], np.int32), np.array([[-0.1]], np.float32)
     tree = grow(settings, 9, candidates, log_probs, text)
     assert tree.is_chain
@@ -124,14 +125,14 @@ def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
         ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 4, 30, 4),
         ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
         ({"speculation": False}, 4, 0, 0),
-        ({"lookup": True}, 3, 8, None),
-        ({"lookup": True, "tree_size": 20}, 3, 20, None),
-        ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
-        ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
-        ({"lookup": True, "tree_size": None}, 0, 10, None),
-        ({"lookup": True, "num_streams": 0}, 3, 8, None),
-        ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
-        ({"lookup": True, "speculation": False}, 3, 0, 0),
+        ({"drafter": "lookup"}, 3, 8, None),
+        ({"drafter": "lookup", "tree_size": 20}, 3, 20, None),
+        ({"drafter": "lookup", "tree_size": None, "tree_width": 1}, 3, 13, None),
+        ({"drafter": "lookup", "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
+        ({"drafter": "lookup", "tree_size": None}, 0, 10, None),
+        ({"drafter": "lookup", "num_streams": 0}, 3, 8, None),
+        ({"drafter": "lookup", "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
+        ({"drafter": "lookup", "speculation": False}, 3, 0, 0),
     ],
 )
 def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
@@ -157,17 +158,18 @@ def test_a_tree_to_a_depth_and_of_one_candidate():
 
 
 def test_another_proposal_drafts_in_fixed_trees(monkeypatch):
+    """One that somebody has added, in one tree with lookup."""
     model, prompt = replace(speculative_model(), streams=None), random_prompt(6)
     expected = plain_tokens(model.model, prompt, 40)
-    monkeypatch.setattr(fixed, "PROPOSALS", (*fixed.PROPOSALS, lambda _: Known(expected)))
+    monkeypatch.setitem(PROPOSALS, "lookup", lambda material: Known(expected))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    assert tokens_of(model, prompt, 40, tree_size=8, lookup=True)[:40] == expected
+    assert tokens_of(model, prompt, 40, tree_size=8, drafter="lookup")[:40] == expected
     assert len(oracle.paths) < 15
 
 
 def known(text):
-    """Makes drafters whose lookup has read ``text`` before the prompt."""
-    return lambda settings, streams, prompt: FixedTrees(settings, streams, [*text, *prompt])
+    """Makes lookups that have read ``text`` before the prompt."""
+    return lambda material: Lookup([*text, *material.prompt])
 
 
 @pytest.mark.parametrize("lookup_alone", [False, True])
@@ -176,9 +178,9 @@ def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
     model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
     if lookup_alone:
         model = replace(model, streams=None)
-    monkeypatch.setattr(fixed, "FixedTrees", known([*PROMPT, *expected]))
+    monkeypatch.setitem(PROPOSALS, "lookup", known([*PROMPT, *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(model, PROMPT, count, lookup=True)
+    found = tokens_of(model, PROMPT, count, drafter="lookup")
     assert_lossless(model.model, PROMPT, found, expected)
     assert oracle.longest > 4
     assert len(oracle.paths) < 0.5 * count
@@ -189,10 +191,10 @@ def test_runs_end_where_the_cache_is_quantized(monkeypatch):
     """A run would reach past the row from which mlx_lm reads quantized rows."""
     case = "Llama 3.1"
     expected, log_probs, _ = plain(case, 8, CROSSING)
-    monkeypatch.setattr(fixed, "FixedTrees", known([*prompt_of(case), *expected]))
+    monkeypatch.setitem(PROPOSALS, "lookup", known([*prompt_of(case), *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
     kv_cache = arguments(case, 8, CROSSING)
-    found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, lookup=True)
+    found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, drafter="lookup")
     assert_same_tokens(found[:30], expected, log_probs.__getitem__)
     ends = np.cumsum([len(prompt_of(case)) - 1, *map(len, oracle.paths)])
     assert CROSSING in ends

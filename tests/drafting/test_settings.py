@@ -26,7 +26,8 @@ def test_sizes_are_at_least_one(name):
     "fields", [{"max_nodes": 2}, {"prune_threshold": 0.5}, {"stream_nodes": 2}]
 )
 @pytest.mark.parametrize(
-    ("streams", "more"), [(None, {"lookup": True}), (LOSSLESS, {"lookup": True, "num_streams": 0})]
+    ("streams", "more"),
+    [(None, {"drafter": "lookup"}), (LOSSLESS, {"drafter": "lookup", "num_streams": 0})],
 )
 def test_what_needs_streams_without_any(fields, streams, more):
     ((name, value),) = fields.items()
@@ -45,7 +46,7 @@ def test_streams_beside_some_nodes_need_all_nodes_and_lossless_mode(field):
 def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
     assert draft_settings() == LIKELY_DRAFTS
     assert LIKELY_DRAFTS.draft_threshold is not None
-    for more in ({"num_streams": 2}, {"lookup": True}):
+    for more in ({"num_streams": 2}, {"num_streams": 2, "drafter": "lookup"}):
         assert draft_settings(**more) == replace(LIKELY_DRAFTS, **more)
     for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
         assert draft_settings(**shape) == DraftSettings(**shape)
@@ -60,11 +61,19 @@ def test_pruning_needs_a_pruner():
 @pytest.mark.parametrize(
     ("settings", "streams", "words"),
     [
-        (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up to 4"),
-        (DraftSettings(lookup=True), False, "best-first, 8 nodes, lookup of up to 4-grams"),
-        (DraftSettings(lookup=True, num_streams=0, tree_size=None), True, "best-first, 10 nodes"),
+        (
+            DraftSettings(drafter="lookup"),
+            True,
+            "best-first, 8 nodes, width 4, with lookup of up to 4",
+        ),
+        (DraftSettings(drafter="lookup"), False, "best-first, 8 nodes, lookup of up to 4-grams"),
+        (
+            DraftSettings(drafter="lookup", num_streams=0, tree_size=None),
+            True,
+            "best-first, 10 nodes",
+        ),
         (DraftSettings(), False, "no drafts"),
-        (DraftSettings(lookup=True, speculation=False), True, "no drafts"),
+        (DraftSettings(drafter="lookup", speculation=False), True, "no drafts"),
         (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
         (DraftSettings(tree_size=None, tree_width=2, num_streams=3), True, "full 2-ary, depth 3"),
     ],

@@ -19,7 +19,7 @@ from specstream_mlx.loop import decode
 READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
 CASES = {
     "no drafts": {"speculation": False},
-    "lookup": {"num_streams": 0, "lookup": True},
+    "lookup": {"num_streams": 0, "drafter": "lookup"},
     "chain": {"tree_width": 1, "tree_size": None},
     "deferred": {"tree_size": 9},
     "beside": {"tree_size": 9, "deferred": False},

@@ -53,8 +53,8 @@ PROCESSORS = [
 ]
 DRAFTS = TREES | {
     "beside": {"tree_size": 8, "deferred": False},
-    "lookup": {"num_streams": 0, "lookup": True},
-    "hybrid": {"lookup": True, "tree_size": 8},
+    "lookup": {"num_streams": 0, "drafter": "lookup"},
+    "hybrid": {"drafter": "lookup", "tree_size": 8},
 }
 COUNT = 24
 

@@ -53,7 +53,7 @@ def three_tokens(monkeypatch):
 RULES = {
     "keyed": ("keyed", BEST_FIRST),
     "keyed, pruned": ("keyed", PRUNED),
-    "keyed, hybrid": ("keyed", BEST_FIRST | {"lookup": True}),
+    "keyed, hybrid": ("keyed", BEST_FIRST | {"drafter": "lookup"}),
     "rejection": ("rejection", BINARY),
 }
 

@@ -23,6 +23,7 @@ from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
+from specstream_mlx.drafting.proposals import Material, proposals_of
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 
@@ -87,13 +88,17 @@ def test_texts_and_trees_of_conditioned_heads(conditioned):
 
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
-    for settings in (DraftSettings(lookup=True, tree_size=7), DraftSettings(speculation=False)):
+    for settings in (
+        DraftSettings(drafter="lookup", tree_size=7),
+        DraftSettings(speculation=False),
+    ):
         request = Request(prompt_of(60), settings, max_tokens=12)
         decoder = bare.package_decoder()
         found = list(decoder.decode(decoder.fitted(request)))
-        drafter = FixedTrees(settings, False, request.prompt)
+        proposals = proposals_of(settings.drafters, Material(request.prompt, settings))
+        drafter = FixedTrees(settings, False, proposals)
         assert_same_steps(found, by_engine(bare.decoder(), request, drafter))
-        assert any(len(step.tree) > 1 for step in found) == settings.lookup
+        assert any(len(step.tree) > 1 for step in found) == bool(settings.drafters)
 
 
 def test_processors_see_the_path_of_each_node(lossless):
