@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from . import bundled
 from .adapters.files import Adapter, read_adapter
+from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
 from .adapters.mounting import mount
 from .arguments import check_arguments, checked
@@ -98,7 +99,7 @@ class SpeculativeModel:
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
-        If there is no such directory, it may be the name of a bundled adapter.
+        If there is no such directory, it may be the name of an adapter, see ``adapter_named``.
 
         Raises:
             UserError: the directory is no adapter for this base; the present one then stays. If
@@ -109,8 +110,8 @@ class SpeculativeModel:
             self.adapter = self.streams = None
             return
         check_arguments(adapter_path=directory)
-        if not Path(directory).exists() and str(directory) in bundled.adapter_names():
-            directory = bundled.adapter_path(str(directory))
+        if not Path(directory).exists():
+            directory = named_adapters().get(str(directory), directory)
         adapter = read_adapter(directory, self.model, self.config, full=True)
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
@@ -125,6 +126,14 @@ class SpeculativeModel:
             raise
         self.adapter = adapter
 
+    def fits(self, directory: str | Path) -> bool:
+        """Whether a directory is an adapter that can be mounted here."""
+        try:
+            read_adapter(directory, self.model, self.config, full=True)
+        except UserError:
+            return False
+        return True
+
     def _unmount(self) -> None:
         """Leave the bare base, with its own weights."""
         unmount(self.model)
@@ -135,6 +144,22 @@ class SpeculativeModel:
     def base_fingerprint(self) -> str:
         """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
+
+
+def named_adapters() -> dict[str, Path]:
+    """Return the directories of the adapters that have names: bundled ones, then the user's."""
+    own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+    return own | {name: path for name, path in kept_adapters().items() if name not in own}
+
+
+def adapter_named(name: str) -> Path:
+    """Return the directory of a bundled adapter or one of the user's.
+
+    Raises:
+        UserError: there is no such adapter.
+    """
+    known = named_adapters()
+    return known[name] if name in known else bundled.adapter_path(name)
 
 
 @checked()
@@ -159,8 +184,8 @@ def load(
         path_or_hf_repo: a local directory or a Hugging Face repository.
         tokenizer_config: further arguments for the tokenizer.
         model_config: fields that replace those of the model's ``config.json``.
-        adapter_path: an adapter directory, a bundled adapter's name where there is no such
-            directory, or ``None`` for the bare base.
+        adapter_path: an adapter directory, the name of a bundled adapter or of one's own where
+            there is no such directory, or ``None`` for the bare base.
         lazy: read weights when they are first used, as in mlx_lm.
         return_config: also return the configuration as mlx_lm completes it.
         revision: a branch, a tag or a commit of the repository.

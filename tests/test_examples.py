@@ -403,7 +403,9 @@ def test_figures_of_speed_are_all_that_is_not_compared():
 # The examples ---------------------------------------------------------------------------------
 
 
-TAKE_A_MODEL = "generate writing-tools benchmark autotune cache-prompt export-coreml".split()
+TAKE_A_MODEL = (
+    "generate write adapters writing-tools benchmark autotune cache-prompt export-coreml".split()
+)
 
 
 def is_of_the_demonstration_model(line: str) -> bool:

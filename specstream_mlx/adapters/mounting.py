@@ -10,8 +10,8 @@ from .files import Adapter
 from .lora import base_weights, put_on, unmount
 
 
-def _dtype(model: nn.Module) -> mx.Dtype:
-    """Return the dtype of the model's activations."""
+def activations_dtype(model: nn.Module) -> mx.Dtype:
+    """Return the dtype of a model's activations, which its adapters get."""
     return next(p.dtype for n, p in dict(tree_flatten(model.parameters())).items() if "norm" in n)
 
 
@@ -36,7 +36,7 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     Returns:
         The adapter's streams, or ``None`` where it has none.
     """
-    dtype = _dtype(model)
+    dtype = activations_dtype(model)
     if not _same_layout(previous, adapter):
         unmount(model)
         if adapter.lora and not adapter.is_full:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..terminal.errors import reported
-from . import benchmark
+from . import adapters, benchmark
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .chat import chat
@@ -24,6 +24,7 @@ from .generate import generate
 from .inspect import inspect
 from .serve import serve
 from .train import train
+from .write import write
 from .writing_tools import writing_tools
 
 
@@ -49,6 +50,10 @@ app = typer.Typer(
 )
 app.command(no_args_is_help=False)(generate)
 app.command(no_args_is_help=False)(chat)
+app.command()(write)
+app.add_typer(
+    adapters.app, name="adapters", help="Adapters by name: list them, add or remove your own."
+)
 app.command()(cache_prompt)
 app.command()(convert)
 app.command("export-coreml")(export_coreml)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from .. import bundled
 from ..config import UserError
 from ..options.generation import LengthOptions
 from ..staging import staged_file
@@ -176,7 +175,9 @@ class _Session:
 
     def _use_adapter(self, name: str) -> None:
         if not name:
-            note("Adapters: " + ", ".join(["none", *bundled.adapter_names()]))
+            from ..loading import named_adapters
+
+            note("Adapters: " + ", ".join(["none", *named_adapters()]))
         elif name == "none":
             # What was mounted in the beginning, if that was streams alone.
             plain = self._source.unasked

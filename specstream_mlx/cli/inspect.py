@@ -51,7 +51,7 @@ def _base_facts(base: Mapping[str, Any]) -> dict[str, Any]:
         "tied_head": "yes" if base["tied_head"] else "no",
         "parameters": f"{base['parameters']:,}",
         "stored_as": "; ".join(f"{n:,} at {kind}" for kind, n in base["stored_as"].items()),
-        "bytes": _bytes(base["bytes"]),
+        "bytes": size_of(base["bytes"]),
     }
 
 
@@ -69,7 +69,7 @@ def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -
         "streams": None,  # shown field by field
         "lora_modules": ", ".join(adapter["lora_modules"]),
         "parameters": "\n".join(parameters),
-        "bytes": _bytes(adapter["bytes"]),
+        "bytes": size_of(adapter["bytes"]),
     }
 
 
@@ -91,7 +91,7 @@ def _show(title: str, facts: Mapping[str, Any]) -> None:
     console.print()
 
 
-def _bytes(count: int) -> str:
+def size_of(count: int) -> str:
     """Write a number of bytes with a decimal unit."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):

@@ -88,7 +88,7 @@ class ModelOptions:
     adapter: str | None = option(
         None,
         TEXT,
-        "A bundled adapter: proofread, summarize, sql, describe, ..; doctor lists them.",
+        "An adapter's name: proofread, summarize, sql, describe, ..; `adapters list` lists them.",
         metavar="NAME",
     )
     adapter_path: Path | None = option(None, PATH, "An adapter directory.", metavar="DIR")
@@ -115,11 +115,11 @@ class ModelOptions:
             UserError: there is no such adapter or model, or the demonstration model cannot be made.
         """
         from .. import demonstration
-        from ..loading import model_directory, read_config
+        from ..loading import adapter_named, model_directory, read_config
 
         adapter, adapter_name, unasked = None, None, False
         if self.adapter is not None:
-            adapter, adapter_name = bundled.adapter_path(self.adapter), self.adapter
+            adapter, adapter_name = adapter_named(self.adapter), self.adapter
         elif self.adapter_path is not None:
             adapter, adapter_name = self.adapter_path, str(self.adapter_path)
         tell = demonstration.silent if quiet else note
@@ -154,21 +154,34 @@ class PromptOptions(PrefillOptions):
             UserError: the text is empty or is not UTF-8.
         """
         if self.prompt == "-":
-            if sys.stdin.isatty():
-                note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
-            given, origin = sys.stdin.buffer.read(), "standard input"
-        else:
-            given, origin = self.prompt.encode(errors="surrogateescape"), "--prompt"
-        try:
-            text = given.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{origin} is not UTF-8 text: byte {given[error.start]:#04x} at {error.start}"
-            ) from None
-        text = text.rstrip("\r\n")
-        if not text.strip():
-            raise UserError(f"the prompt from {origin} is empty, expected some text")
-        return text
+            return text_of(None)
+        return text_of(self.prompt.encode(errors="surrogateescape"), "--prompt")
+
+
+def text_of(given: bytes | None, origin: str = "standard input") -> str:
+    """Decode a text, without newlines at its end.
+
+    Args:
+        given: its bytes; ``None``: read them from standard input.
+        origin: where they come from.
+
+    Raises:
+        UserError: the text is empty or is not UTF-8.
+    """
+    if given is None:
+        if sys.stdin.isatty():
+            note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
+        given = sys.stdin.buffer.read()
+    try:
+        text = given.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{origin} is not UTF-8 text: byte {given[error.start]:#04x} at {error.start}"
+        ) from None
+    text = text.rstrip("\r\n")
+    if not text.strip():
+        raise UserError(f"the prompt from {origin} is empty, expected some text")
+    return text
 
 
 # Sampling ---------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from typer import Option
 
-from .. import bundled
 from ..config import UserError
 from ..demonstration import MODEL
 from ..options.kinds import TEXT, integer
@@ -23,7 +22,7 @@ def serve(
         of_kind(
             TEXT,
             "The base, in MLX format: a directory or a Hugging Face repository. Default: "
-            f"{MODEL} with its adapters.",
+            f"{MODEL} with its adapters, and those of `adapters add` that fit it.",
             metavar="DIR|REPO",
         ),
     ] = None,
@@ -78,6 +77,7 @@ def serve(
     from ..serve.run import listening
 
     with listening(host, port) as opened:
+        from ..loading import named_adapters
         from ..serve.app import LOOPBACK, Limits, make_app
         from ..serve.resident import BASE, adapters_in, resident
         from ..serve.run import serve as serve_app
@@ -85,10 +85,9 @@ def serve(
         from ..serve.worker import Worker
 
         named: dict[str, str | Path] = {}
+        all_named = adapters is None and model is None and not adapter_path
         if adapters is not None:
             named |= adapters_in(adapters)
-        elif model is None and not adapter_path:
-            named |= {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
         for one in adapter_path or ():
             name, equals, directory = one.partition("=")
             if not equals:
@@ -97,6 +96,8 @@ def serve(
         streams = named.pop(BASE, None)
         source = ModelOptions(model, None, None if streams is None else Path(streams)).source()
         base, tokenizer = source.load()
+        if all_named:
+            named = {name: path for name, path in named_adapters().items() if base.fits(path)}
         models = resident(base, named)
         is_local = host in LOOPBACK
         if not is_local and api_key is None:

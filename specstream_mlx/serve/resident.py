@@ -1,18 +1,16 @@
 """Resident models: one base and many adapters, all of them ready to decode at any time."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import UserError, shown
+from ..adapters.kept import check_name
+from ..config import UserError
 from ..engine.gathered import with_same_weights
 from ..loading import SpeculativeModel
 
 BASE = "base"
 """The base's name; an adapter's is ``base:`` and its own."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def adapters_in(folder: Path) -> dict[str, Path]:
@@ -43,10 +41,7 @@ def resident(
         raise UserError(f"{base.adapter.path} has LoRA, expected lossless streams for the base")
     models = {BASE: base}
     for name, directory in adapters.items():
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"the adapter's name is {shown(name)}, expected letters, digits, '.', '_' and '-'"
-            )
+        check_name(name)
         model = replace(base, model=with_same_weights(base.model), adapter=None, streams=None)
         model.swap_adapter(directory)
         if model.adapter is not None and not model.adapter.lora:

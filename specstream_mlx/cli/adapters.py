@@ -1,0 +1,173 @@
+"""``specstream-mlx adapters``: adapters by name, those of the package and the user's own."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from .. import bundled
+from ..config import UserError
+from ..options.kinds import TEXT
+from ..terminal.commands import of_kind
+from ..terminal.notes import note
+from .inspect import inspect, size_of
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+app = typer.Typer(no_args_is_help=True)
+
+Model = Annotated[
+    str | None,
+    of_kind(TEXT, "The base. Default: smollm2, the demonstration model.", metavar="DIR|REPO"),
+]
+Name = Annotated[str, Argument(metavar="NAME", help="The adapter's name.", show_default=False)]
+
+
+@app.command("list")
+def list_adapters(
+    model: Model = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """List the adapters and what they take, on disk and in memory, the base once.
+
+    [bold]Example[/bold]
+
+    [cyan]  specstream-mlx adapters list[/cyan]
+    """
+    from ..adapters.description import describe
+    from ..inspection import describe_adapter
+    from ..loading import named_adapters
+
+    base, dtype = _base(model)
+    rows: list[dict[str, Any]] = []
+    for name, path in named_adapters().items():
+        description = describe(path)
+        facts = describe_adapter(description)
+        rows.append(
+            {
+                "name": name,
+                "from": "the package" if path.is_relative_to(bundled.ROOT) else "you",
+                "mode": facts["streams"]["mode"] if facts["streams"] else "LoRA",
+                "bytes": facts["bytes"],
+                "resident_bytes": dtype and sum(facts["parameters"].values()) * dtype.size,
+            }
+        )
+    if as_json:
+        print(json.dumps({"base": base, "adapters": rows}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("adapter", "from", "mode"):
+        table.add_column(title, overflow="fold")
+    for title in ("on disk", "in memory"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = (_size(row["bytes"]), _size(row["resident_bytes"]))
+        table.add_row(row["name"], row["from"], row["mode"], *sizes)
+    if base is not None:
+        sizes = (_size(base["bytes"]), _size(base["resident_bytes"]))
+        table.add_row("the base, once", "", base["name"], *sizes)
+    Console(highlight=False).print(table)
+
+
+@app.command("add")
+def add(
+    name: Name,
+    directory: Annotated[
+        Path, Argument(metavar="DIR", help="Its directory, in MLX format.", show_default=False)
+    ],
+    model: Model = None,
+    replace: Annotated[
+        bool, Option("--replace", help="Take the place of an adapter of that name.")
+    ] = False,
+) -> None:
+    """Keep an adapter under a name, by which every command then finds it.
+
+    It is checked against its base and copied to the user's cache; --adapter NAME,
+    `write NAME` and, for the demonstration model, `serve` know it from then on.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx adapters add my-sql path/to/adapter --model path/to/mlx-model[/cyan]
+
+    [cyan]  specstream-mlx adapters remove my-sql[/cyan]
+    """
+    from .. import demonstration
+    from ..adapters.files import read_adapter
+    from ..adapters.kept import check_name, keep_adapter
+    from ..loading import model_directory, read_config, read_model
+
+    check_name(name)
+    if name in bundled.adapter_names():
+        raise UserError(f"{name} is an adapter of the package, expected another name")
+    path = model_directory(demonstration.model_path(model, note))
+    base, _ = read_model(path, to_run=False)
+    adapter = read_adapter(directory, base, read_config(path), full=True)
+    place = keep_adapter(name, adapter, replace)
+    note(f"{name} is kept in {place}")
+
+
+@app.command("remove")
+def remove(name: Name) -> None:
+    """Remove an adapter that was added."""
+    from ..adapters.kept import drop_adapter
+
+    if name in bundled.adapter_names():
+        raise UserError(f"{name} is an adapter of the package, expected one that was added")
+    drop_adapter(name)
+    note(f"{name} is removed")
+
+
+@app.command("info")
+def info(
+    name: Name,
+    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show what an adapter is made of, as inspect does.
+
+    [bold]Example[/bold]
+
+    [cyan]  specstream-mlx adapters info proofread[/cyan]
+    """
+    from ..loading import adapter_named
+
+    inspect(adapter_named(name), None, as_json)
+
+
+def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
+    """What the base takes, and the dtype that its adapters get; no weight is read.
+
+    Both are ``None`` where the demonstration model is meant and is not there.
+    """
+    from mlx.utils import tree_flatten
+
+    from .. import demonstration
+    from ..adapters.mounting import activations_dtype
+    from ..hardware.weights import hold_weights
+    from ..loading import model_directory, read_model, weight_files
+
+    try:
+        path = model_directory(demonstration.model_path(model, note))
+    except UserError as error:
+        if model is not None:
+            raise
+        note(f"note: {error}")
+        return None, None
+    base, _ = read_model(path, to_run=False)
+    base, _ = hold_weights(base)
+    arrays: Any = tree_flatten(base.parameters())
+    facts = {
+        "name": demonstration.NAME if demonstration.is_meant(model) else str(path),
+        "bytes": sum(file.stat().st_size for file in weight_files(path)),
+        "resident_bytes": sum(array.nbytes for _, array in arrays),
+    }
+    return facts, activations_dtype(base)
+
+
+def _size(count: int | None) -> str:
+    return "?" if count is None else size_of(count)

@@ -1,0 +1,78 @@
+"""``specstream-mlx write``: one adapter as a filter, from standard input to standard output."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ..options.kinds import TEXT, integer
+from ..terminal.commands import of_kind
+from ..terminal.notes import note
+from .options import ModelOptions, text_of
+
+
+def write(
+    adapter: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="An adapter: proofread, friendly, professional, concise, summarize, key_points, "
+            "..; `adapters list` lists them.",
+            show_default=False,
+        ),
+    ],
+    file: Annotated[
+        Path | None,
+        Option("--file", "-f", metavar="FILE", help="The text. Default: standard input."),
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object, with figures, when all is written.")
+    ] = False,
+    max_tokens: Annotated[int, of_kind(integer(1), "Tokens at most.", "--max-tokens", "-m")] = 1024,
+    model: Annotated[
+        str | None,
+        of_kind(TEXT, "The adapter's base. Default: smollm2.", metavar="DIR|REPO"),
+    ] = None,
+) -> None:
+    """Do one task with a text: read it, and write the result as it comes.
+
+    Standard output has the result and nothing else. Exit codes: 0, all is written; 1, the result
+    was cut off at --max-tokens; 2, something was wrong, and nothing is written.
+
+    [bold]Examples[/bold]
+
+    [cyan]  specstream-mlx write proofread < message.txt[/cyan]
+
+    [cyan]  specstream-mlx write key_points --file dialogue.txt --json[/cyan]
+    """
+    from ..generation import decoding_rate, stream_generate
+    from ..prompts import chat_prompt
+
+    source = ModelOptions(model, adapter=adapter).source(quiet=True)
+    text = text_of(None) if file is None else text_of(file.read_bytes(), str(file))
+    loaded, tokenizer = source.load()
+    prompt = chat_prompt(tokenizer, text, loaded.prompt_template)
+    written = ""
+    for response in stream_generate(loaded, tokenizer, prompt, max_tokens):
+        written += response.text
+        if not as_json:
+            sys.stdout.write(response.text)
+            sys.stdout.flush()
+    if as_json:
+        figures = {
+            "adapter": adapter,
+            "text": written,
+            "finish_reason": response.finish_reason,
+            "generation_tokens": response.generation_tokens,
+            "generation_tps": decoding_rate(response),
+            "accepted_length": response.accepted_length,
+        }
+        print(json.dumps(figures), flush=True)
+    else:
+        print(flush=True)
+    if response.finish_reason == "length":
+        note(f"The result was cut off at --max-tokens {max_tokens}")
+        raise typer.Exit(1)

@@ -1,0 +1,124 @@
+"""Adapters by name, and ``write``: on a tiny random model that stands in for the bundled one."""
+
+import json
+
+import command_line
+import pytest
+from mlx.utils import tree_flatten
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx import bundled, demonstration, generate, load
+from specstream_mlx.adapters.kept import kept_adapters
+from specstream_mlx.prompts import chat_prompt
+
+TEXT = "please send the report"
+TEMPLATE = "Fix this: {text}"
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bundled")
+    base = tiny_llama_directory(root / "base")
+    stream_adapter_directory(root / "streams", base)
+    fields = {"mode": "shared", "lora_rank": 4, "lora_scale": 2.0}
+    stream_adapter_directory(root / "adapters/fix", base, prompt_template=TEMPLATE, **fields)
+    stream_adapter_directory(root / "mine", base, seed=5, **fields)
+    other = tiny_llama_directory(root / "other", hidden_size=32)
+    stream_adapter_directory(root / "strange", other)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def installed(installation, monkeypatch, tmp_path):
+    monkeypatch.setattr(bundled, "ROOT", installation)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: installation / "base")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return installation
+
+
+def run(*args, stdin=None):
+    return command_line.run(*args, stdin=stdin)
+
+
+def refused(*args):
+    return command_line.refusal(run(*args))
+
+
+def expected(root, adapter, max_tokens=8):
+    model, tokenizer = load(root / "base", adapter_path=adapter)
+    prompt = chat_prompt(tokenizer, TEXT, model.prompt_template)
+    return generate(model, tokenizer, prompt, max_tokens=max_tokens)
+
+
+def test_an_adapter_is_added_listed_used_and_removed(installed):
+    assert run("adapters", "add", "my-own.2", installed / "mine").exit_code == 0
+    listed = json.loads(run("adapters", "list", "--json").stdout)
+    assert [(row["name"], row["from"]) for row in listed["adapters"]] == [
+        ("fix", "the package"),
+        ("my-own.2", "you"),
+    ]
+    model, _ = load(installed / "base")
+    weights = tree_flatten(model.model.parameters())
+    assert listed["base"]["resident_bytes"] == sum(array.nbytes for _, array in weights)
+    for row in listed["adapters"]:
+        assert 0.7 < row["resident_bytes"] / row["bytes"] < 1  # float32, and headers beside it
+        model.swap_adapter(row["name"])
+        assert model.adapter.nbytes == row["resident_bytes"]
+    assert "my-own.2" in run("adapters", "list").stdout
+    assert json.loads(run("adapters", "info", "my-own.2", "--json").stdout)["adapter"]
+    result = run("write", "my-own.2", "-m", 8, stdin=TEXT)
+    assert result.stdout == expected(installed, installed / "mine") + "\n"
+    assert "adapter 'my-own.2' already" in refused(
+        "adapters", "add", "my-own.2", installed / "mine"
+    )
+    again = run("adapters", "add", "--replace", "my-own.2", installed / "adapters/fix")
+    assert again.exit_code == 0
+    assert run("write", "my-own.2", "-m", 8, stdin=TEXT).stdout == expected(installed, "fix") + "\n"
+    assert run("adapters", "remove", "my-own.2").exit_code == 0
+    assert kept_adapters() == {}
+    assert "there is no bundled adapter 'my-own.2'" in refused("write", "my-own.2")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "-x", "x" * 65, "ü"])
+def test_a_name_is_never_a_path(name, installed, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    for command in (("add", "--", name, installed / "mine"), ("remove", "--", name)):
+        assert "expected" in refused("adapters", *command)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_no_adapter_of_the_base_is_not_kept(installed):
+    for path in ("strange", "base", "nowhere"):
+        refused("adapters", "add", "x", installed / path)
+    assert "adapter of the package" in refused("adapters", "add", "fix", installed / "mine")
+    assert "adapter of the package" in refused("adapters", "remove", "fix")
+    assert kept_adapters() == {}
+
+
+def test_write_is_a_filter(installed, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(f"{TEXT}\n")
+    text = expected(installed, "fix")
+    for result in (
+        run("write", "fix", "-m", 8, stdin=f"{TEXT}\r\n"),
+        run("write", "fix", "-m", 8, "--file", file),
+    ):
+        assert result.stdout == f"{text}\n"
+        assert result.exit_code == 1  # cut off
+        assert result.stderr == "The result was cut off at --max-tokens 8\n"
+    found = json.loads(run("write", "fix", "-m", 8, "--json", "--file", file).stdout)
+    assert found["text"] == text
+    assert (found["adapter"], found["finish_reason"]) == ("fix", "length")
+    assert found["generation_tokens"] == 8
+    assert "is empty" in refused("write", "fix")
+    assert "nowhere.txt" in refused("write", "fix", "--file", tmp_path / "nowhere.txt")
+    file.write_bytes(b"\xff")
+    assert "is not UTF-8" in refused("write", "fix", "--file", file)
+
+
+def test_a_whole_text_ends_with_0(installed, monkeypatch):
+    text = expected(installed, "fix", 300)
+    result = run("write", "fix", "-m", 300, stdin=TEXT)
+    ended = len(load(installed / "base")[1].encode(text)) < 290
+    assert result.stdout == f"{text}\n"
+    assert result.exit_code == (0 if ended else 1)
