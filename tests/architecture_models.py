@@ -26,156 +26,96 @@ torch.set_num_threads(1)  # these products are too small to share
 VOCAB_SIZE = 97
 WINDOW = 12
 
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + 0.01 * i for i in range(48)],
-    "long_factor": [1.0 + 0.2 * i for i in range(48)],
-    "original_max_position_embeddings": 16,
-}
+TIED, WINDOWS = {"tie_word_embeddings": True}, {"sliding_window": WINDOW}
 
 
 def rope(theta, kind="default", **fields):
     return {"rope_parameters": {"rope_theta": theta, "rope_type": kind, **fields}}
 
 
-def heads(count, kv_count, size, hidden=64, name="head_dim"):
-    fields = {"num_attention_heads": count, "num_key_value_heads": kv_count, "hidden_size": hidden}
-    return {**fields, name: size} if name else {**fields, "hidden_size": count * size}
+def llama3(factor):
+    factors = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return rope(5e5, "llama3", original_max_position_embeddings=8192, **factors)
 
 
+def yarn(theta, factor):
+    return rope(theta, "yarn", factor=factor, original_max_position_embeddings=32)
+
+
+def longrope():
+    factors = {
+        f"{n}_factor": [1.0 + step * i for i in range(48)]
+        for n, step in (("short", 0.01), ("long", 0.2))
+    }
+    length = {"original_max_position_embeddings": 16}
+    return {**rope(1e4, "longrope", **factors, **length), **length}
+
+
+def by_layer(period, count, **full):
+    """Gemma 3's layers, of which every ``period``-th sees all."""
+    types = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    ropes = {"full_attention": rope(1e6, **full), "sliding_attention": rope(1e4)}
+    return {
+        "num_hidden_layers": count,
+        "layer_types": types * (count // period),
+        "rope_parameters": {name: one["rope_parameters"] for name, one in ropes.items()},
+    }
+
+
+def heads(count, kv_count, size):
+    fields = {"num_attention_heads": count, "num_key_value_heads": kv_count}
+    return {**fields, "hidden_size": 64, "head_dim": size}
+
+
+def whole(count, kv_count, size):
+    """Heads that are as wide as the model together."""
+    fields = {"num_attention_heads": count, "num_key_value_heads": kv_count}
+    return {**fields, "hidden_size": count * size}
+
+
+def case(family, *parts, **fields):
+    return family, {name: value for part in (*parts, fields) for name, value in part.items()}
+
+
+PARTIAL = {"factor": 2.0, "partial_rotary_factor": 0.25}
+UPPER = {"use_sliding_window": True, "max_window_layers": 2}
+SMALL_OPT = {"num_attention_heads": 2, "hidden_size": 128, "ffn_dim": 96}
+AFTER = {"do_layer_norm_before": False, "tie_word_embeddings": False}
 CASES = {
-    "Llama 2, Vicuna": ("Llama", {**heads(2, 2, 128), **rope(1e4)}),
-    "OpenLLaMA, linear rope": ("Llama", {**heads(2, 2, 100), **rope(1e4, "linear", factor=2.0)}),
-    "Llama 3.1": ("Llama", {**heads(4, 1, 128), "rope_parameters": _LLAMA3_ROPE}),
-    "Llama 3.2, tied": (
-        "Llama",
-        {
-            **heads(4, 1, 64),
-            "rope_parameters": {**_LLAMA3_ROPE, "factor": 32.0},
-            "tie_word_embeddings": True,
-        },
+    "Llama 2, Vicuna": case("Llama", heads(2, 2, 128), rope(1e4)),
+    "OpenLLaMA, linear rope": case("Llama", heads(2, 2, 100), rope(1e4, "linear", factor=2.0)),
+    "Llama 3.1": case("Llama", heads(4, 1, 128), llama3(8.0)),
+    "Llama 3.2, tied": case("Llama", heads(4, 1, 64), llama3(32.0), TIED),
+    "Llama, yarn": case("Llama", heads(2, 1, 128), yarn(1e4, 16.0)),
+    "Llama, proportional rope": case(
+        "Llama", heads(2, 1, 64), rope(1e4, "proportional", **PARTIAL)
     ),
-    "Llama, yarn": (
-        "Llama",
-        {
-            **heads(2, 1, 128),
-            **rope(1e4, "yarn", factor=16.0, original_max_position_embeddings=32),
-        },
+    "Mistral 0.3": case("Mistral", heads(4, 1, 128), rope(1e6), sliding_window=None),
+    "Mistral 0.1, window": case("Mistral", heads(4, 1, 128), rope(1e4), WINDOWS),
+    "Phi-1.5": case("Phi", whole(2, 2, 64), rope(1e4, partial_rotary_factor=0.5)),
+    "Phi-2": case("Phi", whole(2, 2, 80), rope(1e4, partial_rotary_factor=0.4)),
+    "Phi-3 mini 4k, window": case("Phi3", whole(2, 2, 96), rope(1e4), WINDOWS),
+    "Phi-3 mini 128k, longrope": case("Phi3", whole(2, 2, 96), longrope()),
+    "Phi-4 mini, partial, tied": case(
+        "Phi3", whole(3, 1, 128), rope(1e4, partial_rotary_factor=0.75), TIED
     ),
-    "Llama, proportional rope": (
-        "Llama",
-        {
-            **heads(2, 1, 64),
-            **rope(1e4, "proportional", factor=2.0, partial_rotary_factor=0.25),
-        },
+    "Qwen2 0.5B, tied": case("Qwen2", whole(7, 1, 64), rope(1e6), TIED),
+    "Qwen2.5, yarn": case("Qwen2", whole(5, 1, 32), yarn(1e6, 4.0)),
+    "Qwen2, windows on the upper layers": case("Qwen2", whole(2, 1, 64), rope(1e6), WINDOWS, UPPER),
+    "Qwen3 0.6B, tied": case("Qwen3", heads(2, 1, 128), rope(1e6), TIED),
+    "Qwen3 8B": case("Qwen3", heads(4, 1, 128), rope(1e6)),
+    "Gemma 2": case("Gemma2", heads(2, 1, 256), rope(1e4), WINDOWS, query_pre_attn_scalar=224),
+    "Gemma 3": case(
+        "Gemma3Text", heads(4, 1, 256), by_layer(3, 6, kind="linear", factor=8.0), WINDOWS
     ),
-    "Mistral 0.3": ("Mistral", {**heads(4, 1, 128), **rope(1e6), "sliding_window": None}),
-    "Mistral 0.1, window": (
-        "Mistral",
-        {**heads(4, 1, 128), **rope(1e4), "sliding_window": WINDOW},
-    ),
-    "Phi-1.5": ("Phi", {**heads(2, 2, 64, name=""), **rope(1e4, partial_rotary_factor=0.5)}),
-    "Phi-2": ("Phi", {**heads(2, 2, 80, name=""), **rope(1e4, partial_rotary_factor=0.4)}),
-    "Phi-3 mini 4k, window": (
-        "Phi3",
-        {**heads(2, 2, 96, name=""), **rope(1e4), "sliding_window": WINDOW},
-    ),
-    "Phi-3 mini 128k, longrope": (
-        "Phi3",
-        {
-            **heads(2, 2, 96, name=""),
-            "rope_parameters": _LONGROPE,
-            "original_max_position_embeddings": 16,
-        },
-    ),
-    "Phi-4 mini, partial, tied": (
-        "Phi3",
-        {
-            **heads(3, 1, 128, name=""),
-            **rope(1e4, partial_rotary_factor=0.75),
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Qwen2 0.5B, tied": (
-        "Qwen2",
-        {**heads(7, 1, 64, name=""), **rope(1e6), "tie_word_embeddings": True},
-    ),
-    "Qwen2.5, yarn": (
-        "Qwen2",
-        {
-            **heads(5, 1, 32, name=""),
-            **rope(1e6, "yarn", factor=4.0, original_max_position_embeddings=32),
-        },
-    ),
-    "Qwen2, windows on the upper layers": (
-        "Qwen2",
-        {
-            **heads(2, 1, 64, name=""),
-            **rope(1e6),
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "max_window_layers": 2,
-        },
-    ),
-    "Qwen3 0.6B, tied": (
-        "Qwen3",
-        {**heads(2, 1, 128), **rope(1e6), "tie_word_embeddings": True},
-    ),
-    "Qwen3 8B": ("Qwen3", {**heads(4, 1, 128), **rope(1e6)}),
-    "Gemma 2": (
-        "Gemma2",
-        {**heads(2, 1, 256), **rope(1e4), "sliding_window": WINDOW, "query_pre_attn_scalar": 224},
-    ),
-    "Gemma 3": (
+    "Gemma 3, proportional rope": case(
         "Gemma3Text",
-        {
-            **heads(4, 1, 256),
-            "num_hidden_layers": 6,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            "sliding_window": WINDOW,
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
-                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-            },
-        },
+        heads(4, 1, 256),
+        by_layer(3, 3, kind="proportional", partial_rotary_factor=0.25),
+        WINDOWS,
     ),
-    "Gemma 3, proportional rope": (
-        "Gemma3Text",
-        {
-            **heads(4, 1, 256),
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "sliding_window": WINDOW,
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_theta": 1e6,
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                },
-                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-            },
-        },
-    ),
-    "OPT": ("OPT", {"num_attention_heads": 2, "hidden_size": 128, "ffn_dim": 96}),
-    "OPT, norms after": (
-        "OPT",
-        {
-            "num_attention_heads": 2,
-            "hidden_size": 128,
-            "ffn_dim": 96,
-            "do_layer_norm_before": False,
-            "tie_word_embeddings": False,
-        },
-    ),
+    "OPT": case("OPT", SMALL_OPT),
+    "OPT, norms after": case("OPT", SMALL_OPT, AFTER),
 }
 
 
