@@ -261,6 +261,13 @@ def header(text: bytes, data: bytes = b"") -> Callable[[Path], None]:
     return as_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+class Code:
+    """A pickle that runs code when it is read."""
+
+    def __reduce__(self):
+        return open, (MARK, "w")
+
+
 A = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 FILE_DAMAGE = {
     "empty": as_bytes(b""),
@@ -270,7 +277,7 @@ FILE_DAMAGE = {
     "a list": header(b"[]"),
     "a header beyond the file": as_bytes(b"\xff" * 8 + b"{}"),
     "a pointer of git": as_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
-    "a pickle": as_bytes(pickle.dumps({"weight": [1.0]})),
+    "a pickle": as_bytes(pickle.dumps({"weight": Code()})),
     "a directory": as_directory,
     "a link to itself": as_link_to_itself,
     "deep": header(b'{"a":' * 20_000),
@@ -483,6 +490,8 @@ PEFT_FIELDS = [
     *each("bias", "all", 3),
     *each("modules_to_save", ["lm_head"], "lm_head"),
     *each("use_rslora", "x"),
+    *each("layer_replication", [[0, 2], [1, 3]]),
+    *each("trainable_token_indices", [1, 2]),
     *each("none_such", 1),
 ]
 
@@ -497,13 +506,6 @@ def test_fields_of_peft(name, value, copy, good, read):
 
 
 # Code, tokenizer and template ---------------------------------------------------------------
-
-
-class Code:
-    """A pickle that runs code when it is read."""
-
-    def __reduce__(self):
-        return open, (MARK, "w")
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt"])

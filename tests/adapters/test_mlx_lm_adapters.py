@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import mixtral
-from mlx_lm.tuner.lora import LoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
@@ -21,7 +20,6 @@ from specstream_mlx.adapters.lora import unmount
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.cli import app
 from specstream_mlx.hardware import weights
-from specstream_mlx.hardware.cpu.products import AddedLoRALinear
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +191,3 @@ def test_weights_that_the_base_does_not_have_are_refused(base, tuned):
             model.swap_adapter(tuned)
         assert sentence in str(error.value)
         np.testing.assert_array_equal(mlx_logits(model.model), before)
-
-
-def test_mounted_lora_is_ours_and_comes_off(base, tmp_path):
-    adapter = mlx_lm_directory(base, tmp_path / "lora", "lora", ["self_attn.q_proj"], 2)
-    model, _ = load(base, adapter_path=adapter)
-    kinds = {type(module) for module in model.model.modules() if isinstance(module, LoRALinear)}
-    assert kinds == {AddedLoRALinear}
-    unmount(model.model)
-    assert not any(isinstance(module, LoRALinear) for module in model.model.modules())

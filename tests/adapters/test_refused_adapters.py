@@ -1,7 +1,6 @@
 """Adapter directories that are damaged or do not fit their base: one sentence says why."""
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tiny_peft import edit
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.description import (
     ADAPTER_CONFIG,
-    LORA_FILE,
     STREAM_FILE,
     STREAM_KEY,
     describe,
@@ -43,12 +41,10 @@ def refusal(model, adapter):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"num_layers": 9}, "num_layers is 9, expected 0 to 4, or -1 for all"),
         ({"fine_tune_type": "ia3"}, "fine_tune_type is 'ia3', expected 'lora' or 'dora'"),
         ({"fine_tune_type": "full"}, "has an unexpected tensor "),
         ({"lora_parameters": None}, "has no lora_parameters and num_layers, expected mlx-lm's"),
         ({"peft_type": "LORA"}, "is a PEFT directory: convert it first with `specstream-mlx"),
-        ({STREAM_KEY: []}, "speculative_streaming is [], expected an object"),
     ],
 )
 def test_configuration(fields, sentence, model, adapter):
@@ -60,15 +56,9 @@ def test_configuration(fields, sentence, model, adapter):
     ("part", "field", "value", "sentence"),
     [
         ("lora_parameters", "rank", 3, "down_proj.lora_a has shape (96, 4), expected (96, 3)"),
-        ("lora_parameters", "rank", "four", "the LoRA rank is 'four', expected an integer"),
-        ("lora_parameters", "scale", None, "the LoRA scale is None, expected a number"),
-        ("lora_parameters", "keys", "q_proj", "the LoRA keys are 'q_proj', expected a list"),
         (STREAM_KEY, "base_fingerprint", "0" * 16, "the adapter was made for another base"),
         (STREAM_KEY, "num_streams", 3, "streams.embeddings has shape (4, 64), expected (3, 64)"),
         (STREAM_KEY, "num_hidden_layers", 3, "num_hidden_layers is 3, expected the base's 4"),
-        (STREAM_KEY, "num_msa_layers", 5, "num_msa_layers is 5, expected at most num_hidden_lay"),
-        (STREAM_KEY, "mode", "lossless", "mode is 'lossless' and there is LoRA beside the streams"),
-        (STREAM_KEY, "prompt_template", "Fix this:", "'Fix this:', expected text with {text}"),
     ],
 )
 def test_parts_of_the_configuration(part, field, value, sentence, model, adapter):
@@ -77,15 +67,6 @@ def test_parts_of_the_configuration(part, field, value, sentence, model, adapter
     values[part][field] = value
     path.write_text(json.dumps(values))
     assert sentence in refusal(model, adapter)
-
-
-@pytest.mark.parametrize("name", [LORA_FILE, STREAM_FILE])
-def test_truncated_tensors(name, model, adapter):
-    file = adapter / name
-    file.write_bytes(file.read_bytes()[:-10])
-    assert f"{file} is not a complete safetensors file" in refusal(model, adapter)
-    file.unlink()
-    assert f"{file} is missing" in refusal(model, adapter)
 
 
 def test_what_is_no_adapter(model, adapter):
@@ -97,23 +78,6 @@ def test_what_is_no_adapter(model, adapter):
     (adapter / "speculative_streaming.json").write_text('{"mode": "fast"}')
     assert "speculative_streaming.json: " in refusal(model, adapter)
     assert "none does not exist" in refusal(model, adapter / "none")
-
-
-class Payload:
-    """Leaves a file behind if anybody unpickles it."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_a_pickle_is_not_opened(model, adapter, tmp_path):
-    trace = tmp_path / "executed"
-    (adapter / LORA_FILE).write_bytes(pickle.dumps(Payload(trace)))
-    assert "is not a complete safetensors file" in refusal(model, adapter)
-    assert not trace.exists()
 
 
 @pytest.mark.parametrize(

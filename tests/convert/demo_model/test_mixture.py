@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, written
-from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, lists, numbers
+from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, lists
 from typed_texts import eight_words
 
 SHARES = {"sentences": 400, "dialogues": 300, "rewrites": 500, "notes": 200, "records": 400}
@@ -123,51 +123,3 @@ def test_articles_fit_what_comes_behind_them():
             assert (article == "an") == coining.takes_an(word), new
         seen.update(re.findall(r"\ban? \S+", new))
     assert len(seen) > 20
-
-
-def test_dates_and_times_stay_dates_and_times():
-    text = "Meet us on 14 March at 17:30, not on the 3rd at 9, and never on a Tuesday."
-    answer = "Meet on 14 March at 17:30, not the 3rd at 9, and never on Tuesday."
-    shown = set()
-    for seed in range(60):
-        new = exchange("rewrites", seed, tone="concise", text=text, rewrite=answer)
-        match = re.fullmatch(
-            r"Meet on (\d+) (\w+) at (\d+):(\d+), not the (\d+)(st|nd|rd|th) at (\d+), "
-            r"and never on (\w+)\.",
-            new.answer,
-        )
-        day, month, hour, minute, other, ending, simple, weekday = match.groups()
-        assert 1 <= int(other) < int(day) <= 28 and month in lists.MONTHS
-        assert int(hour) < 24 and int(minute) < 60 and int(simple) <= 12
-        assert weekday in lists.WEEKDAYS
-        special = {"1": "st", "2": "nd", "3": "rd"} if not 11 <= int(other) <= 13 else {}
-        assert special.get(other[-1], "th") == ending
-        assert f"{day} {month} at {hour}:{minute}" in new.input
-        shown.add(new.answer)
-    assert len(shown) > 30
-
-
-def test_what_an_answer_works_out_is_left_alone():
-    text = "We pay for 3 nights at 40 each, that is 120."
-    for seed in range(20):
-        assert (
-            exchange("rewrites", seed, tone="concise", text=text, rewrite="3 x 40 = 120").input
-            == text
-        )
-    text = "It costs 250 a head."
-    for seed in range(20):
-        new = exchange("rewrites", seed, tone="concise", text=text, rewrite="500 for both.")
-        assert new.input == text
-
-
-def test_numbers_keep_their_order_and_shape():
-    rng = random.Random(0)
-    for _ in range(200):
-        new = numbers.others({"7": None, "45": None, "340": None, "14.99": None}, {"1"}, rng)
-        if new:
-            made = [float(new[number]) for number in ("7", "14.99", "45", "340")]
-            assert made == sorted(set(made))
-            assert [len(new[n]) for n in ("7", "45", "340", "14.99")] == [1, 2, 3, 5]
-    assert numbers.add_up(["40", "3", "120"]) and numbers.add_up(["7", "14"])
-    assert not numbers.add_up(["40", "3", "119"])
-    assert numbers.add_up(["300", "1500"], [5]) and not numbers.add_up(["300", "7"], [2, 5])

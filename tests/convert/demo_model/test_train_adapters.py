@@ -41,19 +41,6 @@ def test_lossless_streams_learn_what_the_base_answered(tmp_path):
     assert len(learned) > 1000 and tried and not learned & tried
 
 
-def test_data_that_is_there_is_kept(tmp_path):
-    before = settings(tmp_path, "sql").data.read_text()
-    found = train_adapters.settings_of("sql", tmp_path, tmp_path, None, 7, 48, 1, None)
-    assert found.data.read_text() == before
-
-
-def test_a_part_that_starts_from_another_learns_at_lower_rates(tmp_path):
-    new, begun = settings(tmp_path, "sql"), settings(tmp_path, "sql", tmp_path)
-    assert begun.init_adapter == tmp_path
-    for rate in ("embedding_learning_rate", "learning_rate", "stream_learning_rate"):
-        assert getattr(begun, rate) < getattr(new, rate)
-
-
 def copied(work, base, target):
     """A stand-in for the conversion: 1,000 bytes, or as many as the part's file says."""
     target.mkdir(parents=True)

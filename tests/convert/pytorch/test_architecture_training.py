@@ -15,9 +15,8 @@ from specstream_mlx.convert.pytorch.losses import Batch, n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
 from torch_tiny import tiny_completions, tiny_model
-from transformers import GraniteConfig, GraniteForCausalLM
 
-from specstream_mlx import UserError, load
+from specstream_mlx import load
 from specstream_mlx.train.stream_settings import default_alphas
 
 VOCAB = 320
@@ -89,34 +88,6 @@ def test_segments_change_nothing():
     assert gradients[0].keys() == gradients[1].keys() >= set(model.stream_tensors())
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-4)
-
-
-def test_an_untested_architecture_is_refused(data, tmp_path):
-    config = GraniteConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=VOCAB,
-    )
-    GraniteForCausalLM(config).save_pretrained(tmp_path / "hf")
-    settings = TrainSettings(tmp_path / "hf", data, tmp_path / "run", num_msa_layers=1)
-    for mode in ("lossless", "shared"):
-        with pytest.raises(UserError, match="'granite' model, expected one of \\('llama', "):
-            trainer.train(replace(settings, mode=mode))
-
-
-def test_linear_layers_of_another_architecture_are_refused(data, tmp_path):
-    random_model("Phi-3 mini 4k, window", VOCAB).save_pretrained(tmp_path / "hf")
-    settings = TrainSettings(
-        model=tmp_path / "hf",
-        data=data,
-        output=tmp_path / "run",
-        mode="shared",
-        lora_targets=("q_proj",),
-    )
-    with pytest.raises(UserError, match="'q_proj', expected some of o_proj, qkv_proj, gate_up"):
-        trainer.train(settings)
 
 
 def test_the_table_of_architectures_is_read_without_mlx():

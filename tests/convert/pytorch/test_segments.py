@@ -5,7 +5,6 @@ import weakref
 import pytest
 import torch
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
-from specstream_mlx.convert.pytorch.segments import join_segments, map_segments
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
@@ -83,32 +82,3 @@ def test_peak_memory_falls():
         peaks.append(memory.peak)
     assert peaks[1] < 0.6 * peaks[0]
     assert peaks[2] < 0.9 * peaks[1]
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_peak_memory_with_a_conditioned_head(mode):
-    """It grows little, and training the head alone keeps no layer's activations."""
-    batch = tiny_batch(vocab=400, lengths=(60, 60), stream_from=(8, 8))
-    peaks = []
-    for alone, fields in ((False, {}), (False, CONDITIONED), (True, CONDITIONED)):
-        model = tiny_model(
-            mode, base=tiny_llama(vocab=400), num_msa_layers=3, num_streams=4, **fields
-        )
-        if alone:
-            model.freeze_all_but_head()
-        with PeakMemory() as memory:
-            gradients(model, batch, 1)
-        peaks.append(memory.peak)
-    assert peaks[1] < 1.1 * peaks[0]
-    assert peaks[2] < 0.7 * peaks[0]
-
-
-def test_map_segments_splits_and_joins():
-    x = torch.arange(10.0).view(1, 10, 1)
-    parts = map_segments(lambda a, b: (2 * a, b), (x, None), 3)
-    assert [part[0].shape[1] for part in parts] == [4, 4, 2]
-    joined, nothing = join_segments(parts)
-    assert torch.equal(joined, 2 * x)
-    assert nothing is None
-    with pytest.raises(ValueError, match="segments is 0, expected at least 1"):
-        map_segments(lambda a: (a,), (x,), 0)

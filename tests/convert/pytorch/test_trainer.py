@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import re
 import shutil
 from collections import Counter
@@ -24,7 +23,7 @@ from torch_tiny import tiny_completions
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from specstream_mlx import generate, load
+from specstream_mlx import load
 from specstream_mlx.config import UserError
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.items import Item
@@ -121,16 +120,6 @@ def test_resuming_equals_not_stopping(step, settings, first):
     assert losses == {line["step"]: line["loss"] for line in log(first.parent)}
 
 
-def test_seed_repeats(settings, tmp_path):
-    runs = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        chosen = settings(output=tmp_path / name, seed=seed, iters=4, segments=2, bf16=True)
-        runs.append(load_file(trainer.train(chosen) / "speculative_streaming.safetensors"))
-    for key, tensor in runs[0].items():
-        assert torch.equal(tensor, runs[1][key])
-    assert not torch.equal(runs[0]["streams.embeddings"], runs[2]["streams.embeddings"])
-
-
 @pytest.mark.parametrize("has_instructions", [True, False])
 def test_bfloat16_is_the_default_where_it_is_quick(
     settings, has_instructions, tmp_path, monkeypatch
@@ -146,32 +135,6 @@ def test_bfloat16_is_the_default_where_it_is_quick(
     chosen = settings(output=tmp_path / "held", iters=1, bf16=None, dtype="bfloat16")
     trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
     assert (losses[2] == losses[0]) == has_instructions
-
-
-def test_training_with_a_pruner_trains_the_same_streams(settings, first):
-    found = read(trainer.train(settings(mode="shared", pruner_rank=0)))
-    expected = read(first)
-    assert expected.keys() - found.keys() == {"pruner.down.weight", "pruner.up.weight"}
-    assert_same(found, {name: expected[name] for name in found})
-
-
-def test_init_adapter_starts_where_the_other_run_ended(settings, first, tied, tmp_path):
-    fresh, started = [], []
-    train = settings(mode="shared", output=tmp_path / "a", iters=1, learning_rate=1e-9)
-    trainer.train(train, lambda _, figures: fresh.append(figures["loss"]))
-    train = settings(
-        mode="shared", output=tmp_path / "b", iters=1, learning_rate=1e-9, init_adapter=first
-    )
-    trainer.train(train, lambda _, figures: started.append(figures["loss"]))
-    assert started[0] < fresh[0]
-    before, after = (load_adapter(tied, d).state_dict() for d in (first, tmp_path / "b/adapter"))
-    for name, tensor in before.items():
-        torch.testing.assert_close(after[name], tensor, atol=1e-7, rtol=0)
-
-
-def test_init_adapter_of_another_shape_is_refused(settings, first):
-    with pytest.raises(UserError, match=r"init_adapter .*lora_A.* has shape \(8, .*expected \(4,"):
-        trainer.train(settings(mode="shared", lora_rank=4, init_adapter=first))
 
 
 PLAIN = {"stream_head": "plain"}
@@ -278,32 +241,6 @@ def test_the_lower_layers_read_each_sequence_once(settings, monkeypatch):
     assert sum(read) == 24  # those of tiny_completions
 
 
-def test_a_token_that_follows_from_the_one_before_is_learned(settings, tmp_path):
-    """Half of the letters are drawn, and their capitals follow: only the token before tells which.
-
-    On other texts, of which no head can know more than an eighth of the letters that are drawn.
-    """
-    rng = random.Random(0)
-    for name, count in (("train", 96), ("valid", 16)):
-        lines = []
-        for _ in range(count):
-            letters = [rng.choice("bgjkqvxz") for _ in range(8)]
-            completion = "".join(letter + letter.upper() for letter in letters)
-            lines.append(json.dumps({"prompt": "go", "completion": completion}))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    losses, right = {}, {}
-    for head in ("plain", "conditioned"):
-        texts = {"data": tmp_path / "train.jsonl", "valid_data": tmp_path / "valid.jsonl"}
-        chosen = {"output": tmp_path / head, "stream_head": head, "learning_rate": 2e-2}
-        trainer.train(settings(**texts, **chosen, iters=100))
-        *lines, last = log(tmp_path / head)
-        losses[head] = [sum(line["per_stream"]) for line in lines]
-        right[head] = sum(last["held_out"]["streams"]) / 4
-    assert losses["plain"][0] == pytest.approx(losses["conditioned"][0], rel=1e-4)
-    assert losses["conditioned"][-1] < 0.75 * losses["plain"][-1]
-    assert right["plain"] < 0.3 < 0.5 < right["conditioned"]
-
-
 def test_parts_learn_at_their_own_rates(settings, first, tied):
     """Adam's first step is the learning rate long, whatever the gradient."""
     rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
@@ -323,7 +260,6 @@ def test_time_limit_ends_the_run(settings):
 
 
 def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_path):
-    """The runtime verifies all tokens."""
     path = trainer.train(settings(mode="shared", draft_vocabulary=9, iters=12))
     items = tokenize(read_pairs(data), AutoTokenizer.from_pretrained(tied), None, 1024)
     counts = Counter(token for item in items for token in item.tokens[item.stream_from :])
@@ -333,14 +269,7 @@ def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_p
     assert min(counts[token] for token in ids) >= counts.most_common(10)[-1][1]
 
     convert_adapter(path, tied, tmp_path / "mlx", dtype="float16")
-    model, tokenizer = load(tied, adapter_path=tmp_path / "mlx")
-    assert model.streams.vocabulary.tolist() == ids
-    prompt = tokenizer.encode("the report is late")
-    texts = [
-        generate(model, tokenizer, prompt, max_tokens=30, **drafting)
-        for drafting in ({"tree_width": 2, "tree_size": 6}, {"speculation": False})
-    ]
-    assert texts[0] == texts[1]
+    assert load(tied, adapter_path=tmp_path / "mlx")[0].streams.vocabulary.tolist() == ids
     with pytest.raises(UserError, match=r"draft_vocabulary is 100000, expected at most the base's"):
         trainer.train(settings(output=tmp_path / "other", draft_vocabulary=100_000))
 
@@ -388,12 +317,6 @@ def test_command_line(tied, data, tmp_path):
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
     assert all(".layers.2.self_attn." in name for name in lora)
-    head = ("--stream-head", "conditioned", "--stream-head-rank", 3, "--train", "head")
-    head += ("--init-adapter", tmp_path / "out" / "adapter", "--output", tmp_path / "head")
-    result = cli(*flags, *shared, "--num-msa-layers", 1, "--no-bf16", *head)
-    assert result.exit_code == 0, result.output
-    found = load_file(tmp_path / "head" / "adapter" / "speculative_streaming.safetensors")
-    assert found["streams.head.biases"].shape == (4, 3)
     result = cli(*flags, "--mode", "both")
     assert (result.exit_code, result.stdout) == (2, "")
     sentence = "error: Invalid value for '--mode': 'both' is not one of 'lossless', 'shared'.\n"
@@ -411,20 +334,16 @@ HEAD_ALONE = {"train": "head", "stream_head": "conditioned"}
         ({"lora_rank": 4}, "lora_rank is for shared mode"),
         ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x'"),
         ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
-        ({"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
         ({"epochs": 1}, "iters and epochs were both given"),
-        ({"stream_init": "value_rotation"}, "value_rotation_epsilon is 0.0 with stream_init"),
         ({**PLAIN, "stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
         ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
         ({**PLAIN, "train": "head"}, "train is 'head' with stream_head 'plain', expected 'cond"),
         (HEAD_ALONE, "train is 'head' without init_adapter, expected the adapter whose streams"),
         (
             {**HEAD_ALONE, "init_adapter": NOWHERE, "alpha_main": 1.0},
-            "alpha_main is 1.0 with train 'head', expected none",
+            "alpha_main is 1.0 with train",
         ),
-        ({**HEAD_ALONE, "init_adapter": NOWHERE}, "adapter directory /nowhere does not exist"),
         ({"resume": True}, "nothing to resume"),
-        ({"max_seq_length": 3}, "at most 3 tokens"),
     ],
 )
 def test_bad_input_is_one_sentence(settings, values, sentence):

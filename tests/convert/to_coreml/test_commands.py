@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 from command_line import refusal, run
-from coremltools.models import MLModel
 from coremltools.proto.Model_pb2 import Model
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
@@ -57,18 +56,6 @@ def test_a_drawn_text_does_not_depend_on_drafts(exported):
     assert drafted["prompt_tokens"] > raw["prompt_tokens"]
 
 
-def test_who_computes_is_said(exported):
-    result = generate(exported, "--adapter", "streams")
-    assert result.exit_code == 0
-    lines = result.stderr.splitlines()
-    assert lines[0] == (
-        "Core ML runs on a Mac alone: here numpy executes the package, which is slow"
-    )
-    assert any(line.startswith("Target calls: ") for line in lines)
-    quiet = generate(exported, "--adapter", "streams", "--quiet")
-    assert quiet.stderr.splitlines() == ["The text was cut off at --max-tokens 8"]
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -87,46 +74,28 @@ def test_refused_flags(exported, flags, sentence):
     assert sentence in refusal(generate(exported, *flags))
 
 
-def test_refused_packages(exported, tmp_path):
-    alone = shutil.copytree(exported, tmp_path / "x.mlpackage")
-    more = (*TEXT, "--adapter", "streams")
-    for command, flags in (("generate", ("--coreml",)), ("coreml-verify", ())):
-        said = refusal(run(command, *flags, tmp_path / "nowhere.mlpackage", *more))
-        assert "nowhere.mlpackage does not exist" in said
-        assert "x.tokenizer is missing" in refusal(run(command, *flags, alone, *more))
-
-
-def test_refused_metadata(exported, tmp_path):
-    model = MLModel(str(exported), skip_model_load=True)
-    for said, sentence in (
-        (None, "has no metadata called 'specstream'"),
-        (json.dumps({"version": 9}), "has the version 9, expected 1"),
-        (json.dumps({"version": 1}), "the metadata is damaged (KeyError: 'sizes')"),
-        ("[", "is not valid JSON"),
-    ):
-        del model.user_defined_metadata[METADATA]
-        if said is not None:
-            model.user_defined_metadata[METADATA] = said
-        path = tmp_path / "changed.mlpackage"
-        model.save(str(path))
-        assert sentence in refusal(generate(path))
-        shutil.rmtree(path)
-        model.user_defined_metadata[METADATA] = "{}"
-
-
-def of_metadata(change):
+def with_metadata(made):
     """What changes a package's description of itself."""
 
     def changed(package):
-        spec = Model()
-        file = package / INSIDE / "model.mlmodel"
+        spec, file = Model(), package / INSIDE / "model.mlmodel"
         spec.ParseFromString(file.read_bytes())
-        said = json.loads(spec.description.metadata.userDefined[METADATA])
-        change(said)
-        spec.description.metadata.userDefined[METADATA] = json.dumps(said)
+        fields = spec.description.metadata.userDefined
+        text = made(fields.pop(METADATA))
+        if text is not None:
+            fields[METADATA] = text
         file.write_bytes(spec.SerializeToString())
 
     return changed
+
+
+def of_metadata(change):
+    def changed(text):
+        said = json.loads(text)
+        change(said)
+        return json.dumps(said)
+
+    return with_metadata(changed)
 
 
 def weights(package):
@@ -149,6 +118,13 @@ DAMAGES = {
     "is damaged (TypeError": of_metadata(lambda s: s.update(adapters=3)),
     "end_tokens is 'x'": of_metadata(lambda s: s["base"].update(end_tokens=["x"])),
     "tokenizer is '../x'": of_metadata(lambda s: s.update(tokenizer="../x")),
+    "has no metadata called 'specstream'": with_metadata(lambda _: None),
+    "is not valid JSON": with_metadata(lambda _: "["),
+    "has the version 9, expected 1": of_metadata(lambda s: s.update(version=9)),
+    "the metadata is damaged (KeyError: 'sizes')": of_metadata(lambda s: s.pop("sizes")),
+    "Manifest.json is missing": lambda p: (p / "Manifest.json").unlink(),
+    "x.tokenizer is missing": lambda p: shutil.rmtree(p.with_suffix(".tokenizer")),
+    "x.mlpackage does not exist": shutil.rmtree,
 }
 
 
@@ -164,17 +140,6 @@ def test_a_damaged_package(sentence, exported, tmp_path):
     ):
         assert result.exit_code == 2, result.output
         assert sentence in result.stderr.splitlines()[-1]
-
-
-def test_a_package_that_is_read_stays_as_it_is(exported):
-    def state():
-        return {path: path.lstat() for path in (exported, *exported.rglob("*"))}
-
-    before = state()
-    assert generate(exported, "--adapter", "streams").exit_code == 0
-    for path, found in state().items():
-        assert (found.st_ino, found.st_mtime_ns) == (before[path].st_ino, before[path].st_mtime_ns)
-    assert len(before) == len(state())
 
 
 # coreml-verify ------------------------------------------------------------------------------------
@@ -215,26 +180,13 @@ def test_a_recording_is_replayed(exported, calls):
 
 def test_a_changed_recording_fails(exported, calls, tmp_path):
     recorded = json.loads(calls.read_text())
-    del recorded["runs"][1:]
     for call in recorded["runs"][0]["calls"]:
         if "predictions" in call["outputs"]:
             call["outputs"]["predictions"][0] += 1
-    path = tmp_path / "calls.json"
-    path.write_text(json.dumps(recorded))
-    result = run("coreml-verify", exported, "--vectors", path)
+    (tmp_path / "calls.json").write_text(json.dumps(recorded))
+    result = run("coreml-verify", exported, "--vectors", tmp_path / "calls.json")
     assert result.exit_code == 1
-    exact, half = result.stdout.split("\n\n")[:2]
-    assert exact.startswith("numpy, float32:\n")
-    assert half.startswith("numpy, half precision:\n")
-    assert "integers are equal, expected at least 100%" in exact.splitlines()[-1]
-
-
-def test_without_a_recording_one_is_made(exported):
-    flags = ("--adapter", "key_points", "-p", "the", "-m", 2, "--json")
-    (half,) = values(run("coreml-verify", exported, *flags))["replays"]
-    assert half["executor"] == "numpy, half precision"
-    functions = {f"key_points_{name}" for name in ("prefill8", "logits4", "draft")}
-    assert {d["function"] for d in half["differences"]} >= functions
+    assert "integers are equal, expected at least 100%" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from specstream_mlx.loop import Request
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
 PROCESSED = {"logits_processors": make_logits_processors({3: 2.0}, 1.3)}
-LENGTHS = (1, 9, 27)
 
 
 def prompt_of(length, seed=0):
@@ -62,29 +61,25 @@ def both(pair, request, *, seed=0, adapter="one", ours=None):
     return found, expected
 
 
-def check_texts(pair, adapter="one", lengths=LENGTHS):
+@pytest.mark.parametrize(
+    ("kind", "adapter", "lengths"),
+    [
+        ("lossless", "one", (1, 9, 27)),
+        ("shared", "one", (1, 27)),
+        ("shared", "other", (9,)),
+        ("conditioned", "one", (9,)),
+    ],
+)
+def test_texts_and_trees(kind, adapter, lengths, request):
     """Several prompts, greedy and drawn."""
+    pair = request.getfixturevalue(kind)
     for seed, length in enumerate(lengths):
         for how in (GREEDY, KEYED):
-            request = Request(prompt_of(length, seed), max_tokens=14, **how)
-            found, expected = both(pair, request, seed=seed, adapter=adapter)
+            asked = Request(prompt_of(length, seed), max_tokens=14, **how)
+            found, expected = both(pair, asked, seed=seed, adapter=adapter)
             assert_same_steps(found, expected)
             assert max(len(step.tokens) for step in found) > 2
-            if pair.case.streams is not None:  # else the trees are chains
-                assert max(len(step.tree) for step in found) > SIZES.nodes[0]
-
-
-def test_texts_and_trees_of_lossless_streams(lossless):
-    check_texts(lossless)
-
-
-def test_texts_and_trees_of_shared_adapters(shared):
-    check_texts(shared, lengths=(1, 27))
-    check_texts(shared, "other", lengths=(9,))
-
-
-def test_texts_and_trees_of_conditioned_heads(conditioned):
-    check_texts(conditioned, lengths=(9,))
+            assert max(len(step.tree) for step in found) > SIZES.nodes[0]
 
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
@@ -119,19 +114,6 @@ def test_the_smallest_functions_that_hold_the_trees_are_called(lossless):
     assert len(set(sizes)) == 2
 
 
-def test_own_settings_draft_the_smallest_tree(lossless):
-    decoder = lossless.package_decoder()
-    request = decoder.fitted(Request(prompt_of(5), max_tokens=10))
-    assert request.drafting.tree_size == SIZES.nodes[0] - 1
-    truth = plain_text(lossless.decoder(), request)
-    found = list(decoder.decode(request))
-    assert [token for step in found for token in step.tokens][:10] == truth
-    assert max(len(step.tree) for step in found) == SIZES.nodes[0]
-    large = decoder.fitted(Request(prompt_of(5), DraftSettings(tree_width=9, tree_size=60)))
-    assert large.drafting.tree_size == SIZES.most_nodes - 1
-    assert large.drafting.tree_width == SIZES.candidates
-
-
 # Ends -------------------------------------------------------------------------------------------
 
 
@@ -164,18 +146,6 @@ def test_an_end_token_within_a_path(lossless):
         assert truth[place] in found[-1].tokens
         within += found[-1].tokens[-1] != truth[place]
     assert within
-
-
-def test_most_tokens_within_a_path(lossless):
-    prompt, beyond = prompt_of(9), 0
-    truth = plain_text(lossless.decoder(), Request(prompt, max_tokens=18))
-    for most in range(1, 10):
-        request = Request(prompt, max_tokens=most)
-        expected = by_engine(lossless.decoder(), request, Told(truth))
-        found = by_package(lossless.package_decoder(), request, Told(truth))
-        assert_same_steps(found, expected)
-        beyond += sum(len(step.tokens) for step in found) > most
-    assert beyond
 
 
 # One prompt behind another ----------------------------------------------------------------------
@@ -240,24 +210,3 @@ def test_without_logits_nothing_is_drawn(lossless):
         with pytest.raises(UserError, match=r"no functions that return logits.*--sampling"):
             ours.fitted(Request([1], **how))
     ours.fitted(Request([1]))
-
-
-def test_several_adapters_must_be_told_apart(shared):
-    contents = Contents.read(shared.path)
-    with pytest.raises(UserError, match=r"no adapter was named, .* has one, other"):
-        PackageDecoder(contents, shared.package)
-
-
-def test_damaged_descriptions(tmp_path, lossless):
-    with pytest.raises(UserError, match="nowhere does not exist"):
-        Contents.read(tmp_path / "nowhere")
-    (tmp_path / "text.mlpackage").write_text("text")
-    (tmp_path / "empty.mlpackage").mkdir()
-    for name, sentence in (
-        ("text", r"\.mlpackage is no Core ML package"),
-        ("empty", r"\.mlpackage/Manifest\.json is missing"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            Contents.read(tmp_path / f"{name}.mlpackage")
-    with pytest.raises(UserError, match=r"none\.tokenizer is missing"):
-        Contents.read(lossless.path).read_tokenizer()

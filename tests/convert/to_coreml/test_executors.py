@@ -7,7 +7,6 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 import coremltools as ct
 from specstream_mlx.convert.to_coreml import executors
-from specstream_mlx.convert.to_coreml.evaluate import Package
 
 from specstream_mlx import UserError
 
@@ -63,10 +62,3 @@ def test_what_core_ml_refuses_is_one_sentence(lossless, mac, monkeypatch):
     monkeypatch.setattr(ct.models.utils, "compile_model", refuse)
     with pytest.raises(UserError, match="cannot be compiled by Core ML: Error compiling model"):
         executors.CoreML(lossless.path)
-
-
-def test_elsewhere_numpy_computes(lossless, monkeypatch):
-    monkeypatch.setattr(executors.platform, "system", lambda: "Linux")
-    executor = executors.executor_of(lossless.path)
-    assert isinstance(executor, Package)
-    assert executor.title == "numpy, float32"

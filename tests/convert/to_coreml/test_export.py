@@ -2,10 +2,6 @@
 
 import errno
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -16,26 +12,11 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 from command_line import refusal, run
 from specstream_mlx.convert.to_coreml import export as exporting
 from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.package import METADATA, PackageBuilder
+from specstream_mlx.convert.to_coreml.package import METADATA
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 from transformers import AutoTokenizer
 
 SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
-KILLED = """
-import os, signal, sys, tempfile
-from pathlib import Path
-from specstream_mlx.convert.to_coreml import export as exporting
-from specstream_mlx.cli import app
-
-def killed(model, path):
-    path.mkdir()
-    (path / "half").write_text("written")
-    assert list(Path(tempfile.gettempdir()).iterdir())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-exporting.save = killed
-app(sys.argv[1:])
-"""
 
 
 def export(base, output, *flags):
@@ -138,36 +119,3 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "coremltools", None)
     sentence = refusal(export(base, tmp_path / "x.mlpackage"))
     assert "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'" in sentence
-
-
-def test_a_disk_that_fills_up_while_coremltools_converts(base, tmp_path, monkeypatch):
-    """It says so in words of its own."""
-
-    def full(self, facts):
-        raise RuntimeError("could not write to the file")
-
-    monkeypatch.setattr(PackageBuilder, "model", full)
-    usage = shutil.disk_usage(tmp_path)._replace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    sentence = refusal(export(base, tmp_path / "x.mlpackage"))
-    assert "x.mlpackage cannot be written: No space left on device" in sentence
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_killed_export_leaves_what_the_next_one_removes(base, tmp_path):
-    output = tmp_path / "x.mlpackage"
-    flags = ("export-coreml", "--model", base, "--output", output, *SIZES)
-    command = [sys.executable, "-c", KILLED, *map(str, flags)]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    process = subprocess.run(
-        command, capture_output=True, env=os.environ | {"TMPDIR": str(temporary)}
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert not list(temporary.iterdir())
-    left = {path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()} - {"temporary"}
-    assert left == {".x.mlpackage.partial", ".x.tokenizer.partial"}
-    assert export(base, output).exit_code == 0
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"temporary", "x.mlpackage", "x.tokenizer"}

@@ -76,11 +76,3 @@ def test_what_no_offset_can_hold_is_dense():
     assert dense.dtype == np.float16
     assert store.report[0].form == "fp16"
     assert dense.astype(np.float64) == pytest.approx(weight, rel=1e-3, abs=1e-3)
-
-
-def test_report_counts_bytes():
-    store = Store()
-    store.matrix("w", layer(normal(8, 4 * GROUP), 4))
-    (line,) = store.report
-    assert (line.form, line.shape, line.groups) == ("int4", (8, 4 * GROUP), 32)
-    assert line.nbytes == 8 * 4 * GROUP // 2 + 32 * 2 + 32 // 2

@@ -49,18 +49,6 @@ def test_purpose_made_groups_are_written_and_read(bits, kinds, form, tmp_path, m
     assert y == pytest.approx(x @ package.weights(NAME)["w"].T, abs=1e-5)
 
 
-def test_rows_that_are_encoded_apart_have_offsets_of_one_type(monkeypatch):
-    monkeypatch.setattr(weights, "_ROWS", 2)
-    module = quantized(purpose_made("usual", "usual", "usual", "positive", "usual"), 8)
-    groups = Store().matrix("w", module)
-    assert groups.offset.dtype == np.float16
-    monkeypatch.setattr(weights, "_ROWS", 100)
-    whole = Store().matrix("w", module)
-    assert (groups.held == whole.held).all()
-    assert (groups.offset == whole.offset).all()
-    assert (groups.out_of_range, groups.error) == (whole.out_of_range, whole.error)
-
-
 @pytest.mark.parametrize("bits", [None, 8])
 def test_some_rows_are_written_as_in_the_whole(bits):
     dense = purpose_made("usual", "positive", "usual", 0.3)

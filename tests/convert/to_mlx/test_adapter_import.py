@@ -15,7 +15,6 @@ from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
-from tiny_models import stream_adapter_directory
 from tiny_peft import TOKENS, close, mlx_logits, peft_directory, torch_logits
 from torch_tiny import LINEAR, tiny_model
 
@@ -150,20 +149,6 @@ def test_streams_beside_any_lora(variant, hf, mlx, tmp_path):
     convert_adapter(tmp_path / "shared", hf, tmp_path / "out")
     differences = layer_differences(hf, tmp_path / "shared", mlx, tmp_path / "out", TOKENS, 5)
     assert max(d.relative for d in differences) <= BOUND
-
-
-def test_swapping_between_kinds(hf, mlx, tmp_path):
-    """LoRA, DoRA and streams one after the other: each as if it were the first."""
-    paths = {"streams": stream_adapter_directory(tmp_path / "streams", mlx)}
-    for name, variant in (("lora", "all linear layers"), ("dora", "dora")):
-        peft_directory(hf, tmp_path / f"peft-{name}", **VARIANTS[variant])
-        paths[name] = tmp_path / name
-        convert_adapter(tmp_path / f"peft-{name}", hf, paths[name])
-    fresh = {n: mlx_logits(load(mlx, adapter_path=path)[0].model) for n, path in paths.items()}
-    model, _ = load(mlx)
-    for name in ("lora", "dora", "streams", "dora", "lora"):
-        model.swap_adapter(paths[name])
-        np.testing.assert_array_equal(mlx_logits(model.model), fresh[name])
 
 
 def test_several_adapters_in_one_run(hf, mlx, tmp_path):

@@ -84,19 +84,6 @@ def test_a_quantized_model_stays_as_it_is(tmp_path):
     assert not (tmp_path / "again").exists()
 
 
-def test_quantized_weights_are_mlx_lms(tied, tmp_path):
-    convert_base(tied, tmp_path / "mlx", bits=4, group_size=32)
-    found, plain = weights(tmp_path / "mlx"), weights(tied)
-    packed = mx.quantize(plain["model.embed_tokens.weight"], 32, 4)
-    for part, expected in zip(("weight", "scales", "biases"), packed, strict=True):
-        assert mx.array_equal(found[f"model.embed_tokens.{part}"], expected)
-
-
-def test_a_group_size_that_fits_no_layer(tied, tmp_path):
-    args = ("--model", tied, "--mlx-path", tmp_path / "mlx", "--bits", 4, "--group-size", 128)
-    assert "no layer's width is a multiple of the group size 128" in refusal(convert(*args))
-
-
 def test_several_files_are_written_and_indexed(tmp_path, monkeypatch):
     base = tiny_llama_directory(tmp_path / "base", bits=4)
     each = functools.partial(make_shards, max_file_size_gb=0)

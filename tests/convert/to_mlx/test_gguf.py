@@ -151,16 +151,6 @@ def test_blocks_of_extremes():
         assert np.array_equal(np.array(found), gguf.dequantize(blocks, kind)), kind.name
 
 
-def test_large_tensors_are_unpacked_in_chunks(monkeypatch):
-    from specstream_mlx.convert.to_mlx import gguf_blocks
-
-    data = random_blocks(Kind.Q5_K, 6, 768, np.random.default_rng(0))
-    whole = repack(Kind.Q5_K, data, mx.float32)
-    monkeypatch.setattr(gguf_blocks, "_CHUNK", 1024)
-    parts = repack(Kind.Q5_K, data, mx.float32)
-    assert all(mx.array_equal(*pair) for pair in zip(whole, parts, strict=True))
-
-
 def test_memory_follows_the_largest_tensor(tmp_path):
     file = tiny_gguf("llama", (Kind.Q4_K,)).write(tmp_path / "m.gguf")
     held = mx.get_active_memory()

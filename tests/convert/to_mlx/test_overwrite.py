@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 from command_line import refusal, run
-from specstream_mlx.convert.to_mlx import base, weight_files
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 
@@ -104,23 +103,6 @@ def test_other_files_beside_a_model_or_an_adapter_are_kept(model, adapter, tmp_p
         assert (target / name).read_text() == "mine"
         (target / name).unlink()
         assert convert(*flags[kind], "--mlx-path", target).exit_code == 0
-
-
-def test_what_comes_while_a_conversion_runs_is_kept(model, tmp_path, monkeypatch):
-    target = tmp_path / "out"
-    flags = ("--model", model, "--mlx-path", target)
-    for more, sentence in ((), "exists already"), (("--overwrite",), "such as notes.txt"):
-
-        def write_weights(scratch, *args, **named):
-            weight_files.write_weights(scratch, *args, **named)
-            target.mkdir(exist_ok=True)
-            (target / "notes.txt").write_text("mine")
-
-        monkeypatch.setattr(base, "write_weights", write_weights)
-        assert sentence in refusal(run("convert", *flags, *more))
-        assert [path.name for path in target.iterdir()] == ["notes.txt"]
-        assert not list(tmp_path.glob(".out*"))
-        (target / "notes.txt").unlink()
 
 
 def test_models_and_adapters_are_replaced(model, adapter, tmp_path):
