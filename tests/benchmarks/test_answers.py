@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import answers, texts
-from benchmarks.answers import by_lookup, drafted, over_mlx_lm, perplexity, quality
+from benchmarks.answers import by_lookup, drafted, perplexity, quality
 from benchmarks.runner import Run
 from benchmarks.texts import Text
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
@@ -35,24 +35,6 @@ def test_every_kind_of_text_has_a_row_beside_a_control(tmp_path, monkeypatch):
         assert (row["perplexity"] is None) == (row["task"] == "prose")
 
 
-def row(task, speedup, least, control):
-    return {
-        "task": task,
-        "speedup": speedup,
-        "streams_alone": 1.0,
-        "least": least,
-        "least_control": control,
-    }
-
-
-def test_the_title_names_the_mean_over_tasks_and_the_slowest_text_beside_the_control():
-    rows = [row("sql", 1.0, None, None), row("concise", 4.0, 0.9, 0.8), row("prose", 1.5, 1.2, 0.7)]
-    assert over_mlx_lm(rows) == (
-        ": 2.00x over mlx_lm, by streams alone 1.00x, no text of 30 tokens or more below 0.90x "
-        "(control: 0.70x)"
-    )
-
-
 def run_of(calls):
     tokens = [token for written, _ in calls for token in written]
     return Run(tokens, "", target_calls=len(calls), decode_tps=1.0, calls=calls)
@@ -69,10 +51,6 @@ def test_quality():
     assert found["unchanged"] == 1.0
     assert found["from_text"] == pytest.approx(2 / 3)
     assert found["rouge_l"] == pytest.approx((1 + 1 + 2 / 3) / 3)
-
-
-def test_quality_where_no_text_is_right_as_it_stands():
-    assert quality("sql", ["SELECT b"], [("a", ["SELECT a"])])["unchanged"] is None
 
 
 def next_number(tokens):
@@ -113,12 +91,6 @@ def test_depths_count_calls_that_accepted_as_many_drafts():
     found = drafted([[8]], [run_of(calls)])
     assert found["depths"] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0, 0]
     assert found["call_reduction"] == 2
-
-
-def test_rates_behind_the_first_tokens():
-    run = Run(list(range(20)), "", 20, 1.0, arrivals=[0.5 * i for i in range(20)])
-    assert run.rate_behind(10) == pytest.approx(2.0)
-    assert run.rate_behind(13) == 0.0  # seven are too few
 
 
 def test_the_rate_behind_the_first_tokens_starts_where_a_call_ends():

@@ -33,12 +33,6 @@ def test_what_lasts_for_some_timings_is_taken_out():
     assert spread(without_drift(seen)) < 0.015
 
 
-def test_turns_in_the_same_order_hide_what_comes_in_step_with_them():
-    rounds = len(TRUE)
-    assert spread(without_drift(timings(20, shuffled=False, period=rounds))) > 0.1
-    assert spread(without_drift(timings(20, period=rounds))) < 0.03
-
-
 def test_steady_timings_and_single_ones_stay_as_they_are():
     assert without_drift(timings(1)) == dict(timings(1))
     steady = [(name, seconds) for _ in range(3) for name, seconds in TRUE.items()]

@@ -1,11 +1,8 @@
 """Names and numbers that a text does not contain are found, and ways to write one are the same."""
 
-import json
-
 import pytest
 
 from benchmarks.invented import invented
-from benchmarks.texts import TYPED
 
 SAID = [
     ("friendly", "See you Tuesday at 9:30, Ana!", "ana, be there tues 9.30"),
@@ -33,17 +30,3 @@ def test_what_the_text_says_is_not_invented(task, answer, text):
 @pytest.mark.parametrize(("task", "answer", "text", "found"), INVENTED)
 def test_what_it_does_not_say_is_found(task, answer, text, found):
     assert invented(task, answer, text) == found
-
-
-def test_answers_that_people_wrote_hardly_ever_invent():
-    """The measure would be of no use if it blamed what people accept."""
-    blamed = total = 0
-    for path in sorted((TYPED / "dev").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            values = json.loads(line)
-            total += len(values["accepted"])
-            blamed += sum(
-                bool(invented(path.stem, answer, values["input"])) for answer in values["accepted"]
-            )
-    assert total > 900
-    assert blamed / total < 0.015

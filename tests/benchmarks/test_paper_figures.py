@@ -5,9 +5,7 @@ import json
 import pytest
 
 from benchmarks import paper_figures
-from benchmarks.paper_figures import find_adapters
 from benchmarks.runner import Base
-from specstream_mlx import UserError
 
 
 @pytest.mark.slow
@@ -25,12 +23,3 @@ def test_full_trees_of_every_shape_in_both_modes(tmp_path, monkeypatch, toy):
     for mode in ("lossless", "shared"):
         assert nodes[mode, "width 1"] <= 2 < nodes[mode, "width 3"] <= 3 + 9
         assert nodes[mode, "width 3, pruned"] <= 3  # and the root
-
-
-def test_adapters_are_found_by_their_number(tmp_path):
-    with pytest.raises(UserError, match="expected what the PyTorch trainer writes"):
-        find_adapters(tmp_path)
-    for number in (4, 10, 2):
-        (tmp_path / f"ns{number}" / "sql" / "adapter").mkdir(parents=True)
-        (tmp_path / f"ns{number}" / "sql" / "adapter" / "adapter_config.json").touch()
-    assert list(find_adapters(tmp_path)) == [2, 4, 10]

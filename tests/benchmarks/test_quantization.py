@@ -45,17 +45,6 @@ def test_call_reduction_is_compared_with_16_bits_of_the_same_mode():
     assert shares == [1.0, 0.75, None]
 
 
-def test_the_table_has_a_line_for_each_row():
-    facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b"}
-    facts |= {"model": "bundled", "texts": "typed texts (test)", "items": 16}
-    table = quantization.markdown([row(WHOLE, 4.0), row("int4", 3.0)], facts)
-    line = next(line for line in table if "int4" in line)
-    assert line == (
-        "| sql, shared | int4 | packed | 4.0 | 9 | 50 | 90 | 1.80x | 3.00 | 0.75 | "
-        "exact match 0.90 | 0.90 |"
-    )
-
-
 @pytest.mark.parametrize("name", ["int8", "int4, groups of 32", "msa_4_8"])
 def test_variants_are_what_they_are_called(tmp_path, name):
     base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
@@ -91,16 +80,3 @@ def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
     assert rows[1]["stored_bytes"] < rows[0]["stored_bytes"]
     assert "quality" not in result.stdout
     assert run("--model", base, *flags).exit_code == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_four_bits_keep_the_call_reduction_of_shared_adapters(tmp_path):
-    flags = ("--variants", "16 bit;int4", "--texts", "dev", "--tasks", "sql", "--items", 6)
-    result = run(*flags, "--max-tokens", 48, "--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    (file,) = tmp_path.glob("*.json")
-    rows = json.loads(file.read_text())["rows"]
-    (four,) = [r for r in rows if (r["variant"], r["mode"]) == ("int4", "shared")]
-    assert quantization.share_of_whole(four, rows) >= 0.9
-    assert four["stored_bytes"] < rows[0]["stored_bytes"] / 3

@@ -71,12 +71,6 @@ def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
         Base(tmp_path / "none", 8, bits=4, fastest_baseline=False)
 
 
-def test_a_text_of_one_token_is_one_clear_sentence():
-    found = interleaved([[1]], {"plain": lambda prompt: Run([1], "", 1, 0.0)})
-    with pytest.raises(UserError, match="no text got a second token"):
-        found.speedup("plain", "plain")
-
-
 def test_runs_are_the_same_where_every_round_is():
     texts = iter([[1], [1, 2], [1, 3], [1], [1, 2], [1, 2]])
     found = interleaved(

@@ -255,8 +255,3 @@ def test_questions_that_cannot_be_asked_are_one_sentence(base, here, text, sente
     (here / "q.jsonl").write_text(text)
     assert sentence in command_line.refusal(run(base))
     assert [path.name for path in here.iterdir()] == ["q.jsonl"]
-
-
-def test_shared_streams_are_refused(base, shared, here):
-    result = run(base, "--adapter-path", shared)
-    assert "is shared, expected streams in lossless mode" in command_line.refusal(result)

@@ -6,7 +6,7 @@ import command_line
 import pytest
 import typer
 from specstream_mlx.benchmarks import speedup
-from specstream_mlx.benchmarks.suites import SUITES, hybrid_over_better
+from specstream_mlx.benchmarks.suites import SUITES
 
 
 def run(*arguments):
@@ -90,22 +90,6 @@ def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence)
     result = run("--model", base, *OWN, *flags)
     assert sentence in command_line.refusal(result)
     assert [path.name for path in here.iterdir()] == ["mine.txt"]
-
-
-def test_a_hybrid_tree_is_compared_with_the_better_drafter_of_its_case():
-    rows = [
-        {"task": "sql", "mode": mode, "method": method, "call_reduction": reduction}
-        for mode, method, reduction in (
-            ("lossless", "mlx_lm", 1.0),
-            ("lossless", "8 nodes: streams", 2.0),
-            ("lossless", "8 nodes: lookup", 1.5),
-            ("lossless", "8 nodes: hybrid", 2.5),
-            ("shared", "8 nodes: streams", 2.0),
-            ("shared", "8 nodes: lookup", 4.0),
-            ("shared", "8 nodes: hybrid", 3.0),
-        )
-    ]
-    assert hybrid_over_better(rows) == [1.25, 0.75]
 
 
 def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatch):

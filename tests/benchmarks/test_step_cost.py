@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards
-from benchmarks.random_llama import Size, random_llama, with_streams
+from benchmarks.random_llama import random_llama, with_streams
 from benchmarks.step_rows import StepRows
-from specstream_mlx import UserError
 
 
 def test_bare_forwards_leave_the_caches_as_they_were():
@@ -20,12 +19,6 @@ def test_bare_forwards_leave_the_caches_as_they_were():
         assert bare.seconds(StepRows(7, 35, (7, 4), 4)) > 0
         assert bare.products(StepRows(7, 35, (7, 4), 4)) > 0
         assert [cache.offset for cache in bare.caches] == [3] * 4
-
-
-@pytest.mark.parametrize("text", ["8", "8x", "1x64", "8x100", "axb"])
-def test_a_wrong_size_is_refused(text):
-    with pytest.raises(UserError, match="expected at least 2 layers"):
-        Size.parse(text)
 
 
 @pytest.mark.usefixtures("toy")

@@ -1,20 +1,15 @@
 """Graphs that are never evaluated: they are those of steps that are, and take no memory."""
 
-import time
 from collections import Counter
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
-from mlx_lm.models.llama import Model, ModelArgs
 
 from benchmarks import step_graphs
 from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
 from benchmarks.step_graphs import (
     as_on_a_gpu,
     markdown,
-    measured,
     model_of,
     operations,
     rows_of_model,
@@ -59,18 +54,6 @@ def test_what_a_step_asks_for():
     assert "| rope | 12 | 12 | 12 | 20 |" in text
 
 
-def test_bytes_of_weights_are_those_of_a_model_that_is_there():
-    config = model_of("small", "lossless").config
-    model = Model(ModelArgs.from_dict(config))
-    model.set_dtype(mx.float16)
-    nn.quantize(model, 64, 4)
-    parameters = [*tree_flatten(model.layers), *tree_flatten(model.model.embed_tokens)]
-    held = sum(array.nbytes for _, array in parameters)
-    plain = step_graphs.plain_graph(model_of("small", "lossless"))
-    assert plain.weight_bytes == held and plain.all_ms is None
-    assert plain.kv_bytes == LAYERS * (step_graphs.CONTEXT + 1) * 2 * 64 * 2
-
-
 @pytest.mark.parametrize("settings", [ONE_TOKEN, CHAIN], ids=["plain", "chain"])
 def test_the_graph_is_that_of_a_step_that_is_computed(settings):
     """The real loop hands over as many operations of each kind, with weights that are there."""
@@ -90,21 +73,3 @@ def test_the_graph_is_that_of_a_step_that_is_computed(settings):
     found = step_graph(model, settings).operations
     assert found == dict(handed)
     assert "Depends" not in found
-
-
-def test_hand_overs_are_timed_from_the_step_before():
-    graphs = []
-
-    def steps():
-        while True:
-            time.sleep(0.01)
-            mx.async_eval()
-            time.sleep(0.02)
-            mx.async_eval()
-            time.sleep(0.03)
-            graphs.append([mx.zeros((2,)) + len(graphs)])
-            yield
-
-    counts, found = measured(graphs, steps(), 1)
-    assert counts["Add"] == 1
-    assert 10 <= found["first_ms"] < found["last_ms"] - 20 < found["all_ms"] - 50
