@@ -205,6 +205,8 @@ def test_load(name, value, message):
         (Sampling, {"temp": NAN}, "temp is nan, expected a number of at least 0"),
         (Sampling, {"top_k": 1.5}, "top_k is 1.5, expected an integer of at least 0"),
         (Sampling, {"top_p": None}, "top_p is None, expected a number from 0 to 1"),
+        (Sampling, {"xtc_threshold": 0.6}, "xtc_threshold is 0.6, expected a number from 0"),
+        (Sampling, {"min_tokens_to_keep": 0}, "min_tokens_to_keep is 0, expected an integer"),
         (Sampling, {"xtc_special_tokens": 5}, "xtc_special_tokens is 5, expected a list"),
         (keyed_sampler, {"seed": 1.5}, "seed is 1.5, expected an integer"),
         (DraftSettings, {"tree_width": "4"}, "tree_width is '4', expected an integer"),

@@ -1,7 +1,5 @@
 """Guesses of streams that know the token before, against each path alone."""
 
-import itertools
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -12,9 +10,8 @@ from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import guessing, step
-from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guesses import StreamGuesses
-from specstream_mlx.engine.guessing import Shortlists, guess
+from specstream_mlx.engine.guessing import guess
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import LIKELIEST
 from specstream_mlx.engine.step import Decoder
@@ -96,20 +93,6 @@ def test_the_token_before_matters():
     assert mx.abs(first - second).max().item() > 0.5
 
 
-def test_a_head_at_its_start_guesses_what_plain_streams_do():
-    plain, model = (speculative_model(seed=2, **head) for head in ({}, HEAD))
-    model.streams.head.up.weight = mx.zeros_like(model.streams.head.up.weight)
-    settings = DraftSettings(tree_width=3, tree_size=None)
-    expected = step_of(plain, settings)[1].guesses()
-    found = step_of(model, settings)[1].guesses()
-    for depth in range(3):
-        for path in itertools.product(*(expected.tokens[level].tolist() for level in range(depth))):
-            pairs = zip(found.behind(path), expected.behind(path), strict=True)
-            for (token, score), (wanted, other) in pairs:
-                assert token == wanted
-                assert score == pytest.approx(other, abs=1e-4)
-
-
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
 def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, monkeypatch):
@@ -187,25 +170,6 @@ def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, most, wh
     assert (result.streams.logits is not None) == whole
 
 
-def test_several_sequences_have_shortlists_of_their_own(monkeypatch):
-    monkeypatch.setattr(guessing, "SHORTLIST", 5)
-    model = speculative_model(seed=2, **HEAD)
-    hidden = mx.random.normal((2, 3, model.config["hidden_size"]), key=mx.random.key(1))
-    tokens, before = mx.array([3, 7]), mx.array([[1, 2], [5, 6]])
-    borrowed = BorrowedModel(model.model, model.streams)
-    together = Shortlists(borrowed, model.streams.head, hidden, tokens)
-    for number in range(2):
-        one = slice(number, number + 1)
-        alone_ = Shortlists(borrowed, model.streams.head, hidden[one], tokens[one])
-        for stream in range(3):
-            paths = before[:, :1] if not stream else before
-            pairs = zip(
-                together.logits(stream, paths), alone_.logits(stream, paths[one]), strict=True
-            )
-            for found, expected in pairs:
-                assert found is expected is None or mx.allclose(found[one], expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("tied", "tuned"),
     [("grouped heads, tied", False), ("one kv head, untied", False), ("one kv head, untied", True)],
@@ -266,16 +230,6 @@ def test_the_likeliest_paths_are_followed(seed):
         others = set(below) - set(sorted(below, key=below.get)[-3:])
         assert not any(guesses.behind(path) for path in others) or depth == 3
         level = {path: below[path] for path in set(below) - others}
-
-
-def test_several_sequences_are_as_each_alone():
-    of_stream, tokens = table(0), mx.array([3, 7])
-    together = guess(of_stream, tokens, [LIKELIEST] * 3, 3)
-    for number, token in enumerate(tokens):
-        for found, expected in zip(
-            together, guess(of_stream, token, [LIKELIEST] * 3, 3), strict=True
-        ):
-            assert mx.allclose(found[number], expected)
 
 
 def test_fixed_shapes_are_asked_for_whatever_the_probabilities():

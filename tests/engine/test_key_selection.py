@@ -9,35 +9,25 @@ from architecture_models import pair
 from brute_force import forward
 from mlx_lm.models import llama
 from random_models import (
-    PLACED,
     PROMPT,
     STREAMS,
-    TREES,
-    Oracle,
     assert_close,
-    assert_lossless,
-    assert_same_tokens,
     decoder_after,
-    empty_tree,
     paired,
     random_prompt,
     relative_error,
-    sequel,
     speculative_model,
     take,
-    tokens_of,
     true_tree,
 )
 from tiny_models import tiny_streams
 from trees import full_tree
 
-from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.key_selection import SelectingRows
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.models.streams import Streams
 
 WAYS = ["beside", "deferred"]
@@ -111,35 +101,6 @@ def test_few_keys_change_the_streams_and_enough_keys_nothing(mode, way):
     assert main > 1e-2 if mode == "shared" else main <= 1e-4
 
 
-@pytest.mark.parametrize(("way", "base"), paired([*WAYS, "beside three"], BASES, count=6))
-def test_lossless_text_is_mlx_lms(way, base, monkeypatch):
-    settings = {"stream_nodes": 3} if way == "beside three" else PLACED[way]
-    model, expected = few_keys(base, seed=1), sequel(base)
-    oracle = Oracle(expected).install(monkeypatch)
-    assert_lossless(model.model, PROMPT, tokens_of(model, PROMPT, 24, **settings), expected)
-    assert oracle.longest >= 3
-
-
-@pytest.mark.parametrize(("tree", "base"), paired(TREES, BASES))
-def test_shared_text_is_that_of_one_token_a_step(tree, base):
-    model = few_keys(base, mode="shared", seed=1)
-    expected, logits, _ = empty_tree(model, 20)
-    found = tokens_of(model, PROMPT, 20, **TREES[tree])
-    assert_same_tokens(found, expected, logits.__getitem__)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_as_many_keys_as_the_path_has_hide_none(way):
-    """Though the tree has rows beside it, so that there is something to select among."""
-    tree = true_tree(few_keys())
-    every, enough = (
-        take(decoder_after(few_keys(keys=keys), PROMPT), tree, way)
-        for keys in (0, len(PROMPT) + int(tree.depths.max()))
-    )
-    assert len(PROMPT) - 1 + len(tree) > len(PROMPT) + tree.depths.max()
-    assert_close(enough.streams.logits, every.streams.logits)
-
-
 def test_deferred_streams_read_no_other_keys(monkeypatch):
     """Attention of their pass is over the selected rows and their own."""
     model, columns = few_keys(), []
@@ -189,24 +150,6 @@ def test_over_a_quantized_cache(bits, case, monkeypatch):
         expected = (expected / expected.sum(-1, keepdims=True)).sum(1, keepdims=True)
         assert_close(weights, np.where(np.array(seen), expected, -1))
     assert len(weighed) == 2 * found.streams.config.num_msa_layers
-
-
-@pytest.mark.parametrize(("way", "mode"), [*((way, "lossless") for way in WAYS),
-                                           ("beside", "shared")])  # fmt: skip
-def test_several_sequences_select_as_each_does_alone(way, mode):
-    model, prompts = few_keys(mode=mode), [random_prompt(n, seed=n) for n in (9, 2, 30)]
-    places = np.arange(3, dtype=np.int32)
-    tokens = np.array([[prompt[-1], 5, 6] for prompt in prompts], np.int32)
-    alone = [decoder_after(model, prompt) for prompt in prompts]
-    decoder = decoder_after(model, prompts[0])
-    decoder.seat([0], alone[1:])
-    plan_of = DraftSettings(tree_width=1, **PLACED[way]).plans(model.streams.config)
-    plans = [plan_of(DraftTree(own, places - 1, places)) for own in tokens]
-    together = decoder.step(plans, [VerifyRule()] * 3)
-    for found, plan, other in zip(together, plans, alone, strict=True):
-        [expected] = other.step([plan], [VerifyRule()])
-        assert_close(found.streams.logits, expected.streams.logits)
-        assert_close(found.logits, expected.logits)
 
 
 def the_least(rows, *args):

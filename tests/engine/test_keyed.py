@@ -21,7 +21,7 @@ from random_models import (
     speculative_model,
 )
 
-from specstream_mlx import PromptCache, Sampling, UserError, keyed_sampler
+from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
@@ -85,15 +85,6 @@ def test_drafts_change_no_text(drafts, filters, base, streams, mode, processors)
         assert found == plain
 
 
-def test_another_seed_is_another_text():
-    model, prompt = speculative_model(), random_prompt(9)
-    texts = {
-        tuple(tokens_of(model, prompt, COUNT, {}, sampler=keyed_sampler(seed))[0])
-        for seed in (0, 1, 2**32, 2**64 - 1)
-    }
-    assert len(texts) == 4
-
-
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_the_noise_helps_to_draft(mode):
     """Random streams know little, but a random target draws what the noise says."""
@@ -123,16 +114,6 @@ def test_a_quantized_cache():
         model.model, prompt_of(case), COUNT, sampler=keyed_sampler(1), **options
     )
     assert found == expected
-
-
-def test_turns_on_a_prompt_cache():
-    model, cache, prompt = speculative_model(), PromptCache(), random_prompt(12)
-    for seed in range(3):
-        options = {"sampler": keyed_sampler(seed, top_p=0.9)}
-        found, _ = tokens_of(model, prompt, COUNT, {"tree_size": 8}, prompt_cache=cache, **options)
-        assert found == tokens_of(model, prompt, COUNT, {"speculation": False}, **options)[0]
-        prompt = [*prompt, *found, *random_prompt(5, seed=seed)]
-    assert cache.reused > 12
 
 
 def test_a_sampler_counts_the_calls_of_mlx_lm():

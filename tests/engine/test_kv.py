@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import KVCache
 from random_models import paired
 
 from specstream_mlx.engine.kv import UncommittedRows, commit
@@ -72,10 +72,3 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
             assert all(
                 mx.array_equal(a[..., -count:, :], b) for a, b in zip(found, wanted, strict=True)
             )
-
-
-def test_only_quantized_rows_say_so():
-    """mlx-lm's attention asks for ``bits``."""
-    assert not hasattr(UncommittedRows(KVCache(), Rows(0)), "bits")
-    rows = UncommittedRows(QuantizedKVCache(32, 4), Rows(0))
-    assert (rows.bits, rows.group_size) == (4, 32)

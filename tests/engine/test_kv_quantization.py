@@ -6,8 +6,6 @@ sharpened random model makes a tenth of a nat of that, so the prompts here are s
 best tokens are never nearly tied.
 """
 
-import inspect
-import re
 from dataclasses import replace
 
 import mlx.core as mx
@@ -16,18 +14,14 @@ import pytest
 from architecture_models import VOCAB_SIZE, WINDOW, pair
 from changing_drafts import switching
 from kv_cases import BITS, CASES, COUNT, CROSSING, arguments, plain, prompt_of
-from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     Oracle,
-    assert_close,
     assert_same_tokens,
-    paired,
     plain_tokens,
     random_prompt,
-    random_tree,
     relative_error,
     request,
     take,
@@ -39,7 +33,7 @@ from trees import full_tree
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
-from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
@@ -231,48 +225,6 @@ def test_shared_text_is_that_of_one_token_a_step(case, bits, start, streams, mon
     assert_rows_of(oracle.decoders[0].caches, caches)
 
 
-# Logits of a tree -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("case", "bits"), paired(CASES, BITS))
-def test_a_tree_is_its_paths(case, bits):
-    """Over a quantized prefix, whole or pruned, streams deferred or beside it."""
-    found_pair, prompt = pair(case), prompt_of(case)
-    truth = [5, 6, 7]
-    tree = random_tree(
-        np.random.default_rng(2), prompt[-1], depth=3, width=2, truth=truth, vocab_size=VOCAB_SIZE
-    )
-    assert not tree.is_chain
-
-    def step(tree, placement, start=0, **pruning):
-        decoder = found_pair.decoder_after(prompt[:-1], chunk=20)
-        KVQuantization(bits, CASES[case][1], start).apply(decoder.caches)
-        return take(decoder, tree, placement, **pruning)
-
-    def path_logits(node):
-        return np.array(step(chain(tree.tokens[tree.path(node)]), "none").logits[-1])
-
-    expected = np.stack([path_logits(node) for node in range(len(tree))])
-    drafts = []
-    for placement, max_nodes in (
-        ("none", None),
-        ("deferred", None),
-        ("beside", None),
-        ("deferred", 6),
-        ("beside", 6),
-    ):
-        result = step(tree, placement, max_nodes=max_nodes)
-        wanted = expected if max_nodes is None else expected[np.array(result.kept)]
-        errors = [relative_error(a, b) for a, b in zip(result.logits, wanted, strict=True)]
-        assert np.median(errors) <= 1e-4
-        assert max(errors) <= 1e-2, "one step of the quantization in one element"
-        drafts.append(result.streams and result.streams.logits)
-    assert_close(drafts[1], drafts[2], 1e-2)
-    assert_close(drafts[3], drafts[4], 1e-2)
-    unquantized = step(tree, "none", start=100).logits
-    assert relative_error(unquantized, expected) > 2e-2
-
-
 def test_sliding_windows_stay_when_quantized(monkeypatch):
     """mlx_lm leaves Mistral's window out; past it the text is that of one token a step."""
     found_pair = pair("Mistral 0.1, window")
@@ -292,20 +244,6 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
 
 
 # What cannot be -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"kv_bits": 3}, "kv_bits is 3, expected 4 or 8"),
-        ({"kv_bits": "8"}, "kv_bits is '8', expected 4 or 8"),
-        ({"kv_bits": 8, "kv_group_size": 48}, "is 48, expected 32, 64 or 128"),
-        ({"kv_bits": 8, "quantized_kv_start": -1}, "quantized_kv_start is -1, expected an integer"),
-    ],
-)
-def test_values_that_cannot_be(fields, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        stream_generate(pair("Llama 3.1").model, TokenizerWrapper(tiny_tokenizer()), [1], **fields)
 
 
 @pytest.mark.parametrize(
@@ -338,12 +276,3 @@ def test_models_that_cannot_be(case, group_size, sentence):
 def test_untested_architectures_are_refused():
     with pytest.raises(UserError, match=r"model_type is 'olmo2', .* expected one of \('llama'"):
         KVQuantization(8, 64, 0).check(None, {"model_type": "olmo2"})
-
-
-def test_the_defaults_are_those_of_mlx_lm():
-    expected = inspect.signature(generate_step).parameters
-    names = ("kv_bits", "kv_group_size", "quantized_kv_start")
-    assert KVQuantization(*(expected[name].default for name in names)) == NEVER_QUANTIZED
-    for name in names:
-        found = inspect.signature(stream_generate).parameters[name].default
-        assert found == expected[name].default

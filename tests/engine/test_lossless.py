@@ -1,7 +1,6 @@
 """``lossless`` + greedy prints what mlx_lm prints, token for token."""
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
@@ -22,9 +21,7 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
-from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import load
 from specstream_mlx.engine import step
 from specstream_mlx.engine.kv import WindowedKVCache
 
@@ -107,22 +104,6 @@ def test_past_the_growth_of_the_cache(monkeypatch):
         assert cache.keys.shape[2] <= plain_cache.keys.shape[2] + KVCache.step
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_base(bits, tmp_path, monkeypatch):
-    """Against mlx_lm's own loading of the same directories, with packed weights."""
-    base = tiny_llama_directory(tmp_path / "base", bits=bits, seed=3, tie_word_embeddings=False)
-    adapter = stream_adapter_directory(
-        tmp_path / "adapter", base, stream_mlp="adapter", stream_adapter_rank=4
-    )
-    model, _ = load(base, adapter_path=adapter, weights="expanded")
-    reference, _ = mlx_lm.load(str(base))
-    expected = plain_tokens(reference, PROMPT, 40)
-    assert len(set(expected)) >= 8
-    oracle = Oracle(expected).install(monkeypatch)
-    assert_lossless(reference, PROMPT, tokens_of(model, PROMPT, 30), expected)
-    assert oracle.longest >= 4
-
-
 def test_a_mismatch_states_the_gap():
     """Negative control: a wrong token, and how near a tie it was."""
     expected = sequel("grouped heads, tied")[:5]
@@ -146,14 +127,3 @@ def test_committing_the_wrong_rows_is_noticed(monkeypatch):
         assert_same_rows(
             oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1])
         )
-
-
-@pytest.mark.slow
-def test_two_hundred_prompts():
-    """Many short texts: prompts of 1 to 23 tokens, the streams' trees in turn."""
-    model = speculative_model("grouped heads, tied")
-    for number, (_, tree) in enumerate(paired(range(200), TREES)):
-        prompt = random_prompt(1 + number % 23, seed=number)
-        expected = plain_tokens(model.model, prompt, 12)
-        found = tokens_of(model, prompt, 12, **TREES[tree])
-        assert_lossless(model.model, prompt, found[:12], expected)

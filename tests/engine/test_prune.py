@@ -40,19 +40,6 @@ def test_path_scores(threshold):
     assert (cut > 0) == (threshold is not None and threshold > 0), "an inner edge was cut"
 
 
-def test_logits_of_inner_nodes_are_enough():
-    for seed in range(20):
-        tree, logits = random_case(seed)
-        if len(tree) == 1:
-            continue
-        tokens, _, ancestors = device_arrays(tree)
-        inner, parents = TreeShapes([tree.parents.tolist()]).inner
-        assert set(inner[0].tolist()) == set(tree.parents[1:].tolist())
-        found = path_scores(mx.array(logits)[inner], tokens, parents, ancestors, 0.05)
-        expected = path_scores(mx.array(logits)[None], *device_arrays(tree), 0.05)
-        assert mx.array_equal(found, expected)
-
-
 def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -4,21 +4,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from brute_force import forward
-from plain_rules import reference_scores, walk
+from plain_rules import reference_scores
 from random_models import (
     BASES,
     PLACED,
     PLAIN_HEADS,
     PROMPT,
     assert_close,
-    assert_lossless,
     decoder_after,
     paired,
     random_prompt,
     random_tree,
     relative_error,
-    request,
-    sequel,
     speculative_model,
     step_by,
     take,
@@ -31,7 +28,6 @@ from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.loop import decode
 
 
 def some_tree(seed=0, depth=3):
@@ -162,26 +158,6 @@ def test_pruned_tree(pruning, mode, pruner_form):
         assert_close(result.logits[row], main[best[row]])
 
 
-@pytest.mark.parametrize("pruning", [{"max_nodes": 9}, {"max_nodes": 12, "prune_threshold": 0.003}])
-def test_the_walk_after_pruning(pruning):
-    """It accepts the right path as far as that is kept, whatever rows the nodes moved to."""
-    model, depths, moved = speculative_model(), [], 0
-    for seed in range(6):
-        tree = true_tree(model, seed, right=4)
-        result = take(decoder_after(model, PROMPT), tree, "deferred", **pruning)
-        kept, in_play = kept_nodes(tree, result), np.array(result.in_play)
-        playing = [node in kept and in_play[kept.index(node)] for node in range(len(tree))]
-        predictions = np.full(len(tree), -1)
-        predictions[kept] = np.array(result.predictions)
-        expected = walk(tree, predictions, playing)
-        assert kept[result.last.item()] == expected
-        depths.append(tree.depths[expected])
-        moved += depths[-1] > 1 and result.last.item() != expected
-    assert max(depths) >= 3
-    assert min(depths) < 4
-    assert moved >= 2
-
-
 def sees_everything_before(shapes):
     shapes.ancestors = mx.tri(len(shapes)).astype(mx.bool_)[None]
 
@@ -236,45 +212,6 @@ def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatc
     assert not missed.streams.present.item()
     assert_close(missed.logits, every.logits)
     assert missed.guesses().depth == 0
-
-
-def test_only_their_rows_run(monkeypatch):
-    """n + s * gamma rows in the MSA layers."""
-    model, rows = speculative_model(), []
-    right = BorrowedModel.layer
-
-    def watched(self, number, hidden, *args, **kwargs):
-        rows.append(hidden.shape[1])
-        return right(self, number, hidden, *args, **kwargs)
-
-    monkeypatch.setattr(BorrowedModel, "layer", watched)
-    tree = random_tree(np.random.default_rng(1), PROMPT[-1], depth=3, width=3)
-    take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=2)
-    assert rows == [len(tree) + 2 * 3] * 2
-
-
-def test_after_a_miss_the_next_tree_is_the_root(monkeypatch):
-    """The nodes that are least probably last have the streams, so misses are many."""
-    model = speculative_model(seed=1)
-    right = DraftTree.likeliest_last
-    monkeypatch.setattr(
-        DraftTree,
-        "likeliest_last",
-        lambda tree, count: np.setdiff1d(np.arange(len(tree)), right(tree, len(tree) - count)),
-    )
-    tokens, after_miss, after_hit = [], [], []
-    sizes = after_hit
-    for taken in decode(model, request(PROMPT, DraftSettings(stream_nodes=2))):
-        sizes.append(len(taken.tree))
-        tokens += taken.tokens
-        has = taken.result.streams.present
-        sizes = after_miss if has is not None and not has.item() else after_hit
-        if len(tokens) >= 40:
-            break
-    assert_lossless(model.model, PROMPT, tokens, sequel("grouped heads, tied"))
-    assert len(after_miss) >= 5
-    assert set(after_miss) == {1}
-    assert set(after_hit[1:]) == {9}
 
 
 @pytest.mark.parametrize("streams", ["adapter", "value rotation"])

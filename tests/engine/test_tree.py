@@ -10,14 +10,6 @@ from trees import assert_well_formed
 from specstream_mlx.engine.tree import DraftTree, root_only
 
 
-def test_root_only():
-    tree = root_only(5)
-    assert_well_formed(tree)
-    assert len(tree) == 1
-    assert tree.is_chain
-    assert tree.ancestors.tolist() == [[True]]
-
-
 def test_ancestors_and_paths_follow_the_parents():
     rng = np.random.default_rng(0)
     for _ in range(20):
