@@ -9,26 +9,6 @@ from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from specstream_mlx import UserError
 from specstream_mlx.train.data import read_split
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return TokenizerWrapper(tiny_tokenizer())
-
-
-@pytest.fixture
-def bare():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
-    return TokenizerWrapper(tokenizer)
-
-
-def write(path, *rows):
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
-    return path
-
-
 PAIR = {"prompt": "check the numbers", "completion": "the report"}
 ANSWER = {**PAIR, "finish_reason": "stop"}
 CHAT = {
@@ -37,78 +17,87 @@ CHAT = {
         {"role": "assistant", "content": "the report"},
     ]
 }
+TURN = "<|user|>check the numbers<|end|><|assistant|>"
 
 
-@pytest.mark.parametrize("row", [PAIR, CHAT])
-def test_prompt_and_completion_are_as_they_are_decoded(row, tokenizer, tmp_path):
-    (item,) = read_split(write(tmp_path / "train.jsonl", row), tokenizer, 100, VOCAB_SIZE).items
-    prompt = "<|user|>check the numbers<|end|><|assistant|>"
-    assert tokenizer.decode(item.tokens[: item.stream_from]) == prompt
-    assert tokenizer.decode(item.tokens[item.stream_from :]) == "the report<|end|>"
+@pytest.fixture(scope="module")
+def tokenizer():
+    return TokenizerWrapper(tiny_tokenizer())
 
 
-def test_an_answer_that_was_cut_has_no_end(tokenizer, tmp_path):
-    row = {**PAIR, "finish_reason": "length"}
-    (item,) = read_split(write(tmp_path / "train.jsonl", row), tokenizer, 100, VOCAB_SIZE).items
-    assert tokenizer.decode(item.tokens[item.stream_from :]) == "the report"
-
-
-def test_own_answers_follow_the_prompt_as_they_were_written(tmp_path):
-    """Whatever the template makes of an earlier answer: this one drops what was thought."""
+def with_template(template):
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
+    tokenizer.chat_template = template
+    return TokenizerWrapper(tokenizer)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """What is read of these rows."""
+    path = tmp_path / "train.jsonl"
+
+    def read(rows, tokenizer, longest=100, vocab_size=VOCAB_SIZE, template=None):
+        lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+        path.write_text("".join(lines))
+        return read_split(path, tokenizer, longest, vocab_size, template)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "prompt", "answer"),
+    [
+        (PAIR, None, TURN, "the report<|end|>"),
+        (CHAT, None, TURN, "the report<|end|>"),
+        (PAIR, "please {text}", TURN.replace("check", "please check"), "the report<|end|>"),
+        ({**PAIR, "finish_reason": "length"}, None, TURN, "the report"),
+    ],
+)
+def test_prompt_and_completion_are_as_they_are_decoded(
+    row, template, prompt, answer, read, tokenizer
+):
+    """An answer that was cut has no end."""
+    (item,) = read([row], tokenizer, template=template).items
+    assert tokenizer.decode(item.tokens[: item.stream_from]) == prompt
+    assert tokenizer.decode(item.tokens[item.stream_from :]) == answer
+
+
+def test_own_answers_follow_the_prompt_as_they_were_written(read):
+    """Whatever the template makes of an earlier answer: this one drops what was thought."""
+    tokenizer = with_template(
         "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    wrapped = TokenizerWrapper(tokenizer)
     row = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
-    (item,) = read_split(write(tmp_path / "train.jsonl", row), wrapped, 100, VOCAB_SIZE).items
+    (item,) = read([row], tokenizer).items
     assert tokenizer.decode(item.tokens[item.stream_from :]) == "noon the report<|end|>"
     assert tokenizer.decode(item.tokens[: item.stream_from]).endswith("<|assistant|>")
 
 
-def test_own_answers_keep_their_tokens(tokenizer, tmp_path):
+def test_own_answers_keep_their_tokens(read, tokenizer):
     """Encoded again, a text may have others."""
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "team"]
     row = {"prompt": "check", "completion": "team", "finish_reason": "stop", "tokens": letters}
-    (item,) = read_split(write(tmp_path / "train.jsonl", row), tokenizer, 100, VOCAB_SIZE).items
+    (item,) = read([row], tokenizer).items
     assert list(item.tokens[item.stream_from :]) == [*letters, tokenizer.eos_token_id]
-    wrong = write(tmp_path / "wrong.jsonl", {**row, "tokens": ["x"]})
-    with pytest.raises(UserError, match=r"wrong.jsonl, line 1 is "):
-        read_split(wrong, tokenizer, 100, VOCAB_SIZE)
 
 
-def test_a_prompt_template_needs_prompts(tokenizer, tmp_path):
-    with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
-        read_split(
-            write(tmp_path / "train.jsonl", CHAT), tokenizer, 100, VOCAB_SIZE, "please {text}"
-        )
-
-
-def test_without_a_chat_template(bare, tmp_path):
-    (item,) = read_split(write(tmp_path / "train.jsonl", PAIR), bare, 100, VOCAB_SIZE).items
+def test_without_a_chat_template(read):
+    bare = with_template(None)
+    (item,) = read([PAIR], bare).items
     assert bare.decode(item.tokens) == "check the numbersthe report<|end|>"
     with pytest.raises(UserError, match="has messages, and the tokenizer no chat template"):
-        read_split(write(tmp_path / "train.jsonl", CHAT), bare, 100, VOCAB_SIZE)
+        read([CHAT], bare)
 
 
-def test_a_text_has_no_prompt(tokenizer, tmp_path):
-    (item,) = read_split(
-        write(tmp_path / "a.jsonl", {"text": "the team"}), tokenizer, 100, VOCAB_SIZE
-    ).items
+def test_a_text_has_no_prompt(read, tokenizer):
+    (item,) = read([{"text": "the team"}], tokenizer).items
     assert item.stream_from == 1
     assert tokenizer.decode(item.tokens) == "the team<|end|>"
 
 
-def test_a_prompt_template_is_put_around_prompts(tokenizer, tmp_path):
-    path = write(tmp_path / "train.jsonl", PAIR)
-    (item,) = read_split(path, tokenizer, 100, VOCAB_SIZE, "please {text}, now").items
-    assert "please check the numbers, now" in tokenizer.decode(item.tokens)
-
-
-def test_long_sequences_are_left_out(tokenizer, tmp_path):
-    path = write(tmp_path / "train.jsonl", PAIR, {**PAIR, "completion": "noon " * 40})
-    found = read_split(path, tokenizer, 30, VOCAB_SIZE)
+def test_long_sequences_are_left_out(read, tokenizer):
+    found = read([PAIR, {**PAIR, "completion": "noon " * 40}], tokenizer, 30)
     assert (len(found.items), found.too_long) == (1, 1)
     assert tokenizer.decode(found.items[0].tokens).endswith("the report<|end|>")
 
@@ -123,23 +112,21 @@ def test_long_sequences_are_left_out(tokenizer, tmp_path):
         ([PAIR, {"text": "x"}], "line 2 is {'text': 'x'}, expected as in the first line"),
         ([[1]], r"line 1 is \[1\], expected a prompt and a completion, messages of which"),
         ([{"messages": CHAT["messages"][:1]}], "line 1 is "),
+        ([{**ANSWER, "tokens": ["x"]}], "line 1 is "),
         ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], f"line 2 holds token {VOCAB_SIZE}, the model"),
         ([{**ANSWER, "tokens": [10**30]}], f"line 1 holds token {10**30}, the model's are 0 to"),
         ([{**PAIR, "completion": "noon " * 90}], "has no sequence of at most 50 tokens with"),
     ],
 )
-def test_bad_lines(rows, sentence, tokenizer, tmp_path):
-    with pytest.raises(UserError, match=sentence) as error:
-        read_split(write(tmp_path / "train.jsonl", *rows), tokenizer, 50, VOCAB_SIZE)
-    assert "train.jsonl" in str(error.value)
+def test_bad_lines(rows, sentence, read, tokenizer):
+    with pytest.raises(UserError, match=rf"train\.jsonl.*{sentence}"):
+        read(rows, tokenizer, 50)
+
+
+def test_what_does_not_go_together(read, tokenizer, tmp_path):
+    with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
+        read([CHAT], tokenizer, template="please {text}")
+    with pytest.raises(UserError, match=r"line 1 holds token .*, the model's are 0 to 4"):
+        read([PAIR], tokenizer, vocab_size=5)
     with pytest.raises(UserError, match="is missing"):
         read_split(tmp_path / "none.jsonl", tokenizer, 50, VOCAB_SIZE)
-
-
-def test_a_tokenizer_with_more_tokens_than_the_base(tokenizer, tmp_path):
-    """Wherever such a token comes from."""
-    path = write(tmp_path / "train.jsonl", PAIR)
-    with pytest.raises(
-        UserError, match=r"train.jsonl, line 1 holds token .*, the model's are 0 to"
-    ):
-        read_split(path, tokenizer, 100, 5)

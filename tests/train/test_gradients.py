@@ -206,18 +206,6 @@ def test_checkpointed_and_compiled(mode, rows, tmp_path, monkeypatch):
     assert_equal(Sides("Gemma 2", tmp_path, mode, **fields), **ALL_IN_ONE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize(
-    "kind",
-    [{"segment": 1}, {"segment": 100}, {"checkpoint": True}, {"compiled": True}],
-    ids=str,
-)
-def test_all_ways_to_compute(kind, mode, tmp_path):
-    fields = {"stream_head": "conditioned", "stream_head_rank": 5, "stream_keys": 6}
-    assert_equal(Sides("Gemma 2", tmp_path, mode, **fields), **kind)
-
-
 @pytest.mark.parametrize(
     ("detail", "mode"),
     [("position", "lossless"), ("order", "shared"), ("window", "lossless"), ("segment", "shared")],

@@ -7,7 +7,6 @@ import mlx.core as mx
 import pytest
 from command_line import refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from specstream_mlx.convert.pytorch.training_data import read_pairs
 from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_directory, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -229,16 +228,6 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     assert "The base answers 6 prompts; 6 are answered" in result.stderr
 
 
-def test_answers_for_the_pytorch_trainer(base, tmp_path):
-    (tmp_path / "prompts.txt").write_text("baba deki\nloki mure\nkiki muba\n")
-    flags = ("--model", base, "--prompts", tmp_path / "prompts.txt", "--max-tokens", 2)
-    result = run("train", *flags, "--answers-only", "--adapter-path", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    pairs = read_pairs(tmp_path / "out.training" / "data" / "train.jsonl")
-    assert [pair.prompt for pair in pairs] == ["baba deki", "loki mure"]
-    assert all(pair.cut == (len(pair.completion.split()) == 2) for pair in pairs)
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -251,16 +240,3 @@ def test_answers_for_the_pytorch_trainer(base, tmp_path):
 def test_settings_that_do_not_go_together(flags, sentence, base, tmp_path):
     flags = ("train", "--model", base, "--adapter-path", tmp_path / "out", *flags)
     assert sentence in refusal(run(*flags))
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("num_prompts: 1", "num_prompts is 1, expected an integer of at least 2"),
-        ("prompt_script: greek", "prompt_script is 'greek', expected 'latin' or 'any'"),
-    ],
-)
-def test_wrong_values_of_a_file(text, sentence, base, tmp_path):
-    (tmp_path / "c.yaml").write_text(f"prompts: self\n{text}\n")
-    flags = ("--adapter-path", tmp_path / "out", "-c", tmp_path / "c.yaml")
-    assert sentence in refusal(run("train", "--model", base, *flags))

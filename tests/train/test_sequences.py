@@ -35,13 +35,3 @@ def test_streams_are_scored_on_what_they_may_draft():
     assert table == [(1, 0, 1), (13, 1, 1)]
     assert scored.main_rows == 0
     assert scored.weights.tolist() == [0.25, 0.25]
-
-
-def test_lengths_may_be_filled_up():
-    items = [Item([1, 2, 3, 4, 5], 2), Item([6, 7, 8], 1)]
-    sequences, scored = sequences_of(items, [0.0, 1.0, 1.0], segment=4, multiple=16)
-    assert sequences.tokens.shape == (2, 16)
-    assert sequences.positions.shape == (2, 4, 4)
-    assert scored.rows.size % 16 == scored.exits.size % 16 == 0
-    assert scored.weights.sum().item() == pytest.approx(2.0)
-    assert scored.exit_weights.sum().item() == pytest.approx(1.0)
