@@ -63,19 +63,21 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
             f"{path} has neither config.json nor {ADAPTER_CONFIG} nor {STREAM_CONFIG}, "
             "expected the directory of a model or an adapter"
         )
-    description = {"base": None, "adapter": adapter and describe_adapter(adapter), "notes": []}
+    notes: list[str] = []
+    described = adapter and describe_adapter(adapter)
+    description: dict[str, Any] = {"base": None, "adapter": described, "notes": notes}
     if base is None:
         name = short(named) or "unnamed"
-        description["notes"].append(f"the base ({name}) is not a directory here")
+        notes.append(f"the base ({name}) is not a directory here")
         return description
-    description["base"] = described = describe_base(base)
-    if described["refusal"]:
-        description["notes"].append(f"streams cannot run on this model: {described['refusal']}")
+    description["base"] = describe_base(base)
+    if refusal := description["base"]["refusal"]:
+        notes.append(f"streams cannot run on this model: {refusal}")
     if adapter is not None:
         try:
             adapter.check_base(read_json(base / "config.json"))
         except UserError as error:
-            description["notes"].append(str(error))
+            notes.append(str(error))
     return description
 
 
@@ -157,8 +159,9 @@ def describe_base(directory: Path) -> dict[str, Any]:
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
     outer = tied_where_untold(outer, loaded)
     config = completed(outer | _object(path, outer, "text_config"))
-    sizes = {name: _integer(path, config, name) for name in _SIZES}
-    sizes |= {name: _integer(path, config, name, required=False) for name in _OPTIONAL_SIZES}
+    sizes: dict[str, Any] = {name: _integer(path, config, name) for name in _SIZES}
+    for name in _OPTIONAL_SIZES:
+        sizes[name] = None if config.get(name) is None else _integer(path, config, name)
     heads = sizes["num_attention_heads"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // heads
@@ -189,12 +192,10 @@ def describe_base(directory: Path) -> dict[str, Any]:
     }
 
 
-def _integer(path: Path, config: Mapping[str, Any], name: str, required: bool = True) -> int | None:
-    """Read a field that must be an integer of at least 1, or may be missing."""
-    value = config.get(name)
-    if value is not None or required:
-        check_integer(f"{path}: {name}", value)
-    return value
+def _integer(path: Path, config: Mapping[str, Any], name: str) -> int:
+    """Read a field that must be an integer of at least 1."""
+    check_integer(f"{path}: {name}", config.get(name))
+    return config[name]
 
 
 def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     KVCache,
@@ -150,7 +151,7 @@ def lora_digest(adapter: Adapter | None) -> str | None:
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for name, tensor in sorted(adapter.lora.items()):
         digest.update(name.encode())
-        digest.update(memoryview(mx.contiguous(tensor).view(mx.uint8)))
+        digest.update(np.array(mx.contiguous(tensor).view(mx.uint8)).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -191,7 +192,7 @@ def read(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
         _check_name(path, metadata.get("0.model"), model, model_name)
     try:
         layers = load_prompt_cache(str(path))
-        states = tree_flatten([layer.state for layer in layers])
+        states = dict(tree_flatten([layer.state for layer in layers])).items()
         name = not_finite({n: array for n, array in states if isinstance(array, mx.array)})
     except Exception as error:  # wrong metadata may fail in any way in mlx_lm
         raise _damaged(path, reason(error)) from None
@@ -225,7 +226,7 @@ def _header(path: Path) -> tuple[dict[str, str], list[str]]:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, reason(error)) from None
-    classes = []
+    classes: list[str] = []
     while (name := metadata.get(f"1.{len(classes)}")) is not None:
         classes.append(name)
     if not classes:
@@ -325,7 +326,7 @@ def _check_rows(path: Path, layer: Any, expected: KVCache, different_offsets: in
         raise _damaged(path, "its layers hold different numbers of rows, or none")
     for name in ("keys", "values"):
         _, heads, _, size = getattr(expected, name).shape
-        parts = [array for _, array in tree_flatten(getattr(layer, name))]
+        parts = list(dict(tree_flatten(getattr(layer, name))).values())
         if not parts:
             raise _damaged(path, f"it has no {name}")
         found = parts[0]

@@ -138,13 +138,12 @@ class AdapterDescription:
         Raises:
             UserError: the configuration lacks them, or they are no numbers.
         """
-        if self.is_peft:
-            fields, names = self.config, ("r", "lora_alpha")
-        else:
-            fields, names = self.config.get("lora_parameters"), ("rank", "scale")
+        names = ("r", "lora_alpha") if self.is_peft else ("rank", "scale")
+        fields: Any = self.config if self.is_peft else self.config.get("lora_parameters")
         if not isinstance(fields, dict):
             raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
-        rank, scale = (fields.get(name) for name in names)
+        found: list[Any] = [fields.get(name) for name in names]
+        rank, scale = found
         check_integer(f"{self.config_path}: the LoRA {names[0]}", rank)
         if not is_number(scale):
             raise UserError(
@@ -160,7 +159,7 @@ class AdapterDescription:
         Raises:
             UserError: a tensor does not fit the configuration.
         """
-        if self.stream_file is None:
+        if self.stream_file is None or self.stream_config is None:
             return {}
         headers = _headers(self.stream_file)
         expected = self.stream_config.tensor_shapes()

@@ -6,6 +6,7 @@ A command imports MLX when it runs, so that ``--help`` is quick.
 import os
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -31,11 +32,11 @@ from .writing_tools import writing_tools
 class _Commands(TyperGroup):
     """Reports every mistake of the user as one line, in whichever command."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with reported():
             return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         with reported():
             return super().invoke(ctx)
 
@@ -94,7 +95,8 @@ def _open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def main() -> None:

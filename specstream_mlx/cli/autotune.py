@@ -219,7 +219,8 @@ class _Texts:
         from ..hardware import device
         from ..loop import Request, decode
 
-        with device.wired_limit(self._model.model, [device.generation_stream]):
+        streams: Any = [device.generation_stream]
+        with device.wired_limit(self._model.model, streams):
             yield from decode(self._model, Request(prompt, drafting, **self._common))
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 
@@ -113,8 +114,8 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
     return Comparison(
         plain_text=plain_text,
         pairs=sorted(pairs, key=lambda pair: pair.speedup),
-        dtype=held and held.dtype,
-        own_dtype=held and held.stored_dtype if expected is plain_tokens else None,
+        dtype=held.dtype if held else None,
+        own_dtype=held.stored_dtype if held and expected is plain_tokens else None,
         reference=reference,
         identical=same,
         first_difference=_difference(run, tokens, expected) if same is False else None,
@@ -151,4 +152,5 @@ def _difference(run: Run, tokens: list[int], expected: list[int]) -> Difference:
     scores, sampler = response.logprobs.astype(mx.float32), run.common["sampler"]
     if sampler is not None:
         scores = sampler.scores(scores[None], place)[0]
-    return Difference(place + 1, (scores[tokens[place]] - scores[expected[place]]).item())
+    gap: Any = (scores[tokens[place]] - scores[expected[place]]).item()
+    return Difference(place + 1, gap)

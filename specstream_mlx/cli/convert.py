@@ -1,89 +1,125 @@
 """``specstream-mlx convert``."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar
 
-from typer import Exit, Option
+from typer import Exit
 
 from ..config import UserError
-from ..options.kinds import integer
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG, PATH, TEXT, choice, each, integer, one_of
+from ..terminal.commands import grouped
 from ..terminal.notes import note
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
 _LONGEST = 1024  # tokens that are compared, however many keys streams select
 
+_RECIPES = (
+    *("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"),
+    *("embeddings_4_8", "msa_4_6", "msa_4_8"),
+)
+_NOT_OF_GGUF = (
+    *("adapter_path", "bits", "quant_predicate", "num_msa_layers", "to_pytorch", "verify"),
+)
 
-def convert(
-    model: Annotated[
-        str,
-        Option(
-            metavar="DIR|REPO|GGUF",
-            help="Base with safetensors: a directory, or a Hugging Face repository, which is "
-            "downloaded unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
-        ),
-    ],
-    mlx_path: Annotated[Path | None, Option(metavar="DIR", help="Where the result goes.")] = None,
-    adapter_path: Annotated[
-        list[Path] | None,
-        Option(
-            metavar="DIR",
-            help="An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and "
-            "streams. With it, the adapter is converted instead of the base. Given several times, "
-            "each becomes a directory of its name in --mlx-path.",
-        ),
-    ] = None,
-    bits: Annotated[
-        Literal["4", "8"] | None, Option(help="Quantize the base to so many bits per weight.")
-    ] = None,
-    recipe: Annotated[
-        Literal[
-            *("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"),
-            *("embeddings_4_8", "msa_4_6", "msa_4_8"),
-        ]
-        | None,
-        Option(
-            "--quant-predicate",
-            metavar="RECIPE",
-            help="Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, "
-            "mixed_3_6 and mixed_4_6; embeddings_4_8, which keeps embeddings and head at 8 bits; "
-            "or msa_4_6 and msa_4_8, which keep these and the MSA layers at 6 or 8.",
-        ),
-    ] = None,
-    num_msa_layers: Annotated[
-        int | None, of_kind(integer(1), "Top layers with streams, for msa_*.")
-    ] = None,
-    group_size: Annotated[
-        Literal["32", "64", "128"], Option(help="Weights that share a scale.")
-    ] = "64",
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"] | None,
-        Option(
-            help="Of what is not quantized, and of a GGUF's scales. Default: as it is, and for a "
-            "GGUF the smallest that holds all of it exactly."
-        ),
-    ] = None,
-    to_pytorch: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            help="Instead of --mlx-path: write the adapter of --adapter-path, which MLX has "
-            "trained, as the PyTorch trainer and PEFT read it.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        Option(
-            "--verify",
-            help="Run sample text through PyTorch and MLX and print the largest differences, of "
-            "each layer where the adapter has streams; needs the torch extra and --adapter-path.",
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace the converted model or adapter at --mlx-path.")
-    ] = False,
-) -> None:
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What is converted, and into what.
+
+    Raises:
+        UserError: two options exclude each other, or one is missing that another needs.
+    """
+
+    PANEL: ClassVar[str] = "Options"
+
+    model: str = option(
+        ...,
+        TEXT,
+        "Base with safetensors: a directory, or a Hugging Face repository, which is downloaded "
+        "unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
+        metavar="DIR|REPO|GGUF",
+    )
+    mlx_path: Path | None = option(None, PATH, "Where the result goes.", metavar="DIR")
+    adapter_path: list[Path] | None = option(
+        None,
+        each("a list of directories", lambda value: isinstance(value, Path)),
+        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
+        "With it, the adapter is converted instead of the base. Given several times, each becomes "
+        "a directory of its name in --mlx-path.",
+        metavar="DIR",
+    )
+    bits: int | None = option(
+        None, one_of(4, 8), "Quantize the base to so many bits per weight, 4 or 8."
+    )
+    quant_predicate: str | None = option(
+        None,
+        choice(*_RECIPES),
+        "Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, mixed_3_6 and "
+        "mixed_4_6; embeddings_4_8, which keeps embeddings and head at 8 bits; or msa_4_6 and "
+        "msa_4_8, which keep these and the MSA layers at 6 or 8.",
+        metavar="RECIPE",
+    )
+    num_msa_layers: int | None = option(None, integer(1), "Top layers with streams, for msa_*.")
+    group_size: int = option(64, one_of(32, 64, 128), "Weights that share a scale: 32, 64 or 128.")
+    dtype: str | None = option(
+        None,
+        choice("float16", "bfloat16", "float32"),
+        "Of what is not quantized, and of a GGUF's scales. Default: as it is, and for a GGUF the "
+        "smallest that holds all of it exactly.",
+    )
+    to_pytorch: Path | None = option(
+        None,
+        PATH,
+        "Instead of --mlx-path: write the adapter of --adapter-path, which MLX has trained, as the "
+        "PyTorch trainer and PEFT read it.",
+        metavar="DIR",
+    )
+    verify: bool = option(
+        False,
+        FLAG,
+        "Run sample text through PyTorch and MLX and print the largest differences, of each layer "
+        "where the adapter has streams; needs the torch extra and --adapter-path.",
+    )
+    overwrite: bool = option(False, FLAG, "Replace the converted model or adapter at --mlx-path.")
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if the model is a GGUF file, or is called like one."""
+        is_called_so = self.model.endswith(".gguf") and not os.path.isdir(self.model)
+        return is_called_so or os.path.isfile(self.model)
+
+    def __post_init__(self) -> None:
+        for name in _NOT_OF_GGUF if self.is_gguf else ():
+            if getattr(self, name):
+                raise UserError(
+                    f"--{name.replace('_', '-')} was given with the file {self.model}, expected it "
+                    "with a directory: convert the GGUF first, without it"
+                )
+        if self.to_pytorch is not None:
+            if self.mlx_path is not None:
+                raise UserError("--mlx-path and --to-pytorch were both given, expected one of them")
+            if not self.adapter_path or len(self.adapter_path) > 1:
+                raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
+        elif self.mlx_path is None:
+            raise UserError("--mlx-path is missing, expected where the result goes")
+        if self.adapter_path and (self.bits or self.quant_predicate):
+            given = "--bits" if self.bits else "--quant-predicate"
+            raise UserError(
+                f"{given} quantizes a base, --adapter-path converts an adapter: give one"
+            )
+        if self.bits and self.quant_predicate:
+            raise UserError("--bits and --quant-predicate were both given, expected at most one")
+        if self.num_msa_layers and not self.quant_predicate:
+            raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
+        if self.verify and not self.adapter_path:
+            raise UserError("--verify compares adapters: it needs --adapter-path")
+
+
+@grouped()
+def convert(*, options: ConvertOptions) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
 
     [bold]Examples[/bold]
@@ -117,88 +153,34 @@ def convert(
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
     --to-pytorch torch-streams[/cyan]
     """
-    if os.path.isfile(model) or (model.endswith(".gguf") and not os.path.isdir(model)):
-        refused = {
-            "--adapter-path": adapter_path,
-            "--bits": bits,
-            "--quant-predicate": recipe,
-            "--num-msa-layers": num_msa_layers,
-            "--to-pytorch": to_pytorch,
-            "--verify": verify,
-        }
-        given = [name for name in refused if refused[name]]
-        _from_gguf(Path(model), mlx_path, dtype, given, overwrite)
-        return
-    if to_pytorch is not None:
-        _to_pytorch(model, mlx_path, adapter_path, to_pytorch)
-        return
-    if mlx_path is None:
-        raise UserError("--mlx-path is missing, expected where the result goes")
-    from specstream_mlx.convert.to_mlx.overwrite import check_new
+    target, adapters = options.mlx_path, options.adapter_path or []
+    if options.to_pytorch is not None:
+        _to_pytorch(options.model, adapters[0], options.to_pytorch)
+    elif target is not None and options.is_gguf:
+        _from_gguf(options, target)
+    elif target is not None:
+        _to_mlx(options, target, adapters)
 
-    if not overwrite:
-        check_new(mlx_path)
-    if adapter_path and (bits is not None or recipe is not None):
-        given = "--quant-predicate" if bits is None else "--bits"
-        raise UserError(f"{given} quantizes a base, --adapter-path converts an adapter: give one")
-    if bits is not None and recipe is not None:
-        raise UserError("--bits and --quant-predicate were both given, expected at most one")
-    if num_msa_layers is not None and recipe is None:
-        raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
-    if verify and not adapter_path:
-        raise UserError("--verify compares adapters: it needs --adapter-path")
 
-    from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
-    from specstream_mlx.convert.to_mlx.base import convert_base
+def _to_pytorch(model: str, adapter: Path, target: Path) -> None:
+    """Convert one adapter back."""
+    from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 
     from ..loading import model_directory
-    from ..terminal.progress import progress
 
-    base = model_directory(model)
-    tokens = _sample_tokens(base) if verify else []
-    written = [mlx_path]
-    if not adapter_path:
-        with progress("Converting") as show:
-            convert_base(
-                base,
-                mlx_path,
-                int(bits) if bits else None,
-                int(group_size),
-                dtype,
-                show,
-                recipe=recipe,
-                num_msa_layers=num_msa_layers,
-                overwrite=overwrite,
-            )
-    elif len(adapter_path) == 1:
-        convert_adapter(adapter_path[0], base, mlx_path, dtype, overwrite=overwrite)
-    else:
-        written = convert_adapters(adapter_path, base, mlx_path, dtype, overwrite=overwrite)
-    for path in written:
-        note(f"wrote {path}")
-    if verify and not all(
-        [_same_as_pytorch(base, *pair, tokens) for pair in zip(adapter_path, written, strict=True)]
-    ):
-        raise Exit(1)
+    convert_to_pytorch(adapter, model_directory(model), target)
+    note(f"wrote {target}")
 
 
-def _from_gguf(
-    file: Path, mlx_path: Path | None, dtype: str | None, refused: list[str], overwrite: bool
-) -> None:
+def _from_gguf(options: ConvertOptions, target: Path) -> None:
     """Convert a GGUF file and say what became of its types."""
-    if refused:
-        raise UserError(
-            f"{refused[0]} was given with the file {file}, expected it with a directory: convert "
-            "the GGUF first, without it"
-        )
-    if mlx_path is None:
-        raise UserError("--mlx-path is missing, expected where the result goes")
     from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
     from ..terminal.progress import progress
 
+    file, overwrite = Path(options.model), options.overwrite
     with progress("Converting") as show:
-        report = convert_gguf(file, mlx_path, dtype, show, overwrite=overwrite)
+        report = convert_gguf(file, target, options.dtype, show, overwrite=overwrite)
     for held in report.types:
         note(str(held))
     if report.obstacle is not None:
@@ -206,23 +188,45 @@ def _from_gguf(
             f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
             "exactly; with --dtype float16 they are rounded to it"
         )
-    note(f"wrote {mlx_path}")
+    note(f"wrote {target}")
 
 
-def _to_pytorch(
-    model: str, mlx_path: Path | None, adapter_path: list[Path] | None, target: Path
-) -> None:
-    """Convert one adapter back."""
-    if mlx_path is not None:
-        raise UserError("--mlx-path and --to-pytorch were both given, expected one of them")
-    if not adapter_path or len(adapter_path) > 1:
-        raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
-    from specstream_mlx.convert.to_pytorch import convert_to_pytorch
+def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None:
+    """Convert a base, or adapters for it; exits with 1 if PyTorch computes something else."""
+    from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
+    from specstream_mlx.convert.to_mlx.base import convert_base
+    from specstream_mlx.convert.to_mlx.overwrite import check_new
 
     from ..loading import model_directory
+    from ..terminal.progress import progress
 
-    convert_to_pytorch(adapter_path[0], model_directory(model), target)
-    note(f"wrote {target}")
+    dtype, overwrite = options.dtype, options.overwrite
+    if not overwrite:
+        check_new(target)
+    base = model_directory(options.model)
+    tokens, written = _sample_tokens(base) if options.verify else [], [target]
+    if not adapters:
+        with progress("Converting") as show:
+            convert_base(
+                base,
+                target,
+                options.bits,
+                options.group_size,
+                dtype,
+                show,
+                recipe=options.quant_predicate,
+                num_msa_layers=options.num_msa_layers,
+                overwrite=overwrite,
+            )
+    elif len(adapters) == 1:
+        convert_adapter(adapters[0], base, target, dtype, overwrite=overwrite)
+    else:
+        written = convert_adapters(adapters, base, target, dtype, overwrite=overwrite)
+    for path in written:
+        note(f"wrote {path}")
+    pairs = zip(adapters, written, strict=True) if options.verify else ()
+    if not all([_same_as_pytorch(base, *pair, tokens) for pair in pairs]):
+        raise Exit(1)
 
 
 def _sample_tokens(model: Path) -> list[int]:

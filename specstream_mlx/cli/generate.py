@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from typer import Option
 
@@ -148,10 +148,12 @@ def generate(
             prefill_step_size=prompt.prefill_step_size,
             sampler=sampler,
             logits_processors=sampling.logits_processors(loaded.config["vocab_size"]),
-            **asdict(kv_cache),
+            kv_bits=kv_cache.kv_bits,
+            kv_group_size=kv_cache.kv_group_size,
+            quantized_kv_start=kv_cache.quantized_kv_start,
         ),
         settings=settings,
-        verify=find_rule(rule.verify, sampler).name,
+        rule=find_rule(rule.verify, sampler),
         stop=tuple(length.stop or ()),
         prompt_cache=cached.cache,
         profile=Profile() if output.profile else NO_PROFILE,
@@ -170,10 +172,9 @@ def _answer(run: "Run | PackageRun", names: Names, output: OutputOptions) -> Non
         if output.compare:
             from .comparison import compare
 
-            comparison = compare(run, written.tokens)
+            comparison = compare(cast("Run", run), written.tokens)  # no package is compared
     except KeyboardInterrupt:
-        if written.last is not None:
-            _report(run, names, output, written, None)
+        _report(run, names, output, written, None)
         raise
     _report(run, names, output, written, comparison)
 
@@ -187,8 +188,10 @@ def _report(
 ) -> None:
     """Print the result of a run, which may have been interrupted."""
     last = written.last
+    if last is None:
+        return
     if output.as_json:
-        _print(json.dumps(_values(names, run, written, comparison)) + "\n")
+        _print(json.dumps(_values(names, run, written.text, last, comparison)) + "\n")
         return
     if last.finish_reason == "length":
         reporting.cut(last.generation_tokens, run.max_tokens)
@@ -254,7 +257,7 @@ def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) ->
     with progress("Reading the prompt") as show:
         responses = run.responses(show)
         first = next(responses)
-    silent = progress("Generating") if output.as_json else nullcontext()
+    silent: Any = progress("Generating") if output.as_json else nullcontext()
     with silent as show:
         try:
             for response in chain([first], responses):
@@ -279,13 +282,13 @@ def _print(text: str) -> None:
 def _values(
     names: Names,
     run: "Run | PackageRun",
-    written: _Written,
+    text: str,
+    last: "GenerationResponse",
     comparison: "Comparison | None",
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
-    last = written.last
-    values = {
-        "text": written.text,
+    values: dict[str, Any] = {
+        "text": text,
         "finish_reason": last.finish_reason,
         "prompt_tokens": last.prompt_tokens,
         "generation_tokens": last.generation_tokens,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from .. import bundled
 from ..config import UserError
@@ -239,15 +239,18 @@ class SamplingOptions(options.SamplingOptions):
 # Drafts -----------------------------------------------------------------------------------------
 
 
+Verify = Literal["greedy", "keyed", "rejection", "typical"]
+
+
 @dataclass(frozen=True)
 class RuleOptions:
     """The verify rule, and a tree that is always the same."""
 
     PANEL: ClassVar[str] = "Drafts"
 
-    verify: str | None = option(
+    verify: Verify | None = option(
         None,
-        choice("greedy", "keyed", "rejection", "typical"),
+        choice(*get_args(Verify)),
         "How drafts are accepted. greedy and keyed write what plain decoding writes in float32, "
         "keyed with the same --seed; in less precision near-ties may fall otherwise. rejection "
         "draws the drafts too (full trees only): another text, of the same distribution. typical "

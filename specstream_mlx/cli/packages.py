@@ -106,7 +106,8 @@ class PackageRun:
         """The drafting in a few words."""
         from ..drafting.fixed import describe
 
-        return describe(self.request.drafting, self.decoder.adapter.num_streams > 0)
+        settings: Any = self.request.drafting  # of a fitted request
+        return describe(settings, self.decoder.adapter.num_streams > 0)
 
     @property
     def verify(self) -> str:
@@ -116,7 +117,7 @@ class PackageRun:
     @property
     def seed(self) -> int | None:
         """Seed of the draws; ``None``: nothing is drawn."""
-        return None if self.request.sampler is None else self.request.sampler.seed
+        return getattr(self.request.sampler, "seed", None)
 
     @property
     def profile(self) -> "Profile":

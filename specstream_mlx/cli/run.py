@@ -14,7 +14,7 @@ from ..drafting.fixed import describe
 from ..drafting.settings import USUAL, Drafters, DraftSettings
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler
-from ..engine.verify.by_name import VerifyName
+from ..engine.verify.rule import VerifyRule
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
@@ -42,7 +42,7 @@ class Run:
         prompt: token ids.
         common: arguments for mlx_lm too.
         settings: settings of the drafts; ``None``: the rule plans them.
-        verify: the verify rule.
+        rule: the verify rule.
         stop: strings that end the text.
         prompt_cache: rows that the prompt begins with; mlx_lm does without.
         profile: measures the parts of our steps.
@@ -53,7 +53,7 @@ class Run:
     prompt: list[int]
     common: CommonArguments
     settings: DraftSettings | Drafters | None
-    verify: VerifyName
+    rule: type[VerifyRule]
     stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
     profile: Profile = NO_PROFILE
@@ -77,6 +77,11 @@ class Run:
             drafters = " and ".join([", ".join(names[:-1]), *names[-1:]]).removeprefix(" and ")
             return f"what is worth most, step by step, of {drafters or 'nobody'}"
         return describe(self.settings, streams)
+
+    @property
+    def verify(self) -> str:
+        """The verify rule's name."""
+        return self.rule.name
 
     @property
     def seed(self) -> int | None:
@@ -105,7 +110,7 @@ class Run:
             self.prompt,
             settings=self.settings,
             stop=self.stop,
-            verify=self.verify,
+            verify=self.rule,
             prompt_cache=self.prompt_cache,
             profile=self.profile,
             prompt_progress_callback=progress,

@@ -139,8 +139,8 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
         from ..loading import load
 
         written = _written_prompts(answers)
-        base = load(model_path(settings.model, note))
-        print(_answer(*base, settings, directory, answers, written))
+        base, tokenizer, *_ = load(model_path(settings.model, note))
+        print(_answer(base, tokenizer, settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
@@ -154,8 +154,9 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
     wrapped = None
     if command.report_to:
         try:
+            config: Any = asdict(settings)
             wrapped = get_reporting_callbacks(
-                command.report_to, log_dir=str(directory), config=asdict(settings)
+                command.report_to, log_dir=str(directory), config=config
             )
         except (ImportError, ValueError) as error:
             raise UserError(f"--report-to {command.report_to}: {reason(error)}") from None
@@ -164,7 +165,7 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
     _draw(run)
     if valid is not None:
         if run.progress.best_length is not None:
-            _tell_best(run)
+            _tell_best(run.progress.best_iteration, run.progress.best_length)
         if not command.no_outcome:
             _tell_outcome(start, adapter, valid)
     print(adapter)
@@ -266,40 +267,36 @@ def _prepared(
     """Load the base, make its answers where they are the data, and read the data."""
     from ..demonstration import model_path
     from ..loading import load
-    from ..train.data import read_split
     from ..train.run import Run
     from ..train.start import start_of
 
-    if settings.data is not None:
-        data = Path(settings.data)
-        if not data.is_dir():
-            found = "is a file" if data.exists() else "does not exist"
-            raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-        start = start_of(settings, *load(model_path(settings.model, note)))
+    written = _written_prompts(answers) if settings.data is None else None
+    if settings.data is not None and not Path(settings.data).is_dir():
+        found = "is a file" if Path(settings.data).exists() else "does not exist"
+        raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
+    base, tokenizer, *_ = load(model_path(settings.model, note))
+    start = start_of(settings, base, tokenizer)
+    if settings.data is None:
+        data = _answer(base, tokenizer, settings, directory, answers, written)
     else:
-        written = _written_prompts(answers)
-        start = start_of(settings, *load(model_path(settings.model, note)))
-        data = _answer(start.base, start.tokenizer, settings, directory, answers, written)
-    splits: dict[str, Split | None] = {}
-    for name in ("train", "valid"):
-        path = data / f"{name}.jsonl"
-        splits[name] = None
-        if name == "train" or path.exists():
-            split = splits[name] = read_split(
-                path,
-                start.tokenizer,
-                settings.max_seq_length,
-                start.base.config["vocab_size"],
-                settings.prompt_template,
-            )
-            if split.too_long:
-                note(
-                    f"{path}: {split.too_long} sequences over {settings.max_seq_length} tokens "
-                    "left out"
-                )
-    if splits["valid"] is None:
+        data = Path(settings.data)
+    train, valid = _split(data / "train.jsonl", start, settings), None
+    if (data / "valid.jsonl").exists():
+        valid = _split(data / "valid.jsonl", start, settings)
+    else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
-    return start, Run(settings, start, splits["train"], splits["valid"]), splits["valid"]
+    return start, Run(settings, start, train, valid), valid
+
+
+def _split(path: Path, start: "Start", settings: TrainSettings) -> "Split":
+    """Read a file of data, and say how many sequences are too long."""
+    from ..train.data import read_split
+
+    length, vocab_size = settings.max_seq_length, start.base.config["vocab_size"]
+    split = read_split(path, start.tokenizer, length, vocab_size, settings.prompt_template)
+    if split.too_long:
+        note(f"{path}: {split.too_long} sequences over {length} tokens left out")
+    return split
 
 
 def _written_prompts(answers: AnswerOptions) -> list[str] | None:
@@ -459,14 +456,13 @@ def _draw(run: "Run") -> None:
             note("\n".join(chart(f"{title} by iteration", points)))
 
 
-def _tell_best(run: "Run") -> None:
+def _tell_best(iterations: int, accepted_length: float) -> None:
     """Name the adapter's state, and say whether its streams have learned anything."""
-    best = run.progress
     note(
-        f"The adapter is the state after {best.best_iteration} iterations, whose accepted length "
-        f"was the longest, {best.best_length:.2f}"
+        f"The adapter is the state after {iterations} iterations, whose accepted length was the "
+        f"longest, {accepted_length:.2f}"
     )
-    if best.best_length < _LEARNED:
+    if accepted_length < _LEARNED:
         note(
             "Its streams have learned next to nothing: more iterations, more data, or a smaller "
             "--learning-rate may help"

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 Windows = list[int | None]
-Classes = tuple[type["nn.Module"], type]
+Classes = tuple[Any, Any]
+"""A model's class, and that of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -336,10 +337,11 @@ def model_classes(config: Config) -> Classes:
             with contextlib.redirect_stdout(io.StringIO()):
                 module = import_module(name)
         except (ImportError, SystemExit):  # one of them exits where its package is missing
-            module = None
-        # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
-        if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
-            return module.Model, module.ModelArgs
+            pass
+        else:
+            # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
+            if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
+                return module.Model, module.ModelArgs
     raise UserError(
         f"model_type is {shown(model_type)}, expected one that mlx-lm has a model for, "
         f"or one of {tuple(ARCHITECTURES)}"
@@ -413,9 +415,8 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         found = shown(types)
         raise UserError(f"layer_types is {found}, expected a list of num_hidden_layers = {count}")
     for name, expected in architecture.assumes.items():
-        found = config.get(name)
-        if found is not None and found != expected:
-            raise UserError(f"{name} is {shown(found)}, expected {expected!r}")
+        if config.get(name) not in (None, expected):
+            raise UserError(f"{name} is {shown(config[name])}, expected {expected!r}")
     fields = explicit_fields(config)
     _check_windows(architecture, completed(config))
     if not architecture.tested:
@@ -526,7 +527,7 @@ def _check_caches(config: Config) -> None:
             f"mlx-lm's model of model_type {config['model_type']!r} cannot be made: {error}"
         ) from None
     for number, cache in enumerate(caches):
-        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", 0):
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", None):
             raise UserError(
                 f"model_type is {config['model_type']!r}, whose layer {number} has a "
                 f"{type(cache).__name__}, expected a KVCache: {_RECURRENT}"

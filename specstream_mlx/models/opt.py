@@ -77,9 +77,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(dims, dims)
         self.rope = nn.Identity()
 
-    def __call__(
-        self, x: mx.array, mask: mx.array | str | None = None, cache: Any | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any | None = None) -> mx.array:
         batch, rows, _ = x.shape
         queries, keys, values = (
             projection(x).reshape(batch, rows, self.n_heads, -1).transpose(0, 2, 1, 3)
@@ -117,9 +115,7 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_norm = nn.LayerNorm(args.hidden_size)
         self.final_layer_norm = nn.LayerNorm(args.hidden_size)
 
-    def __call__(
-        self, x: mx.array, mask: mx.array | str | None = None, cache: Any | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any | None = None) -> mx.array:
         if self.norm_before:
             x = x + self.self_attn(self.self_attn_layer_norm(x), mask, cache)
             return x + self.mlp(self.final_layer_norm(x))
@@ -189,5 +185,5 @@ class Model(nn.Module):
         return renamed
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> list[DecoderLayer]:
         return self.model.decoder.layers

@@ -1,6 +1,7 @@
 """The trained parts of speculative streams: embeddings, initialisation, adapters, head, pruner."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -95,7 +96,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig):
         super().__init__()
         self._config = config
-        self.streams = {}
+        self.streams: dict[str, Any] = {}
         if config.stream_init != "value_rotation":
             self.streams["embeddings"] = mx.zeros((config.num_streams, config.hidden_size))
         if config.stream_init == "linear":

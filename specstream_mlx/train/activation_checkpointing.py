@@ -65,7 +65,7 @@ def checkpointed(
     Returns:
         The outputs of all parts, joined along their first axis.
     """
-    flat = tree_flatten(parameters)
+    flat = list(dict(tree_flatten(parameters)).items())
     count = len(flat)
     cut_constants = parts.cut(constants)
 
@@ -78,7 +78,7 @@ def checkpointed(
         outputs: list[list[mx.array]] = []
         for part, own in enumerate(parts.cut(inputs)):
             outputs.append(run(part, *weights, *_after(own, outputs)))
-        return [mx.concatenate(each) for each in zip(*outputs, strict=True)]
+        return [mx.concatenate(list(each)) for each in zip(*outputs, strict=True)]
 
     @forward.vjp
     def backward(
@@ -92,10 +92,12 @@ def checkpointed(
         for part, (own, slopes) in enumerate(all_parts):
             arrays = [*weights, *_after(own, gradients)]
             gradients.append(mx.vjp(lambda *given, n=part: run(n, *given), arrays, slopes)[1])
-        columns = list(zip(*gradients, strict=True))
-        return [sum(each) for each in columns[:count]], list(map(mx.concatenate, columns[count:]))
+        columns = [list(each) for each in zip(*gradients, strict=True)]
+        summed = [sum(each[1:], each[0]) for each in columns[:count]]
+        return summed, [mx.concatenate(each) for each in columns[count:]]
 
-    return forward([array for _, array in flat], inputs)
+    outputs: Any = forward([array for _, array in flat], inputs)
+    return outputs
 
 
 def _after(arrays: list[mx.array], earlier: list[list[mx.array]]) -> list[mx.array]:

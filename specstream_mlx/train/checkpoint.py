@@ -59,7 +59,8 @@ class Checkpoint:
             raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
         try:
             tensor_headers(path)
-            arrays, texts = mx.load(str(path), format="safetensors", return_metadata=True)
+            found: Any = mx.load(str(path), format="safetensors", return_metadata=True)
+            arrays, texts = found
             meta = parse_json(texts[_META], "its metadata")
             if (name := not_finite(arrays)) is not None:
                 raise ValueError(f"{name} holds NaN or infinity")
@@ -94,9 +95,9 @@ class Checkpoint:
             UserError: a setting differs, or an array has another name, shape or dtype.
         """
         for name, value in identity.items():
-            if (found := self.identity.get(name)) != value:
+            if (before := self.identity.get(name)) != value:
                 raise UserError(
-                    f"{path}: {name} was {shown(found)}, expected {shown(value)} as in this run; "
+                    f"{path}: {name} was {shown(before)}, expected {shown(value)} as in this run; "
                     "a run is resumed with the settings that it began with"
                 )
         for kind, found, expected in (

@@ -177,7 +177,7 @@ def _answers(
     )
     lines = []
     for prompt, text, ids, reason in zip(
-        prompts, response.texts, response.token_ids, response.finish_reasons, strict=True
+        prompts, response.texts, response.token_ids or (), response.finish_reasons, strict=True
     ):
         values = {"prompt": prompt, "completion": text, "tokens": ids, "finish_reason": reason}
         lines.append(json.dumps(values, ensure_ascii=False) + "\n")

@@ -134,9 +134,8 @@ class StreamForward:
             layer.update(parameters)
             rows = MainRows(window)
             hidden = self.model.layer(number, inputs[0], rows, inputs[0].shape[1])
-            asked = [] if rows.queries is None else [rows.queries]
             left.softcap = rows.softcap
-            return [hidden, rows.keys, rows.values, *asked]
+            return [hidden, *rows.arrays]
 
         parameters = layer.trainable_parameters()
         if self._checkpoint and tree_flatten(parameters):
@@ -215,9 +214,9 @@ class MainRows(AskedCache):
 
     def __init__(self, window: int | None):
         self.window = window
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
-        self.queries: mx.array | None = None
+        self.keys: Any = None
+        self.values: Any = None
+        self.queries: Any = None
         self.softcap: float | None = None
 
     def make_mask(

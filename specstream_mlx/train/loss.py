@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -79,7 +80,8 @@ def head_cross_entropy(
     ) -> mx.array:
         return cotangents[0][:, None].astype(outputs[1].dtype) * outputs[1]
 
-    return forward(hidden)[0]
+    outputs: Any = forward(hidden)
+    return outputs[0]
 
 
 def rows_at_once(vocab_size: int) -> int:

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import mlx_lm
-from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..generation import decoding_rate, stream_generate
@@ -84,7 +84,7 @@ def measure(
     for place, prompt in enumerate(prompts):
         rates: dict[str, list[float]] = {"plain": [], "lookup": [], "streams": []}
         for number in range(0 if place == 0 else 1, ROUNDS + 1):
-            ways: dict[str, Iterable[PlainResponse]] = {
+            ways: dict[str, Iterable[Any]] = {
                 "plain": mlx_lm.stream_generate(
                     model.model, tokenizer, list(prompt), max_tokens=max_tokens
                 ),

@@ -53,7 +53,7 @@ class Trained:
         if head_alone:
             model.freeze()
             streams.freeze()
-            streams.head.unfreeze()
+            streams.streams["head"].unfreeze()
 
     def get(self) -> Parameters:
         """Return the trained arrays, float32; a draft vocabulary is not trained."""

@@ -279,7 +279,9 @@ class Run:
                 self._trained.set(self.parameters)
                 gathered = None
             mx.eval(self.parameters, self._optimizer.state, loss, norm, gathered)
-            for name, value in (("loss", loss.item()), ("norm of the gradients", norm.item())):
+            lost: Any = loss.item()
+            clipped: Any = norm.item()
+            for name, value in (("loss", lost), ("norm of the gradients", clipped)):
                 if not math.isfinite(value):
                     raise UserError(
                         f"the {name} is {value} in iteration {progress.iterations + 1}, expected a "
@@ -290,7 +292,7 @@ class Run:
             seconds = time.perf_counter() - began
             progress.iterations += 1
             progress.trained_tokens += tokens
-            self._window.add(loss.item(), tokens, seconds)
+            self._window.add(lost, tokens, seconds)
             self._after(callback, 0 if gathered else count)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
                 mx.clear_cache()

@@ -104,7 +104,7 @@ def _trainable(tensor: mx.array) -> mx.array:
 
 def _check_mounted(model: nn.Module) -> None:
     """Check that there is LoRA, and in layers alone: the head's gradient is never computed."""
-    names = [name for name, _ in tree_flatten(model.trainable_parameters())]
+    names = list(dict(tree_flatten(model.trainable_parameters())))
     if not names:
         raise UserError("LoRA's keys name no linear layer of the base, expected at least one")
     outside = [name for name in names if "layers." not in name]
