@@ -9,9 +9,9 @@ import mlx.core as mx
 from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.stream_config import StreamConfig
 
 
 @dataclass(frozen=True)

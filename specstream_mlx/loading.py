@@ -28,7 +28,7 @@ from .checked_files import (
     tensor_headers,
     tokenizer_files,
 )
-from .config import ConfigError, Mode, UserError, shown
+from .config import Mode, UserError, shown
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
 from .models.architectures import (
@@ -330,9 +330,10 @@ def read_model(
     weight_files(directory)
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):
+        said = read_json(generation)
         try:
-            check_end_tokens(read_json(generation))
-        except ConfigError as error:
+            check_end_tokens(said)
+        except UserError as error:
             raise UserError(f"{generation}: {error}") from None
     try:
         model, full_config = load_model(

@@ -15,11 +15,11 @@ import transformers
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from tiny_models import tiny_streams
 
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share
 

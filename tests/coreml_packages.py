@@ -19,7 +19,6 @@ from specstream_mlx.convert.to_coreml.supported import Sizes
 from tiny_models import tiny_streams
 
 from specstream_mlx.adapters.lora import put_on
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.best_first import best_first
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
@@ -30,6 +29,7 @@ from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.loop import prefill, steps
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
 SIZES = Sizes(context=96, nodes=(5, 8), chunk=8, candidates=3)

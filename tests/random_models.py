@@ -18,7 +18,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
 from specstream_mlx import loop
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
@@ -30,6 +29,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
 

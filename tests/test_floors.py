@@ -9,7 +9,7 @@ from imports import MODULES, imported
 FLOORS = [
     {"config"},
     {"options"},
-    {"arguments", "checked_files", "staging"},
+    {"arguments", "checked_files", "staging", "stream_config"},
     {"terminal"},
     {"hardware", "models"},
     {"bundled", "engine", "adapters"},

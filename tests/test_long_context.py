@@ -10,11 +10,11 @@ from random_models import assert_lossless, random_prompt, request
 from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
 
 from specstream_mlx import PromptCache
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.stream_config import StreamConfig
 
 LENGTH, CHUNK = 8000, 256
 # MLX's CPU backend counts ten operations as one task, so that it may allocate the outputs of ten

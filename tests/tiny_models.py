@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specstream_mlx.adapters.files import write_adapter
-from specstream_mlx.config import VOCABULARY, StreamConfig
+from specstream_mlx.config import VOCABULARY
 from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 320
 END, PAD = "<|end|>", "<|pad|>"

@@ -9,7 +9,7 @@ from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specstream_mlx.config import StreamConfig
+from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share
 

@@ -23,7 +23,6 @@ from typing import Any
 import typer
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting import constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.cost import StepCosts
@@ -34,6 +33,7 @@ from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
+from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.progress import track
 

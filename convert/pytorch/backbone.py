@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specstream_mlx.config import ConfigError
+from specstream_mlx.config import UserError
 from specstream_mlx.models.architectures import ARCHITECTURES, Architecture
 
 from .attention import Scoring, softcapped
@@ -76,7 +76,7 @@ class Backbone:
             modules get a hook that changes nothing outside autocast.
 
     Raises:
-        ConfigError: the model is of another architecture.
+        UserError: the model is of another architecture.
     """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
@@ -186,7 +186,7 @@ class Backbone:
 def _architecture(causal_lm: PreTrainedModel) -> Architecture:
     kind = causal_lm.config.model_type
     if kind not in ARCHITECTURES:
-        raise ConfigError(f"the base is a {kind!r} model, expected one of {(*ARCHITECTURES,)}")
+        raise UserError(f"the base is a {kind!r} model, expected one of {(*ARCHITECTURES,)}")
     return ARCHITECTURES[kind]
 
 
@@ -194,7 +194,7 @@ def linear_layers(causal_lm: PreTrainedModel) -> list[str]:
     """The names of the linear layers within a decoder layer, such as ``q_proj``.
 
     Raises:
-        ConfigError: the model is of an architecture that is not tested.
+        UserError: the model is of an architecture that is not tested.
     """
     _architecture(causal_lm)
     modules = causal_lm.get_decoder().layers[0].named_modules()

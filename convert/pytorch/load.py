@@ -24,7 +24,7 @@ from specstream_mlx.adapters.torch_files import (
     tensor_file,
 )
 from specstream_mlx.checked_files import model_headers, read_json, reason, short
-from specstream_mlx.config import VOCABULARY, ConfigError, UserError, shown
+from specstream_mlx.config import VOCABULARY, UserError, shown
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
@@ -157,7 +157,7 @@ def load_adapter(
         base = mount_lora(base, directory)
     try:
         model = SpeculativeStreamingModel(base, found.stream_config)
-    except ConfigError as error:
+    except UserError as error:
         raise UserError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
     return model.eval()

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specstream_mlx.config import ConfigError, StreamConfig
+from specstream_mlx.config import UserError
+from specstream_mlx.stream_config import StreamConfig
 
 from .attention import (
     Scoring,
@@ -202,7 +203,7 @@ class SpeculativeStreamingModel(nn.Module):
         config: the configuration of the streams.
 
     Raises:
-        ConfigError: ``base`` is of another architecture or has other sizes than ``config``, or it
+        UserError: ``base`` is of another architecture or has other sizes than ``config``, or it
             has LoRA in lossless mode or outside the decoder layers.
     """
 
@@ -215,13 +216,13 @@ class SpeculativeStreamingModel(nn.Module):
         for name in ("hidden_size", "num_hidden_layers"):
             found, expected = getattr(facts, name), getattr(config, name)
             if found != expected:
-                raise ConfigError(f"{name} of the base is {found}, the streams expect {expected}")
+                raise UserError(f"{name} of the base is {found}, the streams expect {expected}")
         for name, parameter in base.named_parameters():
             is_lora = "lora_" in name
             if is_lora:
                 config.check_lora()
             if is_lora and ".layers." not in name:
-                raise ConfigError(f"the base has LoRA in {name}, expected it in decoder layers")
+                raise UserError(f"the base has LoRA in {name}, expected it in decoder layers")
             parameter.requires_grad_(is_lora)
         self.streams = Streams(config)
         if config.pruner_rank:
@@ -236,10 +237,10 @@ class SpeculativeStreamingModel(nn.Module):
         """Let nothing train but the conditioned head.
 
         Raises:
-            ConfigError: the head is plain.
+            UserError: the head is plain.
         """
         if self.streams.head is None:
-            raise ConfigError("stream_head is 'plain', expected 'conditioned' to train the head")
+            raise UserError("stream_head is 'plain', expected 'conditioned' to train the head")
         self.requires_grad_(False)
         self.streams.head.requires_grad_(True)
 

@@ -32,8 +32,9 @@ except ModuleNotFoundError as error:
 from transformers import AutoTokenizer
 
 from specstream_mlx.checked_files import check_tokens, tokenizer_files
-from specstream_mlx.config import StreamConfig, UserError, shown
+from specstream_mlx.config import UserError, shown
 from specstream_mlx.staging import append
+from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import grouped, program
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specstream_mlx.config import StreamConfig, UserError, shown
+from specstream_mlx.config import UserError, shown
 from specstream_mlx.models.architectures import architecture_of, completed, context_length
+from specstream_mlx.stream_config import StreamConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _LEAST_EPSILON = 6e-8  # half precision's smallest number, in which Core ML takes a norm's epsilon

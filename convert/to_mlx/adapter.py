@@ -24,9 +24,10 @@ from specstream_mlx.adapters.files import read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import check_shapes
-from specstream_mlx.config import VOCABULARY, StreamConfig, UserError
+from specstream_mlx.config import VOCABULARY, UserError
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.staging import staged_directory
+from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
 from .peft import NO_LORA_PART, LoraPart, read_peft_lora

@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..checked_files import Headers, check_tensors, read_json, short, tensor_headers
-from ..config import (
-    VOCABULARY,
-    ConfigError,
-    StreamConfig,
-    UserError,
-    check_integer,
-    is_number,
-    shown,
-)
+from ..config import VOCABULARY, UserError, check_integer, is_number, shown
 from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
+from ..stream_config import StreamConfig
 from .torch_files import LORA_TENSORS, STREAM_CONFIG
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -93,7 +86,7 @@ class AdapterDescription:
             return
         try:
             self.stream_config.check_lora()
-        except ConfigError as error:
+        except UserError as error:
             raise UserError(f"{self._stream_config_path}: {error}") from None
 
     def check_base(self, base_config: Mapping[str, Any]) -> None:
@@ -223,7 +216,7 @@ def _stream_config(where: str, values: Any) -> StreamConfig:
         raise UserError(f"{where} is {shown(values)}, expected an object")
     try:
         return StreamConfig.from_dict(values)
-    except ConfigError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 

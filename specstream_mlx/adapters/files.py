@@ -15,7 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checked_files import check_tensors, read_arrays, tensor_headers
-from ..config import VOCABULARY, StreamConfig, UserError, shown
+from ..config import VOCABULARY, UserError, shown
+from ..stream_config import StreamConfig
 from .description import (
     ADAPTER_CONFIG,
     LORA_FILE,

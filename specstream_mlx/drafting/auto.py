@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from ..config import StreamConfig
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
+from ..stream_config import StreamConfig
 from . import constants
 from .best_first import Children, Node, likeliest, tree_of
 from .corrections import StreamAverages

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..config import MAX_TREE_SIZE, StreamConfig, UserError
+from ..config import MAX_TREE_SIZE, UserError
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
 from ..options.fields import check_options
 from ..options.generation import DrafterOptions, DraftOptions
+from ..stream_config import StreamConfig
 
 DEFAULT = ("lookup",)
 """The drafters beside the streams, if nobody chose and the rule decides how much they draft."""

@@ -16,8 +16,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
-from ..config import StreamConfig
 from ..models.streams import Streams
+from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
 
 _LORA = ("lora_a", "lora_b")

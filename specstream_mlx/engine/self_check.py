@@ -10,8 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..config import StreamConfig, UserError
+from ..config import UserError
 from ..models.streams import Streams
+from ..stream_config import StreamConfig
 from .kv import make_caches
 from .plan import Plan
 from .step import Decoder

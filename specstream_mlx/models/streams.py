@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..config import StreamConfig
+from ..stream_config import StreamConfig
 
 ValueRotation = Callable[[mx.array], mx.array]
 

@@ -4,8 +4,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..config import VOCABULARY, StreamConfig
+from ..config import VOCABULARY
 from ..models.streams import Streams
+from ..stream_config import StreamConfig
 
 Parameters = dict[str, mx.array]
 """Arrays by the names that they have in an adapter directory."""

@@ -11,9 +11,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, read_adapter
-from ..config import VOCABULARY, StreamConfig, UserError, shown
+from ..config import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
+from ..stream_config import StreamConfig
 from .items import Item, most_frequent
 from .parameters import initial_streams
 from .settings import TrainSettings

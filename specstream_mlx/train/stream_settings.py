@@ -7,17 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import (
-    FORMAT_VERSION,
-    MOST_STREAMS,
-    Mode,
-    StreamConfig,
-    UserError,
-    check_value_rotation,
-    shown,
-)
-from ..options.fields import check_options, option
-from ..options.kinds import PATH, POSITIVE, TEXT, choice, integer, number
+from ..config import Mode, UserError, shown
+from ..options.fields import check_options, kinds_of, option
+from ..options.kinds import PATH, POSITIVE, TEXT, choice, number
+from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
 SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
@@ -32,6 +25,9 @@ _LORA_RATE = 5e-4
 _STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
 """Of streams: 4e-3 was the best for a hidden_size of 384. For larger ones it is 1.5 over that size,
 as muP (arXiv 2203.03466) lets Adam's rate of matrices fall."""
+
+
+_KINDS = kinds_of(StreamConfig)
 
 
 @dataclass(frozen=True)
@@ -54,64 +50,75 @@ class StreamSettings:
 
     mode: Mode = option(
         "lossless",
-        choice("lossless", "shared"),
+        _KINDS["mode"],
         "lossless: the base stays as it is; shared: LoRA is trained too.",
     )
-    num_streams: int = option(4, integer(1, MOST_STREAMS), "Streams beside each position (gamma).")
-    num_msa_layers: int = option(4, integer(1), "Top layers with streams (N_s).")
+    num_streams: int = option(4, _KINDS["num_streams"], "Streams beside each position (gamma).")
+    num_msa_layers: int = option(4, _KINDS["num_msa_layers"], "Top layers with streams (N_s).")
     stream_init: str = option(
         "linear",
-        choice("linear", "identity", "value_rotation"),
+        _KINDS["stream_init"],
         "How streams start: linear, identity or value_rotation.",
         metavar="KIND",
         hidden=True,
     )
     stream_init_rank: int | None = option(
-        None, integer(0), "Rank of --stream-init linear (eta). Default: 128.", hidden=True
+        None,
+        _KINDS["stream_init_rank"],
+        "Rank of --stream-init linear (eta). Default: 128.",
+        hidden=True,
     )
     value_rotation_epsilon: float = option(
         0.0,
-        number(),
+        _KINDS["value_rotation_epsilon"],
         "Angle of --stream-init value_rotation in radians, more than 0 and less than 2 pi / "
         "--num-streams.",
         hidden=True,
     )
     stream_mlp: str | None = option(
         None,
-        choice("base", "adapter", "base+adapter"),
+        _KINDS["stream_mlp"],
         "The streams' MLP: base, adapter or base+adapter. Default: adapter in lossless, base in "
         "shared mode.",
         metavar="KIND",
         hidden=True,
     )
     stream_adapter_rank: int | None = option(
-        None, integer(0), "Rank of the adapters of --stream-mlp. Default: 8.", hidden=True
+        None,
+        _KINDS["stream_adapter_rank"],
+        "Rank of the adapters of --stream-mlp. Default: 8.",
+        hidden=True,
     )
     stream_head: str = option(
         "conditioned",
-        choice("plain", "conditioned"),
+        _KINDS["stream_head"],
         "The streams' head: conditioned on the token before the predicted one, or plain.",
     )
     stream_head_rank: int | None = option(
-        None, integer(0), "Rank of --stream-head conditioned. Default: 128.", hidden=True
+        None,
+        _KINDS["stream_head_rank"],
+        "Rank of --stream-head conditioned. Default: 128.",
+        hidden=True,
     )
     draft_vocabulary: int = option(
         0,
-        integer(0),
+        _KINDS["draft_vocabulary"],
         "Tokens that the streams may draft, the most frequent ones of the completions: their head "
         "is that much smaller. 0: all.",
     )
     stream_keys: int = option(
         0,
-        integer(0),
+        _KINDS["stream_keys"],
         "Keys of the main stream that a stream attends to, those that its main row weighs most; "
         "the papers take 64. 0: all.",
         hidden=True,
     )
-    pruner_rank: int = option(8, integer(0), "Rank of the pruner; 0 trains none.", hidden=True)
+    pruner_rank: int = option(
+        8, _KINDS["pruner_rank"], "Rank of the pruner; 0 trains none.", hidden=True
+    )
     pruner_form: str = option(
         "residual",
-        choice("residual", "literal"),
+        _KINDS["pruner_form"],
         "Form of the pruner: residual or literal.",
         hidden=True,
     )
@@ -237,7 +244,7 @@ class StreamSettings:
         """The configuration of the streams on a base.
 
         Raises:
-            ConfigError: a setting is out of range, or does not fit the base.
+            UserError: a setting is out of range, or does not fit the base.
         """
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
         adapts, maps = stream_mlp != "base", self.stream_init == "linear"

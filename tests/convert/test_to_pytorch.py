@@ -20,9 +20,9 @@ from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import load
 from specstream_mlx.adapters.files import read_adapter, write_adapter
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES
+from specstream_mlx.stream_config import StreamConfig
 
 TOKENS = [5, 17, 40, 3, 61, 22, 8, 90, 33, 12, 71, 6]
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from specstream_mlx import DraftSettings, UserError
-from specstream_mlx.config import StreamConfig
 from specstream_mlx.drafting.fixed import describe
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS, draft_settings
+from specstream_mlx.stream_config import StreamConfig
 
 LOSSLESS = StreamConfig(
     mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2, num_streams=4

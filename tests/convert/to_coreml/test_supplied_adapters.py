@@ -26,7 +26,8 @@ from specstream_mlx.convert.to_coreml.package import METADATA, SUPPLIED, Package
 from specstream_mlx.convert.to_coreml.supported import check_adapter
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.config import UserError
+from specstream_mlx.stream_config import StreamConfig
 
 BOUND = 1e-5
 ADAPTERS = (("one", 1), ("other", 5))

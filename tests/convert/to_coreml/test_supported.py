@@ -3,7 +3,8 @@
 import pytest
 from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, check_base, check_names
 
-from specstream_mlx.config import StreamConfig, UserError
+from specstream_mlx.config import UserError
+from specstream_mlx.stream_config import StreamConfig
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
 LLAMA |= {"rms_norm_eps": 1e-5}

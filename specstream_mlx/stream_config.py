@@ -1,0 +1,206 @@
+"""The configuration of an adapter's streams, which PyTorch training and the MLX runtime share.
+
+Pure Python: neither torch nor mlx is imported here.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .config import MOST_LAYERS, MOST_STREAMS, VOCABULARY, Mode, UserError, shown
+from .options.fields import check_options, option
+from .options.kinds import TEXT, choice, integer, number, what
+
+FORMAT_VERSION = 2
+"""Version of the ``speculative_streaming`` object that this release writes and reads."""
+
+_TEMPLATE = what(
+    "text with {text} in it", lambda value: isinstance(value, str) and "{text}" in value
+)
+_VERSION = what(
+    f"{FORMAT_VERSION}, which this release reads",
+    lambda value: type(value) is int and value == FORMAT_VERSION,
+)
+_RANKS = {
+    "stream_init_rank": ("stream_init", ("linear",), "a rank with 'linear' and 0 otherwise"),
+    "stream_adapter_rank": (
+        *("stream_mlp", ("adapter", "base+adapter")),
+        "0 with 'base' and a rank otherwise",
+    ),
+    "stream_head_rank": (
+        *("stream_head", ("conditioned",)),
+        "a rank with 'conditioned' and 0 otherwise",
+    ),
+}
+"""By rank: the field that says whether it is used, the values with which it is, that in words."""
+
+
+def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:
+    """Check the angle of ``value_rotation``, which every other ``stream_init`` leaves at 0.
+
+    Streams differ by their rotations alone, so stream 1 must turn, and the last one by less than a
+    full turn: then all streams and the main stream differ.
+
+    Args:
+        stream_init: see ``StreamConfig``.
+        epsilon: the angle in radians.
+        num_streams: gamma.
+
+    Raises:
+        UserError: streams would be alike, or an angle is given that is not used.
+    """
+    name = "value_rotation_epsilon"
+    if stream_init != "value_rotation":
+        if epsilon:
+            raise UserError(
+                f"{name} is {shown(epsilon)} with stream_init {shown(stream_init)}, expected 0: "
+                "only 'value_rotation' turns"
+            )
+    elif not (0 < epsilon < 2 * math.pi / num_streams):
+        raise UserError(
+            f"{name} is {shown(epsilon)} with stream_init 'value_rotation', expected more than 0 "
+            f"and less than 2 pi / num_streams = {2 * math.pi / num_streams:.4g} radians"
+        )
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """The ``speculative_streaming`` object of an adapter directory.
+
+    Args:
+        mode: ``lossless`` (base frozen, the main stream never sees a stream) or ``shared``
+            (LoRA shared by main stream and streams, Eq. 3).
+        num_streams: gamma, the streams beside each position; stream j predicts ``y_{t+j}``.
+        num_msa_layers: N_s, the top layers in which the streams run.
+        hidden_size: width of the base model.
+        num_hidden_layers: N, the layers of the base model.
+        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4, or
+            ``value_rotation``, which has no stream embeddings.
+        stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
+        value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
+            unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
+        stream_mlp: the streams' path where the main stream has its MLP: ``base`` (the MLP itself:
+            shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter`` (beside it, Fig.
+            2a).
+        stream_adapter_rank: rank of the stream adapters; 0 where ``stream_mlp`` is ``base``.
+        stream_head: ``plain`` (the base's norm and head on each stream, as in the papers) or
+            ``conditioned`` (on the token before too): stream j's features s, for a candidate u of
+            the depth before, become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` before norm and
+            head, n an RMS norm without weights and E the base's embedding.
+        stream_head_rank: rows of D; 0 with ``plain``.
+        draft_vocabulary: number of tokens that the streams' head scores, the most frequent ones of
+            the training text; 0: all. The target is not limited.
+        stream_keys: number of main rows that a stream attends to in each MSA layer, those that its
+            own main row weighs most (App. H.1, where they are 64); 0: all. The weights are the
+            softmax of the main row's scores of the main rows that it sees, within the layer's
+            sliding window, summed over the query heads. Rows with at least the
+            ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
+            still see the streams before them, and main rows see everything.
+        pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
+        pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
+        base_model: the base's name or path, for people.
+        base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
+        prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
+            turn of the chat. ``None`` leaves the text as it is.
+        version: version of this format.
+    """
+
+    mode: Mode = option(..., choice("lossless", "shared"))
+    num_msa_layers: int = option(..., integer(1, MOST_LAYERS))
+    hidden_size: int = option(..., integer(1))
+    num_hidden_layers: int = option(..., integer(1, MOST_LAYERS))
+    num_streams: int = option(4, integer(1, MOST_STREAMS))
+    stream_init: str = option("identity", choice("identity", "linear", "value_rotation"))
+    stream_init_rank: int = option(0, integer(0))
+    value_rotation_epsilon: float = option(0.0, number())
+    stream_mlp: str = option("base", choice("base", "adapter", "base+adapter"))
+    stream_adapter_rank: int = option(0, integer(0))
+    stream_head: str = option("plain", choice("plain", "conditioned"))
+    stream_head_rank: int = option(0, integer(0))
+    draft_vocabulary: int = option(0, integer(0))
+    stream_keys: int = option(0, integer(0))
+    pruner_rank: int = option(8, integer(0))
+    pruner_form: str = option("residual", choice("residual", "literal"))
+    base_model: str = option("", TEXT)
+    base_fingerprint: str = option("", TEXT)
+    prompt_template: str | None = option(None, _TEMPLATE)
+    version: int = option(FORMAT_VERSION, _VERSION)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
+        if self.num_msa_layers > self.num_hidden_layers:
+            raise UserError(
+                f"num_msa_layers is {self.num_msa_layers}, "
+                f"expected at most num_hidden_layers = {self.num_hidden_layers}"
+            )
+        for name, (owner, users, words) in _RANKS.items():
+            rank, kind = getattr(self, name), getattr(self, owner)
+            if (kind in users) != (rank > 0):
+                raise UserError(f"{name} is {rank} with {owner} {kind!r}, expected {words}")
+
+    @property
+    def first_msa_layer(self) -> int:
+        """Index of the layer at which the streams start, ``N - N_s``."""
+        return self.num_hidden_layers - self.num_msa_layers
+
+    def check_lora(self) -> None:
+        """Check that LoRA may stand beside these streams; called if there is any.
+
+        Raises:
+            UserError: the mode is lossless.
+        """
+        if self.mode == "lossless":
+            raise UserError(
+                "mode is 'lossless' and there is LoRA beside the streams, expected none, since "
+                "lossless text is the base's own: merge the LoRA into the base and train the "
+                "streams on that, or train both in shared mode"
+            )
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every stream and pruner tensor of this configuration.
+
+        Linear maps are stored ``(out, in)``. LoRA tensors are not listed.
+        """
+        h = self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.stream_init != "value_rotation":
+            shapes["streams.embeddings"] = (self.num_streams, h)
+        if self.stream_init == "linear":
+            shapes["streams.init.down.weight"] = (self.stream_init_rank, h)
+            shapes["streams.init.up.weight"] = (h, self.stream_init_rank)
+        if self.stream_adapter_rank:
+            for layer in range(self.first_msa_layer, self.num_hidden_layers):
+                shapes[f"streams.adapters.{layer}.down.weight"] = (self.stream_adapter_rank, h)
+                shapes[f"streams.adapters.{layer}.up.weight"] = (h, self.stream_adapter_rank)
+        if self.stream_head_rank:
+            shapes["streams.head.down.weight"] = (self.stream_head_rank, 2 * h)
+            shapes["streams.head.biases"] = (self.num_streams, self.stream_head_rank)
+            shapes["streams.head.up.weight"] = (h, self.stream_head_rank)
+        if self.draft_vocabulary:
+            shapes[VOCABULARY] = (self.draft_vocabulary,)
+        if self.pruner_rank:
+            shapes["pruner.down.weight"] = (self.pruner_rank, h)
+            shapes["pruner.up.weight"] = (h, self.pruner_rank)
+        return shapes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Make the JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "StreamConfig":
+        """Read the JSON object.
+
+        Raises:
+            UserError: a field is missing, unknown or out of range.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"unknown field {shown(unknown[0])}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise UserError(str(error).split(") ")[-1]) from None
