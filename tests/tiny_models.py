@@ -16,7 +16,7 @@ from mlx_lm.utils import save_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specstream_mlx.adapters.files import write_adapter
+from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.config import VOCABULARY
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.stream_config import StreamConfig
@@ -201,12 +201,8 @@ def stream_adapter_directory(
     )
     count = base_config["num_hidden_layers"] if lora_rank else 0
     keys = list(lora_keys)
-    write_adapter(
-        directory,
-        lora=tiny_lora(base_config, rank=lora_rank, num_layers=count, keys=keys, seed=seed),
-        lora_parameters={"rank": lora_rank, "scale": lora_scale, "dropout": 0.0, "keys": keys},
-        num_layers=count,
-        stream_config=config,
-        stream_tensors=tiny_streams(config, scale=scale, seed=seed),
-    )
+    tensors = tiny_lora(base_config, rank=lora_rank, num_layers=count, keys=keys, seed=seed)
+    parameters = {"rank": lora_rank, "scale": lora_scale, "dropout": 0.0, "keys": keys}
+    streams = tiny_streams(config, scale=scale, seed=seed)
+    write_adapter(directory, LoraPart(tensors, parameters, count), config, streams)
     return directory

@@ -13,6 +13,7 @@ from the mixture, under the base's chat template with the task's instruction.
 
 import json
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,15 +23,19 @@ from mlx_lm.utils import dequantize_model, load, save
 from rich.console import Console
 
 from specstream_mlx import demonstration
+from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, POSITIVE, integer
 from specstream_mlx.staging import staged_directory, staged_file
+from specstream_mlx.terminal.commands import grouped, program
 from specstream_mlx.terminal.errors import one_line_errors
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
+from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
 from .typed_dev import typed_dev
-from .unbundle import torch_adapter
 
 STREAMS, SHARED, BASE = "streams", "shared", "base"
 PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
@@ -95,29 +100,34 @@ def typed(part: str) -> list[tasks.Item]:
     return [answers[0] for name in names for answers in typed_dev(name, count)]
 
 
-def settings_of(
-    part: str,
-    work: Path,
-    answers: Path,
-    minutes: float | None,
-    iters: int | None,
-    items: int,
-    seed: int,
-    start: Path | None,
-) -> TrainSettings:
+@dataclass(frozen=True)
+class MakingOptions:
+    """How parts are made."""
+
+    work: Path = option(..., PATH, "Directory that everything is written to.")
+    answers: Path = option(ANSWERS, PATH, "Directory with answers of the base, for the streams.")
+    minutes: float | None = option(None, POSITIVE, "Wall time for each part.")
+    iters: int | None = option(
+        None, integer(1), "Steps for each part. Default, without --minutes: one epoch."
+    )
+    start: Path | None = option(
+        None,
+        PATH,
+        "Adapter that the parts start from, in either format. Default: for tasks the part shared, "
+        "if it is there.",
+    )
+    items: int = option(6000, integer(1), "Training items of a part; the streams take all answers.")
+    seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
+
+
+def settings_of(part: str, options: MakingOptions) -> TrainSettings:
     """The settings with which a part is trained; its data is written if it is missing.
 
     Args:
         part: ``streams``, ``shared`` or the name of a task.
-        work: the work directory.
-        answers: directory with ``train.jsonl`` and ``valid.jsonl``, answers of the base, for the
-            streams.
-        minutes: wall time after which the run ends; ``None``: any.
-        iters: steps after which it ends; ``None``: any.
-        items: training items, for all parts but the streams.
-        seed: seed of text and new weights.
-        start: adapter directory that the run starts from; ``None``: new weights.
+        options: of all parts; ``start`` is in the trainer's format.
     """
+    work, start, one_task = options.work, options.start, part in tasks.TASKS
     mode = "lossless" if part == STREAMS else "shared"
     common = {
         "model": work / "expanded",
@@ -132,9 +142,9 @@ def settings_of(
         "draft_vocabulary": DRAFT_VOCABULARY,
         "batch_size": 8,
         "max_seq_length": MOST_TOKENS[mode],
-        "time_limit": minutes,
-        "iters": iters,
-        "seed": seed,
+        "time_limit": options.minutes,
+        "iters": options.iters,
+        "seed": options.seed,
         "save_every": SAVE_STEPS,
         "resume": (work / part / "checkpoint.pt").exists(),
         "init_adapter": start,
@@ -142,16 +152,16 @@ def settings_of(
     }
     if part == STREAMS:
         return TrainSettings(
-            data=answers / "train.jsonl",
-            valid_data=answers / "valid.jsonl",
+            data=options.answers / "train.jsonl",
+            valid_data=options.answers / "valid.jsonl",
             pruner_rank=0,  # streams are deferred, and a tree of few nodes needs no pruning
             keep_hidden=True,
             **STREAM_RANKS,
             **common,
         )
-    one_task = part in tasks.TASKS
+    items = drawn(part, options.items, options.seed)
     return TrainSettings(
-        data=write_pairs(work / f"{part}.jsonl", drawn(part, items, seed), instructed=not one_task),
+        data=write_pairs(work / f"{part}.jsonl", items, instructed=not one_task),
         valid_data=write_pairs(work / f"{part}-typed.jsonl", typed(part), instructed=not one_task),
         prompt_template=tasks.prompt_template(part) if one_task else None,
         learning_rate=5e-4 if start else 1e-3,
@@ -163,50 +173,39 @@ def settings_of(
 
 
 @one_line_errors
+@grouped()
 def main(
     parts: Annotated[
         list[str], typer.Argument(help="Parts to make: base, streams, shared, names of tasks.")
     ],
-    work: Annotated[Path, typer.Option(help="Directory that everything is written to.")],
-    answers: Annotated[
-        Path, typer.Option(help="Directory with answers of the base, for the streams.")
-    ] = ANSWERS,
-    minutes: Annotated[float | None, typer.Option(help="Wall time for each part.")] = None,
-    iters: Annotated[
-        int | None,
-        typer.Option(help="Steps for each part. Default, without --minutes: one epoch."),
-    ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Adapter that the parts start from, in either format. Default: for tasks the part "
-            "shared, if it is there."
-        ),
-    ] = None,
-    items: Annotated[
-        int, typer.Option(help="Training items of a part; the streams take all answers.")
-    ] = 6000,
-    seed: Annotated[int, typer.Option(help="Seed of the text and of the new weights.")] = 0,
+    *,
+    options: MakingOptions,
 ) -> None:
     """Train streams and adapters for the demonstration model (resumable)."""
-    console = Console(stderr=True)
-    shared = work / SHARED / "adapter"
+    work, console = options.work, Console(stderr=True)
     for part in parts:
         if part == BASE:
             if not (work / "expanded" / "config.json").exists():
                 write_expanded(work / "expanded")
         elif part in PARTS:
             if not (work / part / "adapter").exists():
-                begin = start
-                if begin is None and part in tasks.TASKS and shared.exists():
-                    begin = shared
-                if begin is not None:
-                    begin = torch_adapter(begin, work / f"{part}-start")
-                train(settings_of(part, work, answers, minutes, iters, items, seed, begin))
+                train(settings_of(part, replace(options, start=start_of(part, options))))
         else:
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         console.print(f"{part}: done")
 
 
+def start_of(part: str, options: MakingOptions) -> Path | None:
+    """The adapter that a part starts from, in the trainer's format; ``None``: new weights."""
+    shared = options.work / SHARED / "adapter"
+    start = options.start or (shared if part in tasks.TASKS and shared.exists() else None)
+    if start is None or describe(start).format == "pytorch":
+        return start
+    target = options.work / f"{part}-start"
+    if not target.exists():
+        convert_to_pytorch(start, options.work / "expanded", target)
+    return target
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -20,7 +20,7 @@ from specstream_mlx.adapters.description import (
     check_vocabulary,
     describe,
 )
-from specstream_mlx.adapters.files import read_lora, write_adapter
+from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import check_shapes
@@ -30,7 +30,7 @@ from specstream_mlx.staging import staged_directory
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
-from .peft import NO_LORA_PART, LoraPart, read_peft_lora
+from .peft import read_peft_lora
 from .source_tensors import read_arrays
 
 
@@ -66,15 +66,7 @@ class _Adapter:
         return replace(self, lora=replace(self.lora, tensors=lora), streams=streams)
 
     def write(self, directory: Path) -> None:
-        write_adapter(
-            directory,
-            self.lora.tensors,
-            self.lora.parameters,
-            self.lora.num_layers,
-            self.stream_config,
-            self.streams,
-            self.lora.fine_tune_type,
-        )
+        write_adapter(directory, self.lora, self.stream_config, self.streams)
 
 
 def convert_adapter(
@@ -174,7 +166,7 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
 def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
     config = found.config
     if not config:
-        return NO_LORA_PART
+        return LoraPart()
     if found.is_peft or "lora_parameters" not in config:
         return read_peft_lora(found.path, base.model)
     lora = read_lora(found, base.model)

@@ -9,15 +9,14 @@ are padded with zeros, and a module of another scale has the ratio multiplied in
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from specstream_mlx.adapters.files import LoraPart
 from specstream_mlx.adapters.lora import (
-    NO_LORA,
     adaptable_modules,
     adapter_shapes,
     place_in_layer,
@@ -56,26 +55,6 @@ _WITHOUT_EFFECT = {
 _EMPTY = (None, False, [], {}, "none")
 # Others, such as PiSSA, start from a base that the initialisation itself has changed.
 _BASE_UNTOUCHED = (None, True, False, "gaussian", "eva", "orthogonal")
-
-
-@dataclass(frozen=True)
-class LoraPart:
-    """The LoRA of an adapter as mlx-lm stores it.
-
-    Attributes:
-        tensors: ``lora_a``, ``lora_b`` and ``m`` by full name.
-        parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``.
-        num_layers: number of top layers that mlx-lm looks for ``keys`` in.
-        fine_tune_type: ``lora`` or ``dora``.
-    """
-
-    tensors: dict[str, mx.array]
-    parameters: dict[str, Any]
-    num_layers: int
-    fine_tune_type: str = "lora"
-
-
-NO_LORA_PART = LoraPart({}, NO_LORA, 0)
 
 
 def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:

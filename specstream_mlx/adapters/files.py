@@ -7,7 +7,7 @@ tensors have a file of their own because mlx-lm refuses tensors that it does not
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -168,32 +168,45 @@ def _expected_lora(
     return expected
 
 
+@dataclass(frozen=True)
+class LoraPart:
+    """The LoRA of an adapter as mlx-lm stores it; by default none, which mlx-lm loads too.
+
+    Attributes:
+        tensors: by full name ``lora_a`` (in, r), ``lora_b`` (r, out) and DoRA's ``m`` (out,).
+        parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``.
+        num_layers: number of layers, counted from the last, that mlx-lm looks for ``keys`` in.
+        fine_tune_type: ``lora`` or ``dora``.
+    """
+
+    tensors: dict[str, mx.array] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(
+        default_factory=lambda: {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}
+    )
+    num_layers: int = 0
+    fine_tune_type: str = "lora"
+
+
 def write_adapter(
     directory: Path,
-    lora: dict[str, mx.array],
-    lora_parameters: dict[str, Any],
-    num_layers: int,
+    lora: LoraPart,
     stream_config: StreamConfig | None,
     stream_tensors: dict[str, mx.array],
-    fine_tune_type: str = "lora",
 ) -> None:
     """Write an adapter directory's three files into an existing directory.
 
     Args:
         directory: directory to write to; the caller renames it into place.
-        lora: LoRA tensors by mlx-lm's names, ``lora_a`` (in, r) and ``lora_b`` (r, out).
-        lora_parameters: mlx-lm's ``rank``, ``scale``, ``dropout``, ``keys``.
-        num_layers: number of layers with LoRA, counted from the last.
+        lora: the LoRA, which may be none.
         stream_config: configuration of the streams; ``None`` for a plain LoRA adapter.
         stream_tensors: see ``StreamConfig.tensor_shapes``.
-        fine_tune_type: ``lora``, or ``dora`` where ``lora`` holds magnitudes ``m`` too.
     """
     config: dict[str, Any] = {
-        "fine_tune_type": fine_tune_type,
-        "num_layers": num_layers,
-        "lora_parameters": lora_parameters,
+        "fine_tune_type": lora.fine_tune_type,
+        "num_layers": lora.num_layers,
+        "lora_parameters": lora.parameters,
     }
-    mx.save_safetensors(str(directory / LORA_FILE), lora)
+    mx.save_safetensors(str(directory / LORA_FILE), lora.tensors)
     if stream_config is not None:
         config[STREAM_KEY] = stream_config.to_dict()
         mx.save_safetensors(str(directory / STREAM_FILE), stream_tensors)

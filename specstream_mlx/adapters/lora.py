@@ -18,9 +18,6 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..hardware.cpu.products import use_fewer_operations
 
-NO_LORA = {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}
-"""mlx-lm's ``lora_parameters`` of an adapter without LoRA, which it loads too."""
-
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)

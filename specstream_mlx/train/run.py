@@ -20,8 +20,7 @@ from mlx.utils import tree_map
 from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
-from ..adapters.files import write_adapter
-from ..adapters.lora import NO_LORA
+from ..adapters.files import LoraPart, write_adapter
 from ..checked_files import read_json_lines, read_text, reason
 from ..config import VOCABULARY, UserError, check_integer, is_number, shown
 from ..staging import append, other_file, staged_directory
@@ -229,12 +228,13 @@ class Run:
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
             streams[VOCABULARY] = self._start.streams.vocabulary
-        lora = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
-        parameters = self._start.lora_parameters or NO_LORA
+        lora = LoraPart()
+        if self._start.lora_parameters is not None:
+            own = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
+            lora = LoraPart(own, self._start.lora_parameters, self._start.num_layers)
         target, again = self.settings.adapter_path, self.settings.resume
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
-            config = self._start.streams.config
-            write_adapter(scratch, lora, parameters, self._start.num_layers, config, streams)
+            write_adapter(scratch, lora, self._start.streams.config, streams)
         return target
 
     # Iterations ---------------------------------------------------------------------------------

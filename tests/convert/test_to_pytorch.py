@@ -19,7 +19,7 @@ from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import load
-from specstream_mlx.adapters.files import read_adapter, write_adapter
+from specstream_mlx.adapters.files import LoraPart, read_adapter, write_adapter
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES
 from specstream_mlx.stream_config import StreamConfig
@@ -61,7 +61,7 @@ def adapter_directory(base, directory, mode):
         stream_head_rank=4,
     )
     directory.mkdir()
-    write_adapter(directory, lora, parameters, layers, config, tiny_streams(config))
+    write_adapter(directory, LoraPart(lora, parameters, layers), config, tiny_streams(config))
     return directory
 
 

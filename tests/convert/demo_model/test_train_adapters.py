@@ -13,7 +13,8 @@ from specstream_mlx import UserError
 
 
 def settings(tmp_path, part, start=None):
-    return train_adapters.settings_of(part, tmp_path, train_adapters.ANSWERS, None, 7, 24, 0, start)
+    options = train_adapters.MakingOptions(tmp_path, iters=7, items=24, start=start)
+    return train_adapters.settings_of(part, options)
 
 
 def lines(path):
