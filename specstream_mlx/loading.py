@@ -29,6 +29,7 @@ from .checked_files import (
     tokenizer_files,
 )
 from .config import Mode, UserError, shown
+from .engine.gathered import Layout, layout_of
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
 from .models.architectures import (
@@ -73,6 +74,7 @@ class SpeculativeModel:
     _replaced: list[tuple[str, mx.array]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )  # the base's own weights, where an adapter has others
+    _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
@@ -96,6 +98,13 @@ class SpeculativeModel:
         """The mounted adapter's instruction around the user's ``{text}``; see ``chat_prompt``."""
         return self.streams.config.prompt_template if self.streams else None
 
+    @property
+    def layout(self) -> Layout:
+        """What other adapters must share for their texts to go through one pass; read once."""
+        if self._layout is None:
+            self._layout = layout_of(self.model, self.streams)
+        return self._layout
+
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
@@ -105,6 +114,7 @@ class SpeculativeModel:
             UserError: the directory is no adapter for this base; the present one then stays. If
                 mounting itself fails, the bare base is left.
         """
+        self._layout = None
         if directory is None:
             self._unmount()
             self.adapter = self.streams = None

@@ -18,7 +18,6 @@ from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.settings import USUAL, Drafters, DraftSettings
-from .engine.gathered import layout_of
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
@@ -458,9 +457,7 @@ def check_side_by_side(model: SpeculativeModel) -> None:
 
 def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     """Whether texts of two models can be decoded side by side: one base, adapters of one layout."""
-    if first is second:
-        return True
-    return layout_of(first.model, first.streams) == layout_of(second.model, second.streams)
+    return first is second or first.layout.is_same(second.layout)
 
 
 def _drafting(model: SpeculativeModel, request: Request) -> Drafting:

@@ -99,11 +99,8 @@ class BorrowedModel:
         self._entry = _with_layers(model, owner, [self._kept])
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
-        self._stream_top = self._top
-        self._owner = owner
-        if streams.vocabulary is not None:
-            self._stream_top = _with_head_rows(self._top, owner, streams.vocabulary)
-            mx.eval(self._stream_top.parameters())  # a compiled step captures values, not graphs
+        self._stream_top, self._holder, self._head_name = _with_head_to_replace(self._top, owner)
+        self._stream_head = streams.head_rows(self._holder[self._head_name])
         self._bare_top = None
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm
@@ -223,29 +220,21 @@ class BorrowedModel:
         """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
         return self._through(self._top, hidden)
 
-    def stream_head(self, hidden: mx.array) -> mx.array:
+    def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
 
         They are of all tokens, or of those of the draft vocabulary in its order.
-        """
-        return self._through(self._stream_top, hidden)
-
-    def stream_head_rows(self, hidden: mx.array, places: mx.array) -> mx.array:
-        """Compute ``stream_head`` for a few tokens only, and read no other rows of the head.
 
         Args:
             hidden: (sequences, rows, h).
-            places: (sequences, m) the tokens' places among those that may be drafted.
-
-        Returns:
-            (sequences, rows, m)
+            head: the head of a few tokens, from ``stream_head_rows``; ``None``: of all n.
         """
-        top = _with_head_rows(self._stream_top, self._owner, places.flatten())
-        logits = self._through(top, hidden)
-        if len(places) == 1:
-            return logits
-        each = mx.arange(len(places))  # a sequence's own of those of all sequences
-        return logits.reshape(*hidden.shape[:2], *places.shape)[each, :, each]
+        self._holder[self._head_name] = self._stream_head if head is None else head
+        return self._through(self._stream_top, hidden)
+
+    def stream_head_rows(self, places: mx.array) -> nn.Module:
+        """Return the streams' head with the rows at ``places`` (m,) of its n alone."""
+        return rows_of(self._stream_head, places)
 
     def early_exit(self, hidden: mx.array) -> mx.array:
         """Compute the logits (sequences, rows, vocab) of the early-exit pruner (section 3.3).
@@ -311,23 +300,25 @@ def _owner_of_layers(model: nn.Module) -> list[str]:
     raise UnsupportedModelError("the model does not hold its layers in one list")
 
 
-def _with_head_rows(model: nn.Module, owner: Sequence[str], ids: mx.array) -> nn.Module:
-    """Copy a model with an LM head of some tokens' rows only; other modules are shared.
+def _with_head_to_replace(
+    model: nn.Module, owner: Sequence[str]
+) -> tuple[nn.Module, nn.Module, str]:
+    """Copy a model so far that its LM head can be replaced; other modules are shared.
 
     Args:
         model: a model from ``_with_layers``.
         owner: path of names to the module that holds the layers, and the embedding.
-        ids: (n,) token ids.
+
+    Returns:
+        The copy, its module that holds the head, and the head's name there.
     """
     root = module = copy(model)
-    name = "lm_head"
-    if name not in root:  # the head is the embedding
-        name = "embed_tokens"
-        for part in owner:
-            module[part] = copy(module[part])
-            module = module[part]
-    module[name] = rows_of(module[name], ids)
-    return root
+    if "lm_head" in root:
+        return root, root, "lm_head"
+    for part in owner:  # the head is the embedding
+        module[part] = copy(module[part])
+        module = module[part]
+    return root, module, "embed_tokens"
 
 
 def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:

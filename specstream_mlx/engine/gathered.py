@@ -6,7 +6,7 @@ each sequence's rows by its own. Heads of streams stay with their adapters, sinc
 other tokens.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,19 +43,40 @@ class Mounted:
         return self.model is other.model and self.streams is other.streams
 
 
-def layout_of(model: nn.Module, streams: Streams | None) -> Hashable:
-    """What is the same for adapters whose texts can go through one pass.
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What is the same for adapters whose texts can go through one pass; ranks may differ.
 
-    That is the base, the streams' configuration but for what they read and draft, and which linear
-    modules have LoRA of what scale; ranks may differ.
+    Attributes:
+        weights: the base's arrays.
+        scales: which linear modules have LoRA, and of what scale.
+        config: the streams' configuration but for what they read; ``None``: there are none.
+        alone: the model, if it has LoRA that is not gathered: of experts or embeddings.
     """
+
+    weights: tuple[mx.array, ...]
+    scales: tuple[tuple[str, float], ...]
+    config: StreamConfig | None
+    alone: nn.Module | None
+
+    def is_same(self, other: "Layout") -> bool:
+        """Whether texts of both can go through one pass."""
+        if (self.scales, self.config) != (other.scales, other.config):
+            return False
+        if self.alone is not other.alone or len(self.weights) != len(other.weights):
+            return False
+        return all(one is own for one, own in zip(self.weights, other.weights, strict=True))
+
+
+def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
+    """Read the layout of a model's adapter."""
     config = None if streams is None else replace(streams.config, prompt_template=None)
     modules, parameters = _lora_modules(model), _parameters(model)
     scales = tuple((name, module.scale) for name, module in modules)
-    weights = tuple(id(one) for name, one in parameters.items() if not name.endswith(_LORA))
-    # LoRA of experts and embeddings is not gathered, and DoRA's magnitudes are weights here.
+    # DoRA's magnitudes are weights here.
+    weights = tuple(one for name, one in parameters.items() if not name.endswith(_LORA))
     others = sum(name.endswith(_LORA) for name in parameters) - 2 * len(modules)
-    return weights, scales, str(config), id(model) if others else None
+    return Layout(weights, scales, config, model if others else None)
 
 
 def with_same_weights(model: nn.Module) -> nn.Module:
@@ -82,7 +103,7 @@ class Gathered:
     """A model whose LoRA and streams are, for each sequence, those of its own adapter.
 
     Args:
-        first: one of the adapters; see ``layout_of``.
+        first: one of the adapters; see ``Layout``.
     """
 
     def __init__(self, first: Mounted):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ..models.head_rows import rows_of
 from ..models.streams import ConditionedHead
 from .borrowed_model import BorrowedModel
 from .candidates import best_places
@@ -39,7 +40,9 @@ class Scorer(ABC):
 
     def __post_init__(self) -> None:
         self._normalized = self.head.normalized(self.hidden)
-        self._read = self.head.of_streams(self._normalized)
+        read, count = self.head.of_streams(self._normalized), self.hidden.shape[1]
+        each = mx.split(self._normalized, count, axis=1), mx.split(read, count, axis=1)
+        self._of_streams = list(zip(*each, strict=True))
 
     @abstractmethod
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
@@ -63,8 +66,7 @@ class Scorer(ABC):
 
     def features(self, stream: int, before: mx.array) -> mx.array:
         """Compute the LM head's inputs (sequences, paths, h) for a stream behind paths."""
-        own = self._normalized[:, stream, None], self._read[:, stream, None]
-        return self.head.behind(*own, self.model.embed(before))
+        return self.head.behind(*self._of_streams[stream], self.model.embed(before))
 
 
 @dataclass(eq=False)
@@ -98,13 +100,20 @@ class Shortlists(Scorer):
         features = mx.concatenate([first, self._normalized[:, 1:]], axis=1)
         logits = self.model.stream_head(features)
         self._first = logits[:, :1]
-        self._places = best_places(logits, min(SHORTLIST, logits.shape[-1]))
+        count = min(SHORTLIST, logits.shape[-1])
+        # Streams first: then the rows of one stream's lists lie together.
+        self._places = best_places(logits, count).swapaxes(0, 1)
+        self._rows = self.model.stream_head_rows(self._places.flatten())
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
         if not stream:
             return self._first, self.vocabulary
-        places = self._places[:, stream]
-        logits = self.model.stream_head_rows(self.features(stream, before), places)
+        places = self._places[stream]
+        rows = slice(stream * places.size, (stream + 1) * places.size)
+        logits = self.model.stream_head(self.features(stream, before), rows_of(self._rows, rows))
+        if len(places) > 1:  # a sequence's own of the rows of all sequences
+            each = mx.arange(len(places))
+            logits = logits.reshape(*before.shape, *places.shape)[each, :, each]
         return logits, places if self.vocabulary is None else self.vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:

@@ -5,8 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..stream_config import StreamConfig
+from .head_rows import rows_of
 
 ValueRotation = Callable[[mx.array], mx.array]
 
@@ -87,6 +89,31 @@ class ConditionedHead(nn.Module):
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
+class _CutHead:
+    """The rows of a draft vocabulary, and what they were copied from.
+
+    Args:
+        head: a linear layer or an embedding.
+        vocabulary: (n,) token ids.
+    """
+
+    def __init__(self, head: nn.Module, vocabulary: mx.array):
+        self._sources = _arrays(head, vocabulary)
+        self.rows = rows_of(head, vocabulary)
+        mx.eval(self.rows.parameters())  # a compiled step captures values, not graphs
+
+    def is_of(self, head: nn.Module, vocabulary: mx.array) -> bool:
+        """Whether the rows are those of this head and vocabulary."""
+        sources = _arrays(head, vocabulary)
+        if len(sources) != len(self._sources):
+            return False
+        return all(one is other for one, other in zip(sources, self._sources, strict=True))
+
+
+def _arrays(head: nn.Module, vocabulary: mx.array) -> list[mx.array]:
+    return [vocabulary, *(array for _, array in tree_flatten(head.parameters()))]
+
+
 class Streams(nn.Module):
     """Speculative streams of one adapter (Speculative Streaming, section 3.1).
 
@@ -96,6 +123,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig):
         super().__init__()
         self._config = config
+        self._cut_head: _CutHead | None = None
         self.streams: dict[str, Any] = {}
         if config.stream_init != "value_rotation":
             self.streams["embeddings"] = mx.zeros((config.num_streams, config.hidden_size))
@@ -154,6 +182,17 @@ class Streams(nn.Module):
     def vocabulary(self) -> mx.array | None:
         """(n,) int32 tokens that streams may draft; ``None``: all."""
         return self.streams.get("vocabulary")
+
+    def head_rows(self, head: nn.Module) -> nn.Module:
+        """Return the base's LM head with the rows of the draft vocabulary alone.
+
+        They are a copy, which is made once for all texts of this model.
+        """
+        if self.vocabulary is None:
+            return head
+        if self._cut_head is None or not self._cut_head.is_of(head, self.vocabulary):
+            self._cut_head = _CutHead(head, self.vocabulary)
+        return self._cut_head.rows
 
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """Make the function that ``value_rotation`` applies to an MSA layer's values (section 3.1).

@@ -104,12 +104,21 @@ def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(streams, mode
 
 def test_layouts():
     base = speculative_model(mode="shared", **STREAMS["adapter"])
-    expected = layout_of(*adapter(base, 1))
-    assert layout_of(*adapter(base, 2)) == expected
-    assert layout_of(*adapter(base, 2, keys=KEYS[:2])) != expected
-    assert layout_of(*adapter(base, 2, scale=1.0)) != expected
+    own = layout_of(*adapter(base, 1))
+    assert own.is_same(layout_of(*adapter(base, 2)))
+    assert not own.is_same(layout_of(*adapter(base, 2, keys=KEYS[:2])))
+    assert not own.is_same(layout_of(*adapter(base, 2, scale=1.0)))
     other = copy(base)
     other.model = speculative_model(seed=2).model
-    assert layout_of(*adapter(other, 1)) != expected
+    assert not own.is_same(layout_of(*adapter(other, 1)))
     embedding = [adapter(base, 2, keys=["model.embed_tokens"]) for _ in range(2)]
-    assert layout_of(*embedding[0]) != layout_of(*embedding[1])
+    first, second = (layout_of(*one) for one in embedding)
+    assert first.is_same(first) and not first.is_same(second)
+
+
+def test_a_layout_is_read_once_for_each_adapter():
+    model = speculative_model(mode="shared", **STREAMS["adapter"])
+    found = model.layout
+    assert model.layout is found
+    model.swap_adapter(None)
+    assert not model.layout.is_same(found)

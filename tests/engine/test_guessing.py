@@ -197,6 +197,24 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
 
 
+def test_rows_of_a_draft_vocabulary_are_copied_once_for_the_same_head():
+    model = speculative_model("one kv head, untied", seed=2, draft_vocabulary=40)
+    streams, hidden = model.streams, mx.ones((1, 1, model.config["hidden_size"]))
+
+    def rows():
+        return streams.head_rows(model.model.lm_head).weight
+
+    first = rows()
+    before = BorrowedModel(model.model, streams).stream_head(hidden)
+    assert rows() is first and rows().shape[0] == 40
+    model.model.lm_head.weight = 2 * model.model.lm_head.weight
+    assert rows() is not first
+    after = BorrowedModel(model.model, streams).stream_head(hidden)
+    assert mx.allclose(after, 2 * before, atol=1e-5)
+    streams.streams["vocabulary"] = mx.arange(30, dtype=mx.int32)
+    assert rows().shape[0] == 30
+
+
 def table(seed, gamma=4):
     """A function of stream and token before that guesses by random tables."""
     tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
