@@ -1,11 +1,12 @@
-"""Memory and speed behind 1k to 8k tokens, on a random Llama of 4 layers of 512.
+"""Memory, work and speed behind 2k to 32k tokens, on a random Llama of 4 layers of 512.
 
     python -m benchmarks.long_context
     python -m benchmarks.long_context --contexts 1024,8192 --tokens 32
-    python -m benchmarks.long_context --no-timing       # memory alone, on a busy machine
+    python -m benchmarks.long_context --no-timing       # on a busy machine
 
 Every row runs in a process of its own, so that its peaks are its own. Memory is what MLX holds
 above the weights: the KV cache, the peak of reading the prompt in chunks, and the peak of decoding.
+Operations and bytes are those of the graphs of single steps, ours over mlx_lm's (``step_graphs``).
 The weights are random, so the streams' drafts are hardly ever right: the ratio compares steps, of
 the same tree at every context, and is no speedup.
 """
@@ -29,7 +30,8 @@ from specstream_mlx.terminal.progress import track
 from .own_process import in_own_process
 from .random_llama import random_llama, untrained_streams
 from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
-from .runner import CHAIN
+from .runner import CHAIN, fixed_ways
+from .step_graphs import plain_graph, step_graph
 
 LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
 
@@ -41,6 +43,10 @@ def random_model() -> SpeculativeModel:
         config, mode="lossless", num_streams=4, num_msa_layers=2, pruner_rank=0
     )
     return SpeculativeModel(model, config, Path("in memory"), streams=streams)
+
+
+WAYS = {"beside": "lossless, tree", "deferred": "lossless, tree, deferred"}
+"""The trees whose graphs are counted, by the place of their streams."""
 
 
 def peak_above(held: int) -> float:
@@ -76,7 +82,18 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
     row["decode"] = peak_above(held)
     row["kv_cache"] = sum(layer.nbytes for layer in cache.caches) / 1e6
     row["step_ratio"] = statistics.median(seconds) / statistics.median(plain_seconds)
-    return row
+    return row | work(model, context)
+
+
+def work(model: SpeculativeModel, context: int) -> dict[str, float]:
+    """Operations of a tree's step, and bytes of weights, keys and values, over mlx_lm's."""
+    plain = plain_graph(model, context=context)
+    ratios = {}
+    for place, way in WAYS.items():
+        step = step_graph(model, fixed_ways("lossless")[way], context=context)
+        ratios[f"operations_{place}"] = step.count / plain.count
+        ratios[f"bytes_{place}"] = step.bytes_read / plain.bytes_read
+    return ratios
 
 
 def _seconds(steps: Iterator[Any]) -> Iterator[float]:
@@ -95,6 +112,10 @@ COLUMNS = {
     "prefill, mlx_lm": "{plain_prefill:.1f}",
     "decoding, peak": "{decode:.1f}",
     "decoding, mlx_lm": "{plain_decode:.1f}",
+    "operations, beside": "{operations_beside:.2f}x",
+    "bytes, beside": "{bytes_beside:.2f}x",
+    "operations, deferred": "{operations_deferred:.2f}x",
+    "bytes, deferred": "{bytes_deferred:.2f}x",
     "step": "{step_ratio:.2f}x",
 }
 
@@ -106,15 +127,15 @@ def markdown(
     return [
         f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, {KV_HEADS} of 8 heads for "
         f"keys and values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; "
-        "the last column is a step over a chain of 4 drafts with deferred streams against one of "
-        "mlx_lm's.",
+        "operations and bytes are those of a step over a tree of 8 against mlx_lm's, the last "
+        "column is the time of one over a chain of 4, streams deferred, against one of mlx_lm's.",
         "",
         *table(COLUMNS, rows),
     ]
 
 
 def main(
-    contexts: Annotated[str, typer.Option(help="Prompt lengths.")] = "1024,2048,4096,8192",
+    contexts: Annotated[str, typer.Option(help="Prompt lengths.")] = "2048,8192,32768",
     tokens: Annotated[int, typer.Option(help="Steps to decode.")] = 64,
     chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
     output: Output = RESULTS,

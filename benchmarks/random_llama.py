@@ -59,7 +59,7 @@ def random_llama(
         "rms_norm_eps": 1e-5,
         "vocab_size": vocabulary,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 16384,
+        "max_position_embeddings": 65536,
     }
     mx.random.seed(0)
     model = Model(ModelArgs.from_dict(config))

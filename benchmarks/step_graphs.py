@@ -93,6 +93,16 @@ class StepGraph:
     last_ms: float | None
     all_ms: float | None
 
+    @property
+    def count(self) -> int:
+        """The number of operations."""
+        return sum(self.operations.values())
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights, keys and values."""
+        return self.weight_bytes + self.kv_bytes
+
 
 # Models without weights ---------------------------------------------------------------------
 
@@ -289,28 +299,31 @@ def measured(
     return dict(found.most_common()), dict(zip(names, medians or [None] * 3, strict=True))
 
 
-def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0) -> StepGraph:
-    """A step of ours behind ``CONTEXT`` tokens.
+def step_graph(
+    model: SpeculativeModel, settings: DraftSettings, timed: int = 0, context: int = CONTEXT
+) -> StepGraph:
+    """A step of ours behind a context.
 
     Args:
         model: whose weights need not be there.
         settings: of the drafts.
         timed: steps whose Python is timed; 0: no milliseconds.
+        context: rows of the KV cache.
     """
     decoder = _Uncomputed(model)
-    decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
+    decoder.prefill(mx.zeros((context,), mx.int32))
     run = steps(decoder, Request([0], settings), fixed_drafting(settings, model, [0]))
     found, milliseconds = measured(decoder.graphs, run, timed)
     with as_on_a_gpu(lambda *_: None):
         rows = rows_of(next(run).plan)
-    return StepGraph(found, *bytes_read(model, rows), **milliseconds)
+    return StepGraph(found, *bytes_read(model, rows, context), **milliseconds)
 
 
-def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
+def plain_graph(model: SpeculativeModel, timed: int = 0, context: int = CONTEXT) -> StepGraph:
     """A step of mlx_lm's own loop on the same model; arguments as of ``step_graph``."""
     graphs: list[Sequence[mx.array]] = []
     caches = make_prompt_cache(model.model)
-    model.model(mx.zeros((1, CONTEXT), mx.int32), cache=caches)
+    model.model(mx.zeros((1, context), mx.int32), cache=caches)
     _forget(caches)
     token = mx.zeros((1,), mx.int32)
     mx.eval(token)
@@ -321,11 +334,11 @@ def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
 
     run = generate_step(token, model.model, max_tokens=-1, sampler=greedy, prompt_cache=caches)
     found, milliseconds = measured(graphs, run, timed)
-    return StepGraph(found, *bytes_read(model, PLAIN_ROWS), **milliseconds)
+    return StepGraph(found, *bytes_read(model, PLAIN_ROWS, context), **milliseconds)
 
 
-def bytes_read(model: SpeculativeModel, rows: StepRows) -> tuple[int, int]:
-    """Bytes of weights, and of keys and values, that a step reads behind ``CONTEXT`` tokens.
+def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[int, int]:
+    """Bytes of weights, and of keys and values, that a step reads behind ``context`` tokens.
 
     Every pass reads the weights of its layers, or those of the head, once. Shortlists are left out.
     """
@@ -333,10 +346,10 @@ def bytes_read(model: SpeculativeModel, rows: StepRows) -> tuple[int, int]:
     first = streams.config.first_msa_layer if streams else len(layers)
     head = _bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
     weights = sum(map(_bytes, layers)) + len(rows.heads) * head
-    read = first * (CONTEXT + rows.lower) + (len(layers) - first) * (CONTEXT + rows.upper)
+    read = first * (context + rows.lower) + (len(layers) - first) * (context + rows.upper)
     if rows.deferred:
         weights += sum(map(_bytes, layers[first:])) + head
-        read += (len(layers) - first) * (CONTEXT + rows.lower + rows.deferred)
+        read += (len(layers) - first) * (context + rows.lower + rows.deferred)
     if rows.deferred or rows.upper > rows.lower:
         weights += _bytes(streams)
     (cache, *_) = caches = make_prompt_cache(model.model)

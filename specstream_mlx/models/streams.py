@@ -111,7 +111,7 @@ class _CutHead:
 
 
 def _arrays(head: nn.Module, vocabulary: mx.array) -> list[mx.array]:
-    return [vocabulary, *(array for _, array in tree_flatten(head.parameters()))]
+    return [vocabulary, *dict(tree_flatten(head.parameters())).values()]
 
 
 class Streams(nn.Module):

@@ -10,6 +10,7 @@ from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import guessing, step
+from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.engine.guessing import guess
 from specstream_mlx.engine.kv import make_caches

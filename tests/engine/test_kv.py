@@ -1,12 +1,15 @@
 """What a step writes into the KV cache: the accepted rows, in place, float or quantized."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
-from random_models import paired
+from random_models import PLACED, PROMPT, paired, speculative_model, take
+from trees import full_tree
 
-from specstream_mlx.engine.kv import UncommittedRows, commit
+from specstream_mlx.engine.kv import UncommittedRows, commit, make_caches
 from specstream_mlx.engine.rows import Rows
+from specstream_mlx.engine.step import Decoder
 
 
 def test_a_commit_moves_rows_without_copying_the_buffer():
@@ -72,3 +75,36 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
             assert all(
                 mx.array_equal(a[..., -count:, :], b) for a, b in zip(found, wanted, strict=True)
             )
+
+
+@pytest.mark.parametrize("placement", PLACED)
+def test_a_trees_rows_take_as_much_memory_behind_any_context(placement):
+    """Those that are not committed lie behind the others, and no step leaves anything."""
+    model = speculative_model(seed=2)
+    tree = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
+
+    def spare(context):
+        decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+        for cache in decoder.caches:
+            cache.update_and_fetch(*mx.random.normal((2, 1, 2, context, 8)))
+        sizes = []
+        for _ in range(5):
+            mx.eval([cache.state for cache in decoder.caches])
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            result = take(decoder, tree, placement)
+            mx.eval(result.arrays())
+            del result
+            decoder.commit([[0, 2]], [[0, 2]])
+            mx.eval([cache.state for cache in decoder.caches])
+            sizes.append(mx.get_active_memory() - before)
+        rows = sum(cache.nbytes for cache in decoder.caches) // (4 * 2 * 2 * 8 * 4)
+        return rows - decoder.caches[0].offset, sizes
+
+    whole = KVCache.step
+    (rows, sizes), (same, further) = spare(whole - 20), spare(32 * whole - 20)
+    assert rows == same < whole
+    masks = len(tree) * (1 + 3 * (placement == "beside")) * 31 * whole
+    masks += len(tree) * 31 * whole * (placement == "beside")  # bools, for both kinds of layers
+    assert further[0] < sizes[0] + 1.1 * masks  # what a step holds until the next
+    assert max(sizes[1:] + further[1:]) < 4096
