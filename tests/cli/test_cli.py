@@ -1,6 +1,5 @@
 """The command line on a tiny random model: output, statistics, JSON, comparison, help."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -8,16 +7,12 @@ import signal
 import subprocess
 import sys
 from itertools import islice
-from types import SimpleNamespace
 
-import mlx_lm
 import pytest
 from command_line import generate, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
 from specstream_mlx import bundled, demonstration, load, stream_generate
-from specstream_mlx.cli import comparison
-from specstream_mlx.cli.draft_marks import DraftMarks
 from specstream_mlx.cli.run import Run
 
 KEYS = {
@@ -76,31 +71,6 @@ def test_json_with_comparison(kind, base, request):
         assert values["plain"]["text"] == values["text"]
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_comparison_with_a_quantized_kv_cache(mode, tmp_path, monkeypatch):
-    """mlx_lm is given the same arguments, and prints the same text, another than from floats."""
-    base = tiny_llama_directory(tmp_path / "base", num_attention_heads=2, seed=1)
-    lora = {"lora_rank": 4} if mode == "shared" else {}
-    adapter = stream_adapter_directory(tmp_path / "adapter", base, mode=mode, **lora)
-    given, plain = [], mlx_lm.stream_generate
-
-    def watched(*args, **kwargs):
-        given.append({name: kwargs[name] for name in kwargs if "kv" in name})
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(mlx_lm, "stream_generate", watched)
-    flags = ("--adapter-path", adapter, "--json", "--compare", "--tree-size", 8)
-    cache = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 8)
-    values = json.loads(generate(base, *flags, *cache).stdout)
-    assert values["identical"] is True
-    if mode == "lossless":
-        assert values["plain"]["text"] == values["text"]
-    expected = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 8}
-    assert given == [expected] * len(given) != []
-    assert values["text"] != json.loads(generate(base, *flags).stdout)["text"]
-    assert given[-1] == {"kv_bits": None, "kv_group_size": 64, "quantized_kv_start": 5000}
-
-
 def test_json_alone_has_no_comparison(base):
     result = generate(base, "--json")
     values = json.loads(result.stdout)
@@ -122,15 +92,6 @@ def test_comparison_for_people(base, streams):
     speedup, low, high = map(float, re.search(shown, result.stderr).groups())
     assert speedup == pytest.approx(ours / plain, abs=0.006)
     assert low <= speedup <= high
-
-
-def test_the_pair_that_is_shown_is_the_one_in_the_middle(base, streams, monkeypatch):
-    rates = iter([10, 1, 1, 30, 20, 1, 1, 50, 40, 1])  # the second side of every second pair first
-    monkeypatch.setattr(comparison, "decoding_rate", lambda last: next(rates))
-    flags = ("--adapter-path", streams, "--compare", "--json")
-    values = json.loads(generate(base, *flags).stdout)
-    assert (values["generation_tps"], values["plain"]["generation_tps"]) == (30, 1)
-    assert (values["speedup"], values["speedup_range"], values["pairs"]) == (30, [10, 50], 5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -209,39 +170,11 @@ def test_stop_string_ends_the_text(base):
     assert values["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("count", [1, 7])
-def test_max_tokens_is_exact(count, tmp_path):
-    base = tiny_llama_directory(tmp_path / "base", residual_scale=0.0)
-    streams = stream_adapter_directory(tmp_path / "streams", base, scale=0.0)
-    values = json.loads(generate(base, "--adapter-path", streams, "--json", "-m", count).stdout)
-    assert values["generation_tokens"] == count
-    assert values["finish_reason"] == "length"
-    assert values["target_calls"] < count or count == 1
-
-
 def test_comparison_of_a_single_token_has_no_rates(base, streams):
     args = ("--adapter-path", streams, "--json", "--compare", "-m", 1)
     values = json.loads(generate(base, *args).stdout)
     assert values["identical"] is True
     assert values["speedup"] is None
-
-
-def test_pairs_with_a_side_of_a_single_token_have_no_rates(base, streams, monkeypatch):
-    """Where tokens are drawn, any run may end at once."""
-    lengths = iter([5, 5, 1, 5, 5, 5, 5, 1, 5, 5])  # two of the five pairs
-
-    def responses(request):
-        last = next(lengths)
-        yield SimpleNamespace(generation_tps=10.0, generation_tokens=last)
-
-    monkeypatch.setattr(Run, "responses", responses)
-    monkeypatch.setattr(Run, "plain_responses", responses)
-    model = SimpleNamespace(model=load(base, adapter_path=streams)[0].model)
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Run))
-    runs = []
-    pairs = comparison._pairs(Run(**fields | {"model": model}), runs.append)
-    assert pairs == [comparison.Pair(8.0, 8.0)] * 3
-    assert runs == list(range(1, 11))
 
 
 def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
@@ -253,20 +186,6 @@ def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
         result = generate(base, "--adapter-path", adapter, "--json", *flags, prompt="a {text} b")
         expected = len(tiny_tokenizer().encode(prompt, add_special_tokens=False))
         assert json.loads(result.stdout)["prompt_tokens"] == expected
-
-
-def test_drafts_in_colour_take_turns(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    marks = DraftMarks()
-    steps = [("a", True), ("b", False), ("c", True), ("d", False), ("e", True)]
-    shown = [marks.mark(text, from_draft) for text, from_draft in steps]
-    assert shown[1] == "b"
-    assert shown[3] == "d"
-    assert shown[0].replace("a", "e") == shown[4]
-    assert shown[0].replace("a", "c") != shown[2]
-    assert marks.close() == ""
 
 
 @pytest.fixture
@@ -361,16 +280,6 @@ def test_closed_pipe_is_quiet(base):
     process.stdout.close()
     assert process.wait(timeout=60) == 1
     assert b"Traceback" not in process.stderr.read()
-
-
-def test_doctor_reports_device_and_what_is_missing():
-    result = run("doctor", "--json")
-    assert result.exit_code == 0
-    facts = json.loads(result.stdout)
-    assert facts["device"]["backend"] in ("cpu", "metal", "cuda")
-    assert facts["device"]["blas"]
-    assert facts["packages"]["mlx"]
-    assert all(isinstance(sentence, str) for sentence in facts["missing"])
 
 
 def test_help_does_not_import_mlx():

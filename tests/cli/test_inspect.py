@@ -7,7 +7,7 @@ import shutil
 import mlx.core as mx
 from command_line import refusal
 from command_line import run as run_command
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import tiny_llama_directory
 from tiny_peft import edit
 
 
@@ -36,14 +36,6 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
     text = run(shared, "--model", base).stdout
     assert re.search(r"^ *stream_head +plain *$", text, re.MULTILINE)
     assert re.search(r"pruner 1,024 \(\d\.\d+% of the base\)", text)
-
-
-def test_every_field_of_the_streams_is_shown(base, tmp_path):
-    fields = {"stream_head": "conditioned", "stream_head_rank": 8, "stream_keys": 64}
-    text = run(stream_adapter_directory(tmp_path / "streams", base, **fields)).stdout
-    for name, value in fields.items():
-        assert re.search(rf"^ *{name} +{value} *$", text, re.MULTILINE)
-    assert re.search(r" head 1,568 *$", text, re.MULTILINE)
 
 
 def test_adapter_of_another_base_is_noted(shared, tmp_path):

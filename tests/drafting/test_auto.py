@@ -104,17 +104,6 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path):
     assert len(chosen) >= 4
 
 
-def test_certain_guesses_are_drafted_and_hopeless_ones_are_not(tmp_path):
-    streams = streams_of("shared")
-    tokens = np.array([[5, 6], [7, 8], [9, 10]])
-    for first, size in ((0.999, 4), (0.01, 1)):
-        drafting = drafting_at(tmp_path, SHARED, streams)
-        drafting.accept(drafting.first(3), [4], None)
-        plan = drafting.plan(4, StreamGuesses(tokens, np.log(np.array([[first, 1e-9]] * 3))))
-        assert len(plan.tree) == size
-        assert plan.tree.tokens.tolist() == [4, 5, 7, 9][:size]
-
-
 def run(drafting, steps, guesses, text):
     """Take steps that each write some tokens of a text; returns their plans."""
     plans = [drafting.first(3)]
@@ -185,17 +174,6 @@ def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
         len(plan.tree) == 1 for plan in run(drafting, 5, NO_GUESSES, lambda number: [number])
     )
     assert costs.curve.seconds("beside", 8) == pytest.approx(0.008)
-
-
-def test_no_step_is_planned_to_be_timed_where_nothing_is(tmp_path):
-    drafting = drafting_at(tmp_path, None, streams_of("shared"))
-    costs, plan = drafting.pace.costs, drafting.first(3)
-    while costs.wanted()[1] == 1:
-        costs.note(0.001)
-    for number in range(40, 80):
-        assert len(plan.tree) == 1
-        drafting.accept(plan, [number], None)
-        plan = drafting.plan(number, NO_GUESSES)
 
 
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])

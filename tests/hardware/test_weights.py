@@ -7,11 +7,11 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from random_models import paired, plain_tokens, random_prompt, relative_error, tokens_of
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from random_models import paired, random_prompt, relative_error
+from tiny_models import tiny_llama_directory
 from typer.testing import CliRunner
 
-from specstream_mlx import UserError, load
+from specstream_mlx import UserError
 from specstream_mlx.cli import app
 from specstream_mlx.hardware import device, weights
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
@@ -127,19 +127,6 @@ def test_both_forms_have_the_same_logits(bases, bits, dtype):
         model, _ = hold_weights(model, form)
         logits.append(np.array(model(mx.array(PROMPT)[None])[0]))
     assert relative_error(*logits) < 1e-4
-
-
-@pytest.mark.parametrize(("mode", "lora_rank"), [("lossless", 0), ("shared", 4)])
-def test_packed_weights_take_adapters(bases, tmp_path, mode, lora_rank):
-    """Their trees are tested with every architecture."""
-    base = bases["4 bits"]
-    adapter = stream_adapter_directory(tmp_path / "a", base, mode=mode, lora_rank=lora_rank)
-    model, _ = load(base, adapter_path=adapter, weights="packed")
-    assert model.held.form == "packed"
-    expected = tokens_of(model, PROMPT, 16, speculation=False)
-    assert tokens_of(model, PROMPT, 16, tree_width=3, tree_size=8)[:16] == expected
-    if mode == "lossless":
-        assert expected == plain_tokens(model.model, PROMPT, 16)
 
 
 def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
