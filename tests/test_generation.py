@@ -5,7 +5,6 @@ from dataclasses import fields
 
 import mlx.core as mx
 import mlx_lm
-import numpy as np
 import pytest
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -18,7 +17,6 @@ from tiny_models import (
 )
 
 from specstream_mlx import generate, keyed_sampler, load, stream_generate
-from specstream_mlx.generation import _cut
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
 LENGTH = 24
@@ -167,39 +165,6 @@ def test_stop_strings(size, model, truth, oracle):
         split += len(words.decode([responses[-1].token])) < size
     assert size == 1 or split >= 2
     assert generate(model, words, PROMPT, max_tokens=LENGTH, stop="never met") == full
-
-
-def streamed(pieces, stop):
-    """What ``_cut`` shows of a text that comes in pieces, and whether it stopped."""
-    shown = held = ""
-    for piece in pieces:
-        text, held, stopped = _cut(held + piece, stop)
-        shown += text
-        if stopped:
-            return shown, True
-    return shown + held, False
-
-
-def test_a_stop_string_is_found_however_the_text_is_split():
-    rng = np.random.default_rng(0)
-    met = 0
-    for _ in range(500):
-        text = "".join(rng.choice(list("ab"), rng.integers(1, 12)))
-        stop = "".join(rng.choice(list("ab"), rng.integers(1, 5)))
-        cuts = sorted({0, len(text), *rng.integers(0, len(text) + 1, rng.integers(0, 8)).tolist()})
-        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
-        expected = (text.split(stop)[0], True) if stop in text else (text, False)
-        assert streamed(pieces, (stop,)) == expected
-        met += expected[1]
-    assert 100 < met < 400
-
-
-def test_log_probabilities_are_those_of_the_plain_model(model, truth, oracle):
-    for response in stream_generate(model, tokenizer(), PROMPT, 20):
-        before = [*PROMPT, *truth[: response.generation_tokens - 1]]
-        logits = model.model(mx.array([before]))[0, -1]
-        assert_close(response.logprobs, logits - mx.logsumexp(logits))
-        assert mx.argmax(response.logprobs).item() == response.token
 
 
 def test_kept_responses_do_not_keep_the_logits_of_whole_trees(model, truth, oracle):

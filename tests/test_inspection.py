@@ -213,31 +213,9 @@ def test_refusals(base, shared, tmp_path):
     assert "expected an object" in refused(adapter)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("text_config", [1]),
-        ("quantization", {"bits": 4, "group_size": 0}),
-        ("num_hidden_layers", None),
-    ],
-)
-def test_spoilt_fields_of_a_base(field, value, base, tmp_path):
-    copy = shutil.copytree(base, tmp_path / "base")
-    edit(copy / "config.json", lambda c: c.update({field: value}))
-    sentence = refused(copy)
-    assert "config.json: " in sentence
-    assert ", expected " in sentence
-
-
 def test_pickled_tensors_are_not_opened(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
     (tmp_path / "adapter_model.bin").write_bytes(b"")
     assert "adapter_model.bin has no header to read" in refused(tmp_path)
     (tmp_path / "adapter_model.bin").unlink()
     assert "adapter_model.safetensors is missing" in refused(tmp_path)
-
-
-def test_group_size_that_does_not_fit(tmp_path):
-    base = tiny_llama_directory(tmp_path / "base", bits=4, group_size=32)
-    edit(base / "config.json", lambda c: c["quantization"].update(group_size=48))
-    assert "no number of bits with the group size 48" in refused(base)

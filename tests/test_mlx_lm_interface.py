@@ -22,7 +22,6 @@ from tiny_models import (
 
 import specstream_mlx
 from specstream_mlx import (
-    PromptCache,
     UserError,
     batch_generate,
     generate,
@@ -384,21 +383,6 @@ def test_messages_without_a_chat_template(pair):
 
 
 # Prompt caches ----------------------------------------------------------------------------------
-
-
-def test_prompt_caches_are_saved_and_read(pair, tmp_path):
-    model, tokenizer = pair
-    cache, file = PromptCache(), tmp_path / "cache.safetensors"
-    assert (len(cache), repr(cache)) == (0, "PromptCache(0 rows of 0 layers)")
-    prompt = tokenizer.encode("the meeting is at noon")
-    text = generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache)
-    assert len(cache) == len(prompt) + 7
-    assert repr(cache) == f"PromptCache({len(cache)} rows of 4 layers)"
-    cache.save(str(file), model)
-    read = PromptCache.load(str(file), model)
-    assert (read.tokens, len(read)) == (cache.tokens, len(cache))
-    assert generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=read) == text
-    assert read.reused == len(prompt) - 1
 
 
 def test_an_adapter_with_streams_writes_the_script_too(pair, directory):

@@ -7,7 +7,6 @@ import pytest
 from random_models import (
     assert_same_rows,
     plain_caches,
-    plain_tokens,
     random_prompt,
     request,
     speculative_model,
@@ -221,14 +220,6 @@ def test_rows_that_are_quantized_too_early_are_dropped():
     found = tokens_of(model, second, 20, cache=cache, **options)
     assert cache.reused == 0
     assert found == tokens_of(model, second, 20, **options)
-
-
-def test_mlx_lm_goes_on_from_the_same_rows():
-    model, cache = speculative_model(), PromptCache()
-    found = tokens_of(model, FIRST, 20, cache=cache)
-    fill(cache, model, [*FIRST, *found])
-    expected = plain_tokens(model.model, [*FIRST, *found, *MORE], 12)
-    assert plain_tokens(model.model, MORE, 12, prompt_cache=cache.caches) == expected
 
 
 def test_reading_a_prompt_tells_how_far_it_is():

@@ -1,7 +1,6 @@
 """Prompt caches in files: mlx_lm reads ours, we read mlx_lm's, and what does not fit is refused."""
 
 import json
-import shutil
 import sys
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 from random_models import plain_tokens, random_prompt
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import PromptCache, UserError, generate, load, prompt_cache_files
+from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_prefix, chat_suffix
 
@@ -177,23 +176,6 @@ def test_other_quantization(base, tmp_path):
     assert "are 8 and 64, expected 4 and 32" in refusal(path, "--model", base, "--kv-bits", 8)
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "no metadata", "other tokens"])
-def test_damaged_files(damage, ours, base, tmp_path):
-    path = tmp_path / "damaged.safetensors"
-    arrays, metadata = mx.load(str(ours), return_metadata=True)
-    if damage == "cut":
-        path.write_bytes(ours.read_bytes()[:-100])
-    elif damage == "text":
-        path.write_text("no such thing" * 10)
-    elif damage == "no metadata":
-        mx.save_safetensors(str(path), arrays)
-    else:
-        facts = json.loads(metadata["0.specstream_mlx"])
-        facts["tokens"].pop()
-        mx.save_safetensors(str(path), arrays, {**metadata, "0.specstream_mlx": json.dumps(facts)})
-    assert f"{path} is not a complete prompt cache" in refusal(path, "--model", base)
-
-
 def test_bad_names(base, ours, tmp_path):
     assert "does not exist" in refusal(tmp_path / "none.safetensors")
     assert "expected at most one" in refusal(ours, "--compare")
@@ -224,41 +206,3 @@ def test_other_files_are_kept(base, lora, tmp_path, monkeypatch):
         result = run("cache-prompt", "--model", base, "--prompt-cache-file", theirs, "-p", TEXT)
         assert result.exit_code == 0, result.stderr
     assert gone_on(theirs)
-
-
-def test_a_file_that_comes_while_the_prompt_is_read_is_kept(base, tmp_path, monkeypatch):
-    model, _ = load(base)
-    path, cache = tmp_path / "cache.safetensors", PromptCache()
-    fill(cache, model, random_prompt(5))
-
-    def meanwhile(*args):
-        save_prompt_cache(*args)
-        shutil.copy(base / "model.safetensors", path)
-
-    monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", meanwhile)
-    with pytest.raises(UserError, match="is not a prompt cache"):
-        cache.save(path, model)
-    assert path.read_bytes() == (base / "model.safetensors").read_bytes()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupted_write_leaves_what_was_there(error, base, tmp_path, monkeypatch):
-    model, _ = load(base)
-    path, cache = tmp_path / "cache.safetensors", PromptCache()
-    fill(cache, model, random_prompt(5))
-    cache.save(path, model)
-    before = path.read_bytes()
-    real = save_prompt_cache
-
-    def interrupted(*args):
-        real(*args)
-        raise error
-
-    monkeypatch.setattr(prompt_cache_files, "save_prompt_cache", interrupted)
-    with pytest.raises(UserError if error is OSError else error):
-        cache.save(path, model)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(UserError, match="is empty"):
-        PromptCache().save(path, model)

@@ -2,9 +2,7 @@
 
 import json
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from random_models import assert_lossless, paired, plain_tokens, tokens_of
 from toy_model import TOY
 
@@ -39,29 +37,12 @@ def held_out_prompts(tokenizer, per_task):
     return [ids for task in PROMPTS for ids in task_prompts(tokenizer, task, per_task)]
 
 
-def assert_same_as_mlx_lm(model, prompts, count, trees):
-    for prompt in prompts:
-        expected = plain_tokens(model.model, prompt, count)
-        for tree in trees:
-            found = tokens_of(model, prompt, count, **tree)[:count]
-            assert_lossless(model.model, prompt, found, expected)
-
-
 def test_lossless_on_held_out_prompts(loaded):
     model, tokenizer = loaded
     model.swap_adapter(STREAMS)
     for prompt, tree in paired(held_out_prompts(tokenizer, 1), TREES.values()):
-        assert_same_as_mlx_lm(model, [prompt], 24, [tree])
-
-
-@pytest.mark.slow
-def test_lossless_on_many_held_out_prompts(loaded):
-    """Each tree on prompts of every task."""
-    model, tokenizer = loaded
-    model.swap_adapter(STREAMS)
-    for number, prompt in enumerate(held_out_prompts(tokenizer, len(TREES))):
-        tree = list(TREES.values())[number % len(TREES)]
-        assert_same_as_mlx_lm(model, [prompt], 24, [tree])
+        found = tokens_of(model, prompt, 24, **tree)[:24]
+        assert_lossless(model.model, prompt, found, plain_tokens(model.model, prompt, 24))
 
 
 @pytest.mark.parametrize("tree", ("chain", "best-first", "pruned"))
@@ -92,23 +73,3 @@ def test_an_adapter_drafts_for_its_task(loaded):
     model, tokenizer = loaded
     model.swap_adapter(SQL)
     assert accepted_length(model, tokenizer, task_prompts(tokenizer, "sql", 3), 64) > 1.15
-
-
-def test_swapping_leaves_the_base_as_it_is(loaded):
-    model, tokenizer = loaded
-    model.swap_adapter(None)
-    before = dict(tree_flatten(model.model.parameters()))
-    prompt = held_out_prompts(tokenizer, 1)[0]
-    expected = plain_tokens(model.model, prompt, 16)
-    for path in (SQL, STREAMS):
-        model.swap_adapter(path)
-        mounted = dict(tree_flatten(model.model.parameters()))
-        for name, weight in before.items():
-            found = mounted.get(name)
-            if found is None:  # LoRA wraps the layer: ``x.weight`` is now ``x.linear.weight``
-                stem, _, leaf = name.rpartition(".")
-                found = mounted[f"{stem}.linear.{leaf}"]
-            assert mx.array_equal(found, weight), name
-    model.swap_adapter(None)
-    assert set(dict(tree_flatten(model.model.parameters()))) == set(before)
-    assert plain_tokens(model.model, prompt, 16) == expected
