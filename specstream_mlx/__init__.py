@@ -16,6 +16,7 @@ _HOMES = {
     "SpeculativeModel": "loading",
     "StreamConfig": "config",
     "UserError": "config",
+    "astream_generate": "generation",
     "batch_generate": "batch",
     "generate": "generation",
     "keyed_sampler": "engine.sampling",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from .drafting.settings import Drafters, DraftSettings, chosen_drafts
 from .engine.sampling import KeyedSampler, sampling_of
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Request, Step, Text, Together, check_side_by_side, fill
+from .loop import Request, Step, Text, Together, check_side_by_side, fill, share_a_pass
 from .prompt_cache import PromptCache
 from .prompts import Prompt, check_prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
@@ -78,6 +79,7 @@ def batch_generate(
     max_kv_size: int | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | None = None,
     samplers: Sequence[Sampler | None] | None = None,
+    adapters: str | Path | Sequence[str | Path | None] | None = None,
     settings: DraftSettings | Drafters | None = CHAINS,
     **overrides: Any,
 ) -> BatchResponse:
@@ -108,14 +110,17 @@ def batch_generate(
         max_kv_size, stream: see ``stream_generate``.
         samplers: a sampler for each text, see ``stream_generate``; ``None``, for all or one: take
             the likeliest token. Each ``keyed_sampler`` should have a seed of its own.
+        adapters: an adapter for each text, a directory or a name, see ``SpeculativeModel.beside``;
+            ``None``, for all or one: what is mounted. Adapters of one layout go through one pass,
+            others one after the other.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Raises:
-        UserError: an argument has a wrong type or is out of range; there is not one number, sampler
-            or cache for each prompt; or the model cannot run in batches: it has sliding windows,
-            learned positions, or an attention that takes no mask per sequence.
+        UserError: an argument has a wrong type or is out of range; there is not one number,
+            sampler, adapter or cache for each prompt; or the model cannot run in batches: it has
+            sliding windows, learned positions, or an attention that takes no mask per sequence.
     """
     refuse_others(None, stream)
     check_side_by_side(model)
@@ -140,10 +145,18 @@ def batch_generate(
     for sampling in map(sampling_of, samplers):
         if sampling is not None:
             sampling.check(model.config["vocab_size"])
-    ids = [encode_prompt(tokenizer, prompt, model.prompt_template) for prompt in prompts]
+    models = [
+        model if adapter is None else model.beside(adapter)
+        for adapter in _for_each("adapters", adapters, count)
+    ]
+    ids = [
+        encode_prompt(tokenizer, prompt, own.prompt_template)
+        for prompt, own in zip(prompts, models, strict=True)
+    ]
+    each = _for_each("prompt_caches", prompt_caches, count)
     begun = [
-        PromptCache() if caches is None else PromptCache.of_list(model, deepcopy(caches))
-        for caches in _for_each("prompt_caches", prompt_caches, count)
+        PromptCache() if caches is None else PromptCache.of_list(own, deepcopy(caches))
+        for caches, own in zip(each, models, strict=True)
     ]
     for prompt, cache, limit in zip(ids, begun, limits, strict=True):
         check_prompt(prompt, model.config, cache.unknown_rows)
@@ -157,7 +170,8 @@ def batch_generate(
             else chosen_drafts(None, **overrides)
         )
     if isinstance(settings, DraftSettings):
-        settings.check(model.config["vocab_size"], model.streams and model.streams.config)
+        for own in models:
+            settings.check(model.config["vocab_size"], own.streams and own.streams.config)
     kept = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(
@@ -172,7 +186,7 @@ def batch_generate(
         )
         for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
     ]
-    texts = [_Text(request) for request in requests]
+    texts = [_Text(*pair) for pair in zip(models, requests, strict=True)]
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
 
@@ -183,10 +197,11 @@ def batch_generate(
     ended = report if verbose else _nobody
     ended()
     with device.wired_limit(model.model, [device.generation_stream]):
-        _write(model, texts, size, stats, return_logprobs, ended)
+        for group in _sharing(texts):
+            _write(group, size, stats, return_logprobs, ended)
         if return_prompt_caches:
             for text in texts:
-                fill(text.request.prompt_cache, model, text.rows, prefill_step_size)
+                fill(text.request.prompt_cache, text.model, text.rows, prefill_step_size)
     stats.wall_time = stats.prompt_time + stats.decode_time
     if count:
         stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
@@ -240,6 +255,7 @@ class _Text:
     """One prompt and the text behind it.
 
     Attributes:
+        model: base and adapter.
         request: the prompt and how to go on from it.
         tokens: the text's token ids, without an end token.
         end: the end token, if there was one.
@@ -248,6 +264,7 @@ class _Text:
         calls: number of target calls that it was part of.
     """
 
+    model: SpeculativeModel
     request: Request
     tokens: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
@@ -285,8 +302,19 @@ class _Text:
             self.log_probs += chosen[:, 0].tolist()
 
 
+def _sharing(texts: Sequence[_Text]) -> list[list[_Text]]:
+    """Group texts by what can go through one pass."""
+    groups: list[list[_Text]] = []
+    for text in texts:
+        group = next((one for one in groups if share_a_pass(text.model, one[0].model)), None)
+        if group is None:
+            groups.append([text])
+        else:
+            group.append(text)
+    return groups
+
+
 def _write(
-    model: SpeculativeModel,
     texts: Sequence[_Text],
     size: int,
     stats: BatchStats,
@@ -296,32 +324,33 @@ def _write(
     """Decode until every text has ended.
 
     Args:
-        model: base and adapter.
-        texts: the texts to write.
+        texts: the texts to write, whose models share a pass.
         size: the most texts at once; whenever one has ended, the next one joins.
         stats: figures to add to.
         log_probs: whether to keep the tokens' log-probabilities.
         ended: called whenever a text has ended.
     """
-    start, together, waiting = time.perf_counter(), Together(model), list(texts)
+    start, together = time.perf_counter(), Together(texts[0].model)
+    waiting, reading = list(texts), 0.0
     going: dict[Text, _Text] = {}
 
     def fill_up() -> None:
+        nonlocal reading
         began = time.perf_counter()
         while waiting and len(together) < size:
             text = waiting.pop(0)
-            going[together.join(text.request)] = text
-        stats.prompt_time += time.perf_counter() - began
+            going[together.join(text.request, text.model)] = text
+        reading += time.perf_counter() - began
 
     fill_up()
-    if going:
-        for steps in together.steps():
-            stats.generation_steps += 1
-            for one, step in steps:
-                text = going[one]
-                text.take(step, log_probs)
-                if text.reason:
-                    ended()
-            fill_up()
-    stats.generation_tokens = sum(len(text.tokens) + len(text.end) for text in texts)
-    stats.decode_time = time.perf_counter() - start - stats.prompt_time
+    for steps in together.steps():
+        stats.generation_steps += 1
+        for one, step in steps:
+            text = going[one]
+            text.take(step, log_probs)
+            if text.reason:
+                ended()
+        fill_up()
+    stats.generation_tokens += sum(len(text.tokens) + len(text.end) for text in texts)
+    stats.prompt_time += reading
+    stats.decode_time += time.perf_counter() - start - reading

@@ -1,9 +1,12 @@
 """``stream_generate`` and ``generate`` with mlx_lm's signatures."""
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -172,6 +175,35 @@ def stream_generate(
     )
     responses = _wired(model, respond(tokenizer, request, decode(model, request), stop))
     return responses if caches is None else _handed_over(responses, model, request, caches)
+
+
+_THREAD = ThreadPoolExecutor(1, "astream_generate")
+"""Runs all generations that are asked for from asyncio, a response each in turn."""
+
+
+async def astream_generate(
+    model: SpeculativeModel, tokenizer: TokenizerWrapper, prompt: Prompt, **kwargs: Any
+) -> AsyncGenerator[GenerationResponse, None]:
+    """Generate text as ``stream_generate`` does, without holding up asyncio's loop.
+
+    The work is done in one thread of its own; several generations take turns there. Cancelling the
+    task that reads, or closing the generator, ends the work with the step under way.
+
+    Args:
+        model, tokenizer, prompt: see ``stream_generate``.
+        **kwargs: its other arguments.
+
+    Raises:
+        UserError: see ``stream_generate``.
+    """
+    run = asyncio.get_running_loop().run_in_executor
+    begin = partial(stream_generate, model, tokenizer, prompt, **kwargs)
+    responses: Any = await run(_THREAD, begin)
+    try:
+        while (response := await run(_THREAD, next, responses, None)) is not None:
+            yield response
+    finally:
+        _THREAD.submit(responses.close)
 
 
 def _handed_over(

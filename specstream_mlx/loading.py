@@ -1,8 +1,9 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from . import bundled
+from .adapters.description import ADAPTER_CONFIG
 from .adapters.files import Adapter, read_adapter
 from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
@@ -29,7 +31,7 @@ from .checked_files import (
     tokenizer_files,
 )
 from .config import Mode, UserError, shown
-from .engine.gathered import Layout, layout_of
+from .engine.gathered import Layout, layout_of, with_same_weights
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
 from .models.architectures import (
@@ -75,6 +77,10 @@ class SpeculativeModel:
         default_factory=list, init=False, repr=False, compare=False
     )  # the base's own weights, where an adapter has others
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
+    _beside: "dict[tuple[Path, int], SpeculativeModel]" = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # models of other adapters, by directory and the time of its last change
+    _in_use: bool = field(default=False, init=False, repr=False, compare=False)  # see ``using``
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
@@ -114,14 +120,14 @@ class SpeculativeModel:
             UserError: the directory is no adapter for this base; the present one then stays. If
                 mounting itself fails, the bare base is left.
         """
+        if self._in_use:
+            raise UserError("swap_adapter was called within using(..), expected after its end")
         self._layout = None
         if directory is None:
             self._unmount()
             self.adapter = self.streams = None
             return
-        check_arguments(adapter_path=directory)
-        if not Path(directory).exists():
-            directory = named_adapters().get(str(directory), directory)
+        directory = _adapter_directory(directory)
         adapter = read_adapter(directory, self.model, self.config, full=True)
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
@@ -135,6 +141,66 @@ class SpeculativeModel:
             self._unmount()
             raise
         self.adapter = adapter
+
+    def beside(self, directory: str | Path) -> "SpeculativeModel":
+        """Return a model with another adapter, which stays ready beside this one.
+
+        It has modules of its own around the base's weights, which are not copied, so it takes the
+        adapter's bytes alone. It is made once, and again if the directory has changed.
+
+        Args:
+            directory: see ``swap_adapter``.
+
+        Raises:
+            UserError: the directory is no adapter for this base.
+        """
+        path = Path(_adapter_directory(directory)).resolve()
+        config = path / ADAPTER_CONFIG
+        key = path, config.stat().st_mtime_ns if config.exists() else 0
+        if key not in self._beside:
+            other = replace(self, model=with_same_weights(self.model), adapter=None, streams=None)
+            other._replaced = self._replaced
+            other.swap_adapter(None)
+            other.swap_adapter(path)
+            if not other._has_lora and not self._has_lora:
+                other.model = self.model  # rows that were read by the one serve the other
+            self._beside[key] = other
+        return self._beside[key]
+
+    @contextmanager
+    def using(self, directory: str | Path) -> Iterator["SpeculativeModel"]:
+        """Use another adapter within the block, ``with model.using("proofread"): ..``.
+
+        Adapters that were used stay in memory, so that the next change takes no time. In the block
+        every function sees the other adapter; behind it, the model is as it was.
+
+        Args:
+            directory: see ``swap_adapter``.
+
+        Raises:
+            UserError: the directory is no adapter for this base.
+        """
+        other, outermost = self.beside(directory), not self._in_use
+        before, self._in_use = self._mounted, True
+        self._mounted = other._mounted
+        try:
+            yield self
+        finally:
+            self._mounted, self._in_use = before, not outermost
+
+    @property
+    def _mounted(self) -> tuple[Any, ...]:
+        """All that another adapter changes."""
+        return self.model, self.adapter, self.streams, self._replaced, self._layout
+
+    @_mounted.setter
+    def _mounted(self, values: tuple[Any, ...]) -> None:
+        self.model, self.adapter, self.streams, self._replaced, self._layout = values
+
+    @property
+    def _has_lora(self) -> bool:
+        """Whether the mounted adapter is part of the model itself."""
+        return self.adapter is not None and bool(self.adapter.lora)
 
     def fits(self, directory: str | Path) -> bool:
         """Whether a directory is an adapter that can be mounted here."""
@@ -154,6 +220,14 @@ class SpeculativeModel:
     def base_fingerprint(self) -> str:
         """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
+
+
+def _adapter_directory(directory: str | Path) -> str | Path:
+    """Return the directory of an adapter, by its path or else by its name."""
+    check_arguments(adapter_path=directory)
+    if Path(directory).exists():
+        return directory
+    return named_adapters().get(str(directory), directory)
 
 
 def named_adapters() -> dict[str, Path]:

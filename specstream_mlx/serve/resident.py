@@ -1,12 +1,10 @@
 """Resident models: one base and many adapters, all of them ready to decode at any time."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ..adapters.kept import check_name
 from ..config import UserError
-from ..engine.gathered import with_same_weights
 from ..loading import SpeculativeModel
 
 BASE = "base"
@@ -42,9 +40,5 @@ def resident(
     models = {BASE: base}
     for name, directory in adapters.items():
         check_name(name)
-        model = replace(base, model=with_same_weights(base.model), adapter=None, streams=None)
-        model.swap_adapter(directory)
-        if model.adapter is not None and not model.adapter.lora:
-            model.model = base.model  # prompts that were read by the one serve the other
-        models[f"{BASE}:{name}"] = model
+        models[f"{BASE}:{name}"] = base.beside(directory)
     return models

@@ -1,0 +1,171 @@
+"""One model and many adapters from Python: within a block, in a batch, and from asyncio."""
+
+import asyncio
+import time
+
+import pytest
+from mlx.utils import tree_flatten
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx import UserError, astream_generate, batch_generate, generate, load
+from specstream_mlx.engine.gathered import Gathered
+from specstream_mlx.engine.step import Decoder
+
+NAMES = ["shared1", "shared2", "lossless"]
+TEXT = "please send the report"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    base = tiny_llama_directory(folder / "base")
+    for seed, name in enumerate(NAMES):
+        shared = {"mode": "shared", "lora_rank": 4, "lora_scale": 2.0} if seed < 2 else {}
+        template = {"prompt_template": f"{name}: {{text}}"} if seed == 1 else {}
+        stream_adapter_directory(folder / name, base, seed=seed, **shared, **template)
+    return folder
+
+
+@pytest.fixture
+def pair(folder):
+    return load(folder / "base")
+
+
+@pytest.fixture(scope="module")
+def texts(folder):
+    """What each adapter writes where it is loaded alone."""
+    found = {}
+    for name in (None, *NAMES):
+        model, tokenizer = load(folder / "base", adapter_path=name and folder / name)
+        found[name] = generate(model, tokenizer, TEXT, max_tokens=12)
+    assert len(set(found.values())) == 3  # lossless streams write what the base does
+    return found
+
+
+def write(pair, **arguments):
+    return generate(*pair, TEXT, max_tokens=12, **arguments)
+
+
+def test_within_a_block_another_adapter_is_used(pair, folder, texts):
+    model, _ = pair
+    weights = dict(tree_flatten(model.model.parameters()))
+    for name in (*NAMES, *NAMES):
+        with model.using(folder / name) as same:
+            assert same is model
+            assert model.adapter.name == name
+            assert write(pair) == texts[name]
+            with model.using(folder / "shared1"):
+                assert write(pair) == texts["shared1"]
+            assert write(pair) == texts[name]
+        assert model.adapter is None
+        assert write(pair) == texts[None]
+    after = dict(tree_flatten(model.model.parameters()))
+    assert after.keys() == weights.keys()
+    assert all(after[key] is weights[key] for key in weights)  # no copy, and none was changed
+
+
+def test_the_block_ends_well_whatever_happens(pair, folder, texts):
+    model, _ = pair
+    model.swap_adapter(folder / "shared1")
+    with pytest.raises(ZeroDivisionError), model.using(folder / "shared2"):
+        raise ZeroDivisionError
+    assert write(pair) == texts["shared1"]
+    with pytest.raises(UserError, match="none"), model.using("none"):
+        pass
+    with model.using(folder / "shared2"):
+        with pytest.raises(UserError, match=r"swap_adapter was called within using\(..\)"):
+            model.swap_adapter(None)
+        assert write(pair) == texts["shared2"]
+    model.swap_adapter(folder / "shared2")
+    assert write(pair) == texts["shared2"]
+
+
+def test_a_change_takes_no_time(pair, folder):
+    model, _ = pair
+    paths = [folder / name for name in NAMES]
+    for path in paths:
+        model.beside(path)
+    start = time.process_time()
+    for path in paths * 20:
+        with model.using(path):
+            pass
+    assert (time.process_time() - start) / 60 < 0.002
+
+
+def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch):
+    model, tokenizer = pair
+    sizes, gather = [], Gathered.gather
+    monkeypatch.setattr(
+        Gathered, "gather", lambda self, all_: (sizes.append(len(all_)), gather(self, all_))
+    )
+    names = ["shared1", None, "shared2", "lossless", "shared1"]
+    adapters = [name and folder / name for name in names]
+    found = batch_generate(model, tokenizer, [TEXT] * 5, max_tokens=12, adapters=adapters)
+    assert found.texts == [texts[name] for name in names]
+    assert max(sizes) == 3  # the shared ones in one pass
+    assert found.stats.generation_tokens == 60
+    found = batch_generate(
+        model, tokenizer, [TEXT, TEXT], max_tokens=12, adapters=folder / "shared2"
+    )
+    assert found.texts == [texts["shared2"]] * 2
+    with pytest.raises(UserError, match="2 prompts and 1 adapters"):
+        batch_generate(model, tokenizer, [TEXT, TEXT], adapters=[None])
+
+
+def test_generations_in_asyncio(pair, texts):
+    async def write_one():
+        return [r.text async for r in astream_generate(*pair, TEXT, max_tokens=12)]
+
+    async def several():
+        return await asyncio.gather(write_one(), write_one(), write_one())
+
+    assert ["".join(one) for one in asyncio.run(several())] == [texts[None]] * 3
+
+    async def wrong():
+        async for _ in astream_generate(*pair, TEXT, max_tokens="x"):
+            pass
+
+    with pytest.raises(UserError, match="max_tokens is 'x'"):
+        asyncio.run(wrong())
+
+
+@pytest.mark.parametrize("how", ["cancel", "break", "close"])
+def test_whoever_leaves_ends_the_work(how, pair, monkeypatch):
+    calls, next_token = [], Decoder.next_token
+
+    def counted(*arguments):
+        calls.append(1)
+        return next_token(*arguments)
+
+    monkeypatch.setattr(Decoder, "next_token", counted)
+    seen = []
+
+    async def read():
+        responses = astream_generate(*pair, TEXT, max_tokens=-1, speculation=False)
+        async for response in responses:
+            seen.append(response)
+            if len(seen) == 5 and how != "cancel":
+                break
+        if how == "close":
+            await responses.aclose()
+
+    async def main():
+        task = asyncio.create_task(read())
+        while len(seen) < 5:
+            await asyncio.sleep(0)
+        if how == "cancel":
+            task.cancel()
+        (end,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(end, asyncio.CancelledError if how == "cancel" else type(None))
+
+    asyncio.run(main())
+    # Somebody else's turn in the same thread comes behind the end of the first one.
+    asyncio.run(_one(pair))
+    before = len(calls)
+    time.sleep(0.2)
+    assert len(calls) == before < 60
+
+
+async def _one(pair):
+    async for _ in astream_generate(*pair, TEXT, max_tokens=1):
+        pass
