@@ -1,17 +1,13 @@
 """The settings of a training run, and which of them go together."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, choice, integer, number, what
 from specstream_mlx.train.stream_settings import StreamSettings
-
-_FREE_TO_CHANGE = {
-    *("output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume")
-}
-"""What may differ between a run and its continuation."""
 
 _NAMES = what(
     "names as in q_proj,v_proj",
@@ -27,6 +23,10 @@ class TrainSettings(StreamSettings):
 
     What is said of the streams stands at ``StreamSettings``.
     """
+
+    FREE_TO_CHANGE: ClassVar[set[str]] = {
+        *("output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume")
+    }
 
     model: Path = option(
         ..., PATH, "Directory of the base model, Hugging Face's or quantized by MLX."
@@ -47,7 +47,6 @@ class TrainSettings(StreamSettings):
         None, _NAMES, "Linear layers with LoRA, such as q_proj,v_proj. Default: all."
     )
     weight_decay: float = option(0.0, number(0), "AdamW's weight decay.")
-    max_grad_norm: float = option(1.0, POSITIVE, "Norm that gradients are clipped to.")
     batch_size: int = option(32, integer(1), "Items per step.")
     iters: int | None = option(None, integer(1), "Number of steps.")
     epochs: float | None = option(
@@ -114,7 +113,3 @@ class TrainSettings(StreamSettings):
             raise UserError("keep_hidden is for lossless mode, in shared mode the base changes")
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
-
-    def identity(self) -> dict[str, str]:
-        """The settings that a run must share with the run it continues, as text."""
-        return {k: str(v) for k, v in asdict(self).items() if k not in _FREE_TO_CHANGE}

@@ -1,10 +1,8 @@
 """``specstream-mlx chat``."""
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +13,7 @@ from ..config import UserError
 from ..options.generation import LengthOptions
 from ..staging import staged_file
 from ..terminal.commands import grouped
+from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from .draft_marks import DraftMarks
 from .options import ModelOptions, OutputOptions, SamplingOptions, Source
@@ -158,7 +157,7 @@ class _Session:
         responses = self._chat.reply(
             text, settings=settings, sampler=self._sampler(), **self._options
         )
-        with _stopped_by_interrupt() as stopped:
+        with noted_interrupt() as stopped:
             try:
                 for response in responses:
                     self._last, piece = response, response.text
@@ -235,25 +234,3 @@ def _lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             typer.echo()
-
-
-@contextmanager
-def _stopped_by_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once.
-
-    Yields:
-        A function that tells whether Ctrl-C was pressed.
-    """
-    pressed = False
-    before = signal.getsignal(signal.SIGINT)
-
-    def note_it(*_: Any) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note_it)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

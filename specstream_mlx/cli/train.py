@@ -1,6 +1,5 @@
 """``specstream-mlx train``."""
 
-import signal
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from ..config import UserError, shown
 from ..options.fields import check_options, kinds_of, option
 from ..options.kinds import FLAG, PATH, TEXT, choice, integer, number
 from ..terminal.commands import grouped
+from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
 from .chart import chart
@@ -424,19 +424,8 @@ def _iterate(run: "Run", wrapped: Any) -> None:
             if wrapped is not None:
                 wrapped.on_val_loss_report(val_info)
 
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        """Let the iteration end, and the second time do as ever."""
-        interrupts.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with progress("Training") as show:
-            ended = run.iterate(Lines(), stops=lambda: bool(interrupts))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with noted_interrupt() as stops, progress("Training") as show:
+        ended = run.iterate(Lines(), stops)
     if not ended:
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt

@@ -1,21 +1,15 @@
 """The settings of a training run, and which of them go together."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config import UserError, check_integer, is_number, shown
 from ..options.fields import option
-from ..options.kinds import FIELDS, FLAG, PATH, POSITIVE, TEXT, choice, integer
+from ..options.kinds import FIELDS, FLAG, PATH, TEXT, choice, integer
 from .stream_settings import StreamSettings
 
 _DATA, _REPORTS = "Model and data", "Reports, validation, checkpoints"
-
-_FREE_TO_CHANGE = {
-    *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
-    *("patience", "log", "clear_cache_threshold", "resume", "data"),
-}
-"""What may differ between a run and its continuation."""
 
 
 @dataclass(kw_only=True)
@@ -26,6 +20,10 @@ class TrainSettings(StreamSettings):
     """
 
     PANEL: ClassVar[str] = "Optimization"
+    FREE_TO_CHANGE: ClassVar[set[str]] = {
+        *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
+        *("patience", "log", "clear_cache_threshold", "resume", "data"),
+    }
 
     model: str = option(
         ..., TEXT, "The base, quantized as it is deployed.", metavar="DIR|REPO", panel=_DATA
@@ -67,7 +65,6 @@ class TrainSettings(StreamSettings):
         "that is given, and are all the same otherwise. Default: a warm-up, then a fall to 0.",
         hidden=True,
     )
-    max_grad_norm: float = option(1.0, POSITIVE, "Norm that gradients are clipped to.", hidden=True)
     num_layers: int = option(
         -1, integer(-1), "Top layers with LoRA, in shared mode; -1 (default): all."
     )
@@ -168,7 +165,3 @@ class TrainSettings(StreamSettings):
     def updates(self) -> int:
         """Number of updates in all iterations."""
         return -(-self.iters // self.grad_accumulation_steps)
-
-    def identity(self) -> dict[str, str]:
-        """The settings that a run must share with the one that it continues, as text."""
-        return {k: str(v) for k, v in asdict(self).items() if k not in _FREE_TO_CHANGE}

