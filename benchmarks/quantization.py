@@ -24,7 +24,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, save
 from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES
+from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES, Quantization
 
 from specstream_mlx import UserError
 from specstream_mlx.adapters.description import describe
@@ -87,11 +87,11 @@ def make_variant(expanded: Path, name: str, num_msa_layers: int | None, target: 
     if name == WHOLE:
         return expanded
     if name.startswith("int"):
-        group_size = 32 if name.endswith("32") else 64
-        convert_base(expanded, target, bits=int(name[3]), group_size=group_size)
+        quantization = Quantization(int(name[3]), 32 if name.endswith("32") else 64)
     else:
         layers = num_msa_layers if name in MSA_RECIPES else None
-        convert_base(expanded, target, recipe=name, num_msa_layers=layers)
+        quantization = Quantization(recipe=name, num_msa_layers=layers)
+    convert_base(expanded, target, quantization)
     return target
 
 

@@ -51,15 +51,15 @@ def base_path(tell: Callable[[str], None] = silent) -> Path:
         # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
         from specstream_mlx.convert.to_mlx.base import convert_base
         from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+        from specstream_mlx.convert.to_mlx.recipes import Quantization
 
         tell(f"Converting {MODEL} once, to {target}")
         if file is not None:
             _check(file)
             convert_gguf(file, target)
         else:
-            convert_base(
-                _from_hub(), target, group_size=32, dtype="float16", recipe="embeddings_4_8"
-            )
+            recipe = Quantization(group_size=32, recipe="embeddings_4_8")
+            convert_base(_from_hub(), target, recipe, "float16")
     return target
 
 

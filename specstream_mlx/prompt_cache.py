@@ -88,16 +88,10 @@ class PromptCache:
     def load(
         cls, path: str | Path, model: SpeculativeModel, model_name: str | None = None
     ) -> "PromptCache":
-        """Read a prompt cache that ``save`` or mlx_lm wrote.
-
-        Args:
-            path: the file.
-            model: the model that is to go on from it.
-            model_name: the user's name of the model; ``None``: its directory.
+        """Read a prompt cache that ``save`` or mlx_lm wrote, see ``prompt_cache_files.read``.
 
         Raises:
-            UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
-                cache that cannot drop rejected drafts.
+            UserError: the file cannot be gone on from by this model.
         """
         rows = read(Path(path), model, model_name)
         return cls.of(model, rows.caches, rows.tokens, rows.unknown_rows)
@@ -109,13 +103,7 @@ class PromptCache:
         model_name: str | None = None,
         tokenizer_config: dict[str, Any] | None = None,
     ) -> None:
-        """Write the rows to a file of mlx_lm's format; on an error there is no file at all.
-
-        Args:
-            path: a name that ends in ``.safetensors``; a prompt cache that is there is replaced.
-            model: the model that made the rows.
-            model_name: the ``--model`` to give to mlx_lm; ``None``: the model's directory.
-            tokenizer_config: the tokenizer's further arguments.
+        """Write the rows to a file of mlx_lm's format, see ``prompt_cache_files.write``.
 
         Raises:
             UserError: the cache is empty or another model's, or the file cannot be written.

@@ -26,6 +26,7 @@ from specstream_mlx.convert.pytorch.training_data import read_pairs
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit
 from torch_tiny import tiny_completions
@@ -351,7 +352,7 @@ def test_weights_that_are_converted(bits, copy, tmp_path):
     base = copy("base")
     change(Q, one_element(np.nan))(base / "model.safetensors")
     load(base, lazy=True)  # which reads no weights
-    refused(lambda: convert_base(base, tmp_path / "out", bits), Q)
+    refused(lambda: convert_base(base, tmp_path / "out", Quantization(bits)), Q)
     assert not (tmp_path / "out").exists()
 
 

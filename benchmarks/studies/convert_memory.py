@@ -19,6 +19,7 @@ import typer
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -91,7 +92,7 @@ def make_model(path: str, size: str, dtype: str, file_bytes: int) -> None:
 def convert_measured(source: str, target: str, bits: int | None) -> dict[str, float]:
     """Convert in this process: peak memory before and after, and seconds."""
     before, began = peak_bytes(), time.perf_counter()
-    convert_base(Path(source), Path(target), bits)
+    convert_base(Path(source), Path(target), Quantization(bits))
     return {"before": before, "peak": peak_bytes(), "seconds": time.perf_counter() - began}
 
 

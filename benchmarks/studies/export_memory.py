@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 
 from specstream_mlx.terminal.progress import progress
 
@@ -31,7 +32,7 @@ def make_base(path: str, size: str) -> None:
     base = Path(path)
     source = base.with_name("source")
     make_model(str(source), size, "float16", FILE_BYTES)
-    convert_base(source, base, 4)
+    convert_base(source, base, Quantization(4))
 
 
 def export_measured(base: str, output: str, context: int) -> dict[str, float]:

@@ -22,7 +22,7 @@ from specstream_mlx.loading import read_model, read_tokenizer, weight_files
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
-from .recipes import quant_predicate
+from .recipes import Quantization, quant_predicate
 from .weight_files import write_weights
 
 Progress = Callable[[int, int], None]
@@ -32,13 +32,10 @@ Progress = Callable[[int, int], None]
 def convert_base(
     source: Path,
     target: Path,
-    bits: int | None = None,
-    group_size: int = 64,
+    quantization: Quantization | None = None,
     dtype: str | None = None,
     progress: Progress | None = None,
     *,
-    recipe: str | None = None,
-    num_msa_layers: int | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write ``source`` in MLX format to ``target``, which appears once it is complete.
@@ -48,13 +45,10 @@ def convert_base(
     Args:
         source: directory with ``config.json``, safetensors and tokenizer files.
         target: directory for the result.
-        bits: 4 or 8 for affine quantization of every layer; ``None`` for none.
-        group_size: weights that share a scale: 32, 64 or 128.
+        quantization: of its layers; ``None``: none.
         dtype: dtype of the weights that are not quantized: ``float16``, ``bfloat16`` or
             ``float32``; ``None`` keeps the source's.
         progress: called before the first tensor and after each.
-        recipe: a recipe of mixed quantization, instead of ``bits``; see ``recipes``.
-        num_msa_layers: N_s, for the recipes that need it.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
     Raises:
@@ -68,8 +62,8 @@ def convert_base(
         model, config = read_model(source, to_run=False)
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
-        if bits is not None or recipe is not None:
-            config = _quantize(source, model, config, bits, group_size, recipe, num_msa_layers)
+        if quantization is not None and quantization.is_asked:
+            config = _quantize(source, model, config, quantization)
         parameters = get_total_parameters(model)
         weights = dict(tree_flatten(model.parameters()))
         del model  # its arrays are to go as they are written
@@ -114,13 +108,7 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
 
 
 def _quantize(
-    source: Path,
-    model: nn.Module,
-    config: dict[str, Any],
-    bits: int | None,
-    group_size: int,
-    recipe: str | None,
-    num_msa_layers: int | None,
+    source: Path, model: nn.Module, config: dict[str, Any], asked: Quantization
 ) -> dict[str, Any]:
     """Quantize ``model`` in place, lazily, and return its new configuration."""
     present = config.get("quantization")
@@ -130,9 +118,9 @@ def _quantize(
             f"in groups of {present.get('group_size')}; leave out --bits and --quant-predicate to "
             "keep it so, or give an unquantized model"
         )
-    predicate = None
-    if recipe is not None:
-        predicate, bits = quant_predicate(recipe, model, group_size, num_msa_layers)
+    predicate, bits, group_size = None, asked.bits, asked.group_size
+    if asked.recipe is not None:
+        predicate, bits = quant_predicate(asked.recipe, model, group_size, asked.num_msa_layers)
     with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints the bits per weight
         _, config = quantize_model(model, config, group_size, bits, quant_predicate=predicate)
     if not any("scales" in module for _, module in model.named_modules()):

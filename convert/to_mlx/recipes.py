@@ -6,6 +6,7 @@ the MSA layers, where the streams run, and the embeddings and the head, which ev
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.nn as nn
@@ -16,6 +17,29 @@ from specstream_mlx.config import UserError
 MSA_RECIPES = ("msa_4_6", "msa_4_8")
 _EMBEDDINGS_RECIPE = "embeddings_4_8"
 RECIPES = (*QUANT_RECIPES, _EMBEDDINGS_RECIPE, *MSA_RECIPES)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the layers of a base are quantized, affinely; without bits and recipe they are not.
+
+    Attributes:
+        bits: 4 or 8, of every layer.
+        group_size: weights that share a scale: 32, 64 or 128.
+        recipe: one of ``RECIPES``, instead of ``bits``.
+        num_msa_layers: N_s, for the recipes that need it.
+    """
+
+    bits: int | None = None
+    group_size: int = 64
+    recipe: str | None = None
+    num_msa_layers: int | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """True if layers are quantized at all."""
+        return self.bits is not None or self.recipe is not None
+
 
 Predicate = Callable[[str, nn.Module], dict[str, Any]]
 

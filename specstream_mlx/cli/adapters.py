@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 from typer import Argument, Option
 
 from .. import bundled
@@ -12,7 +13,7 @@ from ..config import UserError
 from ..options.kinds import TEXT
 from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from .inspect import inspect, size_of
+from .inspect import inspect
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -170,4 +171,4 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
 
 
 def _size(count: int | None) -> str:
-    return "?" if count is None else size_of(count)
+    return "?" if count is None else decimal(count, precision=2)

@@ -196,6 +196,7 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
     from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
     from specstream_mlx.convert.to_mlx.base import convert_base
     from specstream_mlx.convert.to_mlx.overwrite import check_new
+    from specstream_mlx.convert.to_mlx.recipes import Quantization
 
     from ..loading import model_directory
     from ..terminal.progress import progress
@@ -205,19 +206,12 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
         check_new(target)
     base = model_directory(options.model)
     tokens, written = _sample_tokens(base) if options.verify else [], [target]
+    quantization = Quantization(
+        options.bits, options.group_size, options.quant_predicate, options.num_msa_layers
+    )
     if not adapters:
         with progress("Converting") as show:
-            convert_base(
-                base,
-                target,
-                options.bits,
-                options.group_size,
-                dtype,
-                show,
-                recipe=options.quant_predicate,
-                num_msa_layers=options.num_msa_layers,
-                overwrite=overwrite,
-            )
+            convert_base(base, target, quantization, dtype, show, overwrite=overwrite)
     elif len(adapters) == 1:
         convert_adapter(adapters[0], base, target, dtype, overwrite=overwrite)
     else:

@@ -1,13 +1,13 @@
 """``specstream-mlx export-coreml``."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from typer import Option
+from typing import ClassVar
 
 from .. import bundled, demonstration
-from ..options.kinds import integer, what
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG, PATH, TEXT, TEXTS, integer, what
+from ..terminal.commands import grouped
 from ..terminal.notes import note
 from .packages import require_coremltools
 
@@ -19,45 +19,53 @@ _SIZES = what(
 )
 
 
-def export_coreml(
-    output: Annotated[
-        Path,
-        Option(metavar="FILE", help="The package: a name that ends in .mlpackage."),
-    ],
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="DIR|REPO",
-            help="A model in MLX format. Default: smollm2.",
-        ),
-    ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME|DIR",
-            help="An adapter directory, or a bundled adapter's name; may be given several times.",
-        ),
-    ] = None,
-    streams: Annotated[
-        Path | None, Option(metavar="DIR", help="Lossless streams of the base.")
-    ] = None,
-    context: Annotated[int, of_kind(integer(1), "Tokens of prompt and text.")] = 2048,
-    nodes: Annotated[tuple, of_kind(_SIZES, "Sizes of trees, a function each.")] = (8, 16),
-    chunk: Annotated[int, of_kind(integer(1), "Prompt tokens of a call.")] = 64,
-    candidates: Annotated[int, of_kind(integer(1), "Tokens that a stream guesses.")] = 4,
-    sampling: Annotated[
-        bool, Option("--sampling", help="With functions that return logits, to sample from.")
-    ] = False,
-    lora_io: Annotated[
-        bool,
-        Option(
-            "--lora-io",
-            help="One set of functions that take an adapter as an array, instead of a set each; "
-            "the arrays are written too.",
-        ),
-    ] = False,
-    report: Annotated[bool, Option("--report", help="Print how each tensor was written.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class ExportOptions:
+    """What a package holds, and its fixed shapes."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    output: Path = option(..., PATH, "The package: a name that ends in .mlpackage.", metavar="FILE")
+    model: str | None = option(
+        None, TEXT, "A model in MLX format. Default: smollm2.", metavar="DIR|REPO"
+    )
+    adapter: list[str] | None = option(
+        None,
+        TEXTS,
+        "An adapter directory, or a bundled adapter's name; may be given several times.",
+        metavar="NAME|DIR",
+    )
+    streams: Path | None = option(None, PATH, "Lossless streams of the base.", metavar="DIR")
+    context: int = option(2048, integer(1), "Tokens of prompt and text.")
+    nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each.")
+    chunk: int = option(64, integer(1), "Prompt tokens of a call.")
+    candidates: int = option(4, integer(1), "Tokens that a stream guesses.")
+    sampling: bool = option(False, FLAG, "With functions that return logits, to sample from.")
+    lora_io: bool = option(
+        False,
+        FLAG,
+        "One set of functions that take an adapter as an array, instead of a set each; the arrays "
+        "are written too.",
+    )
+    report: bool = option(False, FLAG, "Print how each tensor was written.")
+
+    def directories(self) -> list[Path]:
+        """The adapters' directories, the streams' last."""
+        found = [
+            bundled.adapter_path(name)
+            if not Path(name).exists() and name in bundled.adapter_names()
+            else Path(name)
+            for name in self.adapter or ()
+        ]
+        if self.streams is not None:
+            found.append(self.streams)
+        elif demonstration.is_meant(self.model) and not found:
+            found.append(bundled.streams_path())
+        return found
+
+
+@grouped()
+def export_coreml(*, options: ExportOptions) -> None:
     """Export a model, its adapters and their streams as a Core ML package for iOS 18.
 
     Needs the coreml extra. Nothing of it has run on Apple hardware yet.
@@ -74,33 +82,20 @@ def export_coreml(
     from ..loading import model_directory
     from ..terminal.progress import progress
 
-    directories = [
-        bundled.adapter_path(name)
-        if not Path(name).exists() and name in bundled.adapter_names()
-        else Path(name)
-        for name in adapter or ()
-    ]
-    if streams is not None:
-        directories.append(streams)
-    elif demonstration.is_meant(model) and not directories:
-        directories.append(bundled.streams_path())
-    base = model_directory(demonstration.model_path(model))
-    sizes = Sizes(context, nodes, chunk, candidates)
     with progress("Exporting") as show:
         lines = export(
-            base,
-            output,
-            directories,
-            sizes,
-            sampling=sampling,
-            supplied=lora_io,
+            model_directory(demonstration.model_path(options.model)),
+            options.output,
+            options.directories(),
+            Sizes(options.context, options.nodes, options.chunk, options.candidates),
+            sampling=options.sampling,
+            supplied=options.lora_io,
             show=show,
         )
-    if report:
-        for line in lines:
-            print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
+    for line in lines if options.report else ():
+        print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
     size = sum(line.nbytes for line in lines) / 1e6
-    note(f"wrote {output} ({size:.1f} MB of weights)")
+    note(f"wrote {options.output} ({size:.1f} MB of weights)")
     if others := sum(line.out_of_range for line in lines):
         groups = sum(line.groups for line in lines)
         note(f"{others} of {groups} groups have an offset that is no integer in range")

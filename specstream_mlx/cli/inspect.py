@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.filesize import decimal
 from typer import Argument, Option
 
 from ..terminal.notes import note
@@ -51,7 +52,7 @@ def _base_facts(base: Mapping[str, Any]) -> dict[str, Any]:
         "tied_head": "yes" if base["tied_head"] else "no",
         "parameters": f"{base['parameters']:,}",
         "stored_as": "; ".join(f"{n:,} at {kind}" for kind, n in base["stored_as"].items()),
-        "bytes": size_of(base["bytes"]),
+        "bytes": decimal(base["bytes"], precision=2),
     }
 
 
@@ -69,7 +70,7 @@ def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -
         "streams": None,  # shown field by field
         "lora_modules": ", ".join(adapter["lora_modules"]),
         "parameters": "\n".join(parameters),
-        "bytes": size_of(adapter["bytes"]),
+        "bytes": decimal(adapter["bytes"], precision=2),
     }
 
 
@@ -89,13 +90,3 @@ def _show(title: str, facts: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print()
-
-
-def size_of(count: int) -> str:
-    """Write a number of bytes with a decimal unit."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} GB"

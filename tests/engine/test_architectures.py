@@ -25,6 +25,7 @@ from random_models import (
     tokens_of,
 )
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import tiny_streams, tiny_tokenizer
 
 from specstream_mlx import stream_generate
@@ -190,7 +191,7 @@ def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
     source = tmp_path / "source"
     shutil.copytree(found.path, source)
     tiny_tokenizer().save_pretrained(source)
-    convert_base(source, tmp_path / "mlx", bits=bits, group_size=32)
+    convert_base(source, tmp_path / "mlx", Quantization(bits, 32))
     model, held = hold_weights(read_model(tmp_path / "mlx")[0], "packed")
     assert held.stored_bytes < 0.6 * sum(f.stat().st_size for f in source.glob("*.safetensors"))
     config = read_config(tmp_path / "mlx")

@@ -13,6 +13,7 @@ from specstream_mlx.convert.pytorch.packed import PackedLinear, Room, expand
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_peft import edit
 from torch_tiny import tiny_batch, tiny_completions, tiny_model
 
@@ -28,7 +29,7 @@ def packed(hf, tied, tmp_path_factory):
     for bits in (4, 8):
         for name, source in (("untied", hf), ("tied", tied)):
             found[bits, name] = root / f"{name}-{bits}"
-            convert_base(source, found[bits, name], bits, 32)
+            convert_base(source, found[bits, name], Quantization(bits, 32))
     return found
 
 
@@ -123,10 +124,10 @@ def test_refusals(packed, tmp_path, hf):
     ):
         with pytest.raises(UserError, match=expected):
             trainer.train(TrainSettings(hf, hf / "data", tmp_path / "run", **fields))
-    convert_base(hf, tmp_path / "three", 3, 32)
+    convert_base(hf, tmp_path / "three", Quantization(3, 32))
     with pytest.raises(UserError, match=r"mode 'affine' and bits 3, expected 'affine' and one of"):
         load_base(tmp_path / "three")
-    convert_base(hf, tmp_path / "other", 8, 32)
+    convert_base(hf, tmp_path / "other", Quantization(8, 32))
     edit(tmp_path / "other" / "config.json", quantization={"bits": 4, "group_size": 32})
     with pytest.raises(UserError):
         load_base(tmp_path / "other")

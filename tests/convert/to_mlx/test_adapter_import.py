@@ -15,6 +15,7 @@ from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_peft import TOKENS, close, mlx_logits, peft_directory, torch_logits
 from torch_tiny import LINEAR, tiny_model
 
@@ -116,7 +117,7 @@ def test_values_are_kept_bit_for_bit(hf, tmp_path):
 def test_a_quantized_base(hf, tmp_path):
     """The same tensors as for the base it was made from."""
     four = tmp_path / "4bit"
-    convert_base(hf, four, bits=4, group_size=32)
+    convert_base(hf, four, Quantization(4, 32))
     for name in ("patterns of single modules, rslora", "dora"):
         peft, out, expected = (tmp_path / f"{name} {part}" for part in ("peft", "out", "expected"))
         peft_directory(hf, peft, **VARIANTS[name])

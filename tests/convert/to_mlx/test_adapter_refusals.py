@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import VOCAB_SIZE
 from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_model
@@ -97,7 +98,7 @@ def test_tied_embeddings(target, expected, tied, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 def test_a_copied_head_cannot_be_compared_with_a_quantized_one(hf, tmp_path):
-    convert_base(hf, tmp_path / "4bit", bits=4, group_size=32)
+    convert_base(hf, tmp_path / "4bit", Quantization(4, 32))
     peft_directory(hf, tmp_path / "peft", target_modules=["lm_head"])
     assert "expected --model to be a base that is not quantized" in refused(
         tmp_path / "4bit", tmp_path / "peft", tmp_path / "out"

@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model, make_shards
 from safetensors.numpy import load_file
 from specstream_mlx.convert.to_mlx import weight_files
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
 from transformers import GraniteConfig, GraniteForCausalLM
@@ -127,7 +128,7 @@ def test_memory_follows_the_largest_tensor(tested, bits, tmp_path):
     assert sum(sizes) > 20 * max(sizes)
     held = mx.get_active_memory()
     mx.reset_peak_memory()
-    convert_base(base, tmp_path / "mlx", bits=bits)
+    convert_base(base, tmp_path / "mlx", Quantization(bits))
     assert mx.get_peak_memory() - held < 4 * max(sizes)
 
 
