@@ -44,12 +44,11 @@ import typer
 
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
-from specstream_mlx.options.kinds import one_of
+from specstream_mlx.options.kinds import PART_OF_NAME, one_of
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import of_kind
 from specstream_mlx.terminal.errors import one_line_errors
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.terminal.parsing import part_of_name
 from specstream_mlx.terminal.progress import track
 
 from .invented import invented
@@ -342,9 +341,7 @@ def main(
     random_streams: Annotated[
         bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
     ] = False,
-    label: Annotated[
-        str, typer.Option("--name", parser=part_of_name, help="Part of the result files' name.")
-    ] = "",
+    label: Annotated[str, of_kind(PART_OF_NAME, "Part of the result files' name.", "--name")] = "",
     show: Annotated[bool, typer.Option("--show", help="Print the answers, too.")] = False,
     output: Output = RESULTS,
 ) -> None:

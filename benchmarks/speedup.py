@@ -246,27 +246,35 @@ class Subject:
     random_streams: bool = False
 
 
-def compare(
-    name: str,
-    subject: Subject,
-    texts: Texts,
-    chosen: Sequence[str],
-    modes: Sequence[str],
-    rounds: int,
-    max_tokens: int,
-    output: Path,
-    label: str = "",
-) -> tuple[str, list[dict[str, Any]]]:
-    """Run a suite; the files ``NAME-LABEL-MACHINE`` grow with every comparison that is through.
+@dataclass(frozen=True)
+class Asked:
+    """What is decoded, and how.
 
-    Args:
-        name: of the suite.
-        subject: the model.
+    Attributes:
+        suite: its name.
         texts: that are decoded.
-        chosen: tasks, or a name for the user's texts.
+        tasks: tasks, or a name for the user's texts.
         modes: of the streams, some of the suite's.
         rounds: how often each text is decoded.
         max_tokens: of a text.
+    """
+
+    suite: str
+    texts: Texts
+    tasks: Sequence[str]
+    modes: Sequence[str]
+    rounds: int
+    max_tokens: int
+
+
+def compare(
+    asked: Asked, subject: Subject, output: Path, label: str = ""
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through.
+
+    Args:
+        asked: what is decoded.
+        subject: the model.
         output: the directory of the files.
         label: part of their names.
 
@@ -276,10 +284,14 @@ def compare(
     Raises:
         UserError: model, adapter, streams and suite do not go together.
     """
-    suite = SUITES[name]
+    suite, modes, rounds = SUITES[asked.suite], asked.modes, asked.rounds
     as_fastest = subject.weights == "auto" and subject.bits is None
     base = Base(
-        subject.directory, max_tokens, subject.weights, subject.bits, fastest_baseline=as_fastest
+        subject.directory,
+        asked.max_tokens,
+        subject.weights,
+        subject.bits,
+        fastest_baseline=as_fastest,
     )
     own = None
     if not subject.each_bundled:
@@ -295,15 +307,15 @@ def compare(
     trained = own is None or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
-        **texts.facts(),
+        **asked.texts.facts(),
         "rounds": rounds,
         "streams": ("random" if subject.random_streams else "trained") if trained else "no",
     }
-    file = "-".join(filter(None, (name, label, machine_suffix(facts))))
+    file = "-".join(filter(None, (asked.suite, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in track(jobs_of(suite, chosen, modes, own), name):
-        rows += measure(base, job, suite, texts, rounds, subject.random_streams)
+    for job in track(jobs_of(suite, asked.tasks, modes, own), asked.suite):
+        rows += measure(base, job, suite, asked.texts, rounds, subject.random_streams)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))
     return text, rows

@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Option, Typer
 
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..options.fields import option
-from ..options.kinds import PATH, TEXT, choice, integer, one_of
+from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
 from ..terminal.commands import grouped, of_kind
-from ..terminal.parsing import part_of_name
 from .options import ModelOptions, most_tokens
 
 if TYPE_CHECKING:
@@ -76,41 +75,40 @@ class ReportOptions:
     output: Path = option(Path(), PATH, "Directory of the result files.", metavar="DIR")
 
 
+@dataclass(frozen=True)
+class SpeedupOptions:
+    """What is compared, and how often."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    suite: str = option(
+        "rule",
+        choice("rule", "speedup", "hybrid", "placement"),
+        "What is compared with mlx_lm. rule: what generate does, and fixed trees; speedup: the "
+        "paper's trees; hybrid: streams, lookup and both in one tree; placement: where lossless "
+        "streams run.",
+    )
+    modes: str = option(
+        "", TEXT, "lossless or shared streams. Default: all of the suite.", metavar="MODE"
+    )
+    rounds: int | None = option(None, integer(1), "Runs of each text.")
+    max_tokens: int | None = option(
+        None, integer(2), "Tokens of a text at most.", "--max-tokens", "-m"
+    )
+    bits: int | None = option(
+        None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both sides."
+    )
+    random_streams: bool = option(False, FLAG, "Streams as if nobody had trained them.")
+    name: str = option("", PART_OF_NAME, "Of the result files: SUITE-NAME-MACHINE.", metavar="NAME")
+
+
 @app.command()
 @grouped(panels=True)
 def speedup(
     *,
     model: ModelOptions,
     texts: TextOptions,
-    suite: Annotated[
-        Literal["rule", "speedup", "hybrid", "placement"],
-        Option(
-            help="What is compared with mlx_lm. rule: what generate does, and fixed trees; "
-            "speedup: the paper's trees; hybrid: streams, lookup and both in one tree; placement: "
-            "where lossless streams run."
-        ),
-    ] = "rule",
-    modes: Annotated[
-        str, Option(metavar="MODE", help="lossless or shared streams. Default: all of the suite.")
-    ] = "",
-    rounds: Annotated[int | None, of_kind(integer(1), "Runs of each text.")] = None,
-    max_tokens: Annotated[int | None, most_tokens("Tokens of a text at most.")] = None,
-    bits: Annotated[
-        int | None,
-        of_kind(one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both sides."),
-    ] = None,
-    random_streams: Annotated[
-        bool, Option("--random-streams", help="Streams as if nobody had trained them.")
-    ] = False,
-    label: Annotated[
-        str,
-        Option(
-            "--name",
-            parser=part_of_name,
-            metavar="NAME",
-            help="Of the result files: SUITE-NAME-MACHINE.",
-        ),
-    ] = "",
+    asked: SpeedupOptions,
     report: ReportOptions,
 ) -> None:
     """Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
@@ -135,20 +133,16 @@ def speedup(
     from specstream_mlx.benchmarks.suites import SUITES
     from specstream_mlx.benchmarks.texts import names_in
 
-    chosen = SUITES[suite]
-    wanted = names_in(modes, list(chosen.ways), "mode")
-    decoded, names = texts.chosen(chosen.items, model.adapter)
-    text, rows = benchmark.compare(
-        suite,
-        _subject(model, texts, bits=bits, random_streams=random_streams),
-        decoded,
-        names,
-        wanted,
-        rounds or chosen.rounds,
-        max_tokens or chosen.max_tokens,
-        report.output,
-        label,
+    suite = SUITES[asked.suite]
+    wanted = benchmark.Asked(
+        asked.suite,
+        *texts.chosen(suite.items, model.adapter),
+        names_in(asked.modes, list(suite.ways), "mode"),
+        asked.rounds or suite.rounds,
+        asked.max_tokens or suite.max_tokens,
     )
+    subject = _subject(model, texts, bits=asked.bits, random_streams=asked.random_streams)
+    text, rows = benchmark.compare(wanted, subject, report.output, asked.name)
     print(text)
     benchmark.check_texts(rows)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from ..config import MOST, UserError, expected_integer, is_integer, is_number, shown
 
+LONGEST_PART = 100
+"""Bytes of a part of a name; file systems take names of 255."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -107,6 +110,15 @@ TEXTS = what(
 )
 PATH = instance("a path", str, Path)
 FIELDS = instance("fields by name", dict)
+PART_OF_NAME = what(
+    f"a part of a file's name, without a slash and of at most {LONGEST_PART} bytes",
+    lambda value: (
+        isinstance(value, str)
+        and not set(value) & {"/", "\0"}
+        and len(value.encode(errors="surrogateescape")) <= LONGEST_PART
+    ),
+    str,
+)
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
 SHARE = replace(number(0, 1), metavar="P")
 PROBABILITY = what(

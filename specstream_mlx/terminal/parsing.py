@@ -8,8 +8,6 @@ from typer import BadParameter
 
 from ..options.kinds import Kind
 
-_LONGEST_PART = 100  # bytes; file systems take names of 255
-
 
 def parser(kind: Kind) -> Callable[[Any], Any]:
     """Make a parser from a kind; Click also passes it defaults, which are not texts."""
@@ -31,16 +29,6 @@ def _cut(text: Any) -> str:
     """Shorten what the user typed to fit a sentence."""
     text = str(text)
     return text if len(text) <= 80 else f"{text[:80]} .."
-
-
-def part_of_name(text: str) -> str:
-    """Parse a part of a file's name, which must not lead out of its directory."""
-    if "/" in text or "\0" in text or len(text.encode(errors="surrogateescape")) > _LONGEST_PART:
-        raise BadParameter(
-            f"found {_cut(text)}, expected a part of a file's name, without a slash and of at most "
-            f"{_LONGEST_PART} bytes"
-        )
-    return text
 
 
 def utf8(text: str) -> str:

@@ -27,6 +27,7 @@ KINDS = {
     "share": kinds.number(0, 0.5),
     "probability": kinds.PROBABILITY,
     "bias": kinds_of(SamplingOptions)["logit_bias"],
+    "part": kinds.PART_OF_NAME,
 }
 
 
@@ -42,6 +43,7 @@ KINDS = {
         ("probability", "0", 0.0),
         ("bias", '{"5": -2}', {5: -2.0}),
         ("bias", {5: -2.0}, {5: -2.0}),
+        ("part", "reference-blas", "reference-blas"),
     ],
 )
 def test_values(kind, text, value):
@@ -58,6 +60,7 @@ def test_values(kind, text, value):
         ("4 or 8", "4 or 8", ["3", "-1", "many"]),
         ("positive", "a number above 0", ["0", "-1", "many", "inf", "nan"]),
         ("share", "a number from 0 to 0.5", ["-1", "0.6", "many", "nan"]),
+        ("part", "a part of a file's name", ["../../x/y", "/", "x/", "a\0"]),
         ("probability", "a probability of at least 0 and below 1", ["-1", "1", "many", "nan"]),
         (
             "bias",
@@ -75,13 +78,6 @@ def test_wrong_values(kind, expected, texts):
         assert f", expected {expected}" in error.value.message
         with pytest.raises(UserError, match=f"x is {re.escape(repr(text)[:80])}.*, expected "):
             KINDS[kind].check("x", text)
-
-
-@pytest.mark.parametrize("text", ["../../x/y", "/", "x/", "a\0"])
-def test_a_part_of_a_name(text):
-    assert parsing.part_of_name("reference-blas") == "reference-blas"
-    with pytest.raises(typer.BadParameter, match="expected a part of a file's name"):
-        parsing.part_of_name(text)
 
 
 def test_a_text_that_is_none():
