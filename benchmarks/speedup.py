@@ -248,7 +248,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is decoded, and how.
+    """The texts of a comparison, and how they are decoded.
 
     Attributes:
         suite: its name.

@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts:
-    """Which texts a comparison is made on.
+    """The texts that a comparison is made on.
 
     Attributes:
         origin: a set of the demonstration tasks' texts, or the name of a file of the user's.

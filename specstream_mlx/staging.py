@@ -195,7 +195,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _refused_write(error: Exception, directory: Path) -> OSError | None:
-    """Why a library could not write, where that is why it failed; MLX's, torch's and coremltools'
+    """Find out whether a library failed because it could not write: MLX's, torch's and coremltools'
     errors do not say it.
 
     Where the disk has room, a quota or a limit on the size of files may be in the way, so more is

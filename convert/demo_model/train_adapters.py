@@ -102,7 +102,7 @@ def typed(part: str) -> list[tasks.Item]:
 
 @dataclass(frozen=True)
 class MakingOptions:
-    """How parts are made."""
+    """The options of every part."""
 
     work: Path = option(..., PATH, "Directory that everything is written to.")
     answers: Path = option(ANSWERS, PATH, "Directory with answers of the base, for the streams.")

@@ -21,7 +21,7 @@ RECIPES = (*QUANT_RECIPES, _EMBEDDINGS_RECIPE, *MSA_RECIPES)
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the layers of a base are quantized, affinely; without bits and recipe they are not.
+    """The affine quantization of a base's layers; none without bits and recipe.
 
     Attributes:
         bits: 4 or 8, of every layer.

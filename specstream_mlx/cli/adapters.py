@@ -141,7 +141,7 @@ def info(
 
 
 def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
-    """What the base takes, and the dtype that its adapters get; no weight is read.
+    """The facts of a base, and the dtype that its adapters get; no weight is read.
 
     Both are ``None`` where the demonstration model is meant and is not there.
     """

@@ -22,7 +22,7 @@ app = Typer(no_args_is_help=True)
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Which texts are decoded.
+    """The texts that are decoded.
 
     Raises:
         UserError: texts were chosen in two ways.
@@ -77,7 +77,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class SpeedupOptions:
-    """What is compared, and how often."""
+    """The ways that are compared, and how often."""
 
     PANEL: ClassVar[str] = "Options"
 

@@ -27,7 +27,7 @@ _NOT_OF_GGUF = (
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What is converted, and into what.
+    """The source and the form of a conversion.
 
     Raises:
         UserError: two options exclude each other, or one is missing that another needs.

@@ -21,7 +21,7 @@ _SIZES = what(
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What a package holds, and its fixed shapes."""
+    """The contents and the fixed shapes of a package."""
 
     PANEL: ClassVar[str] = "Options"
 

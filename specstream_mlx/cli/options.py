@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, which adapter, and how the weights are held.
+    """A model, an adapter, and the form of the weights in memory.
 
     Raises:
         UserError: two adapters were given.

@@ -103,7 +103,7 @@ class _CutHead:
         mx.eval(self.rows.parameters())  # a compiled step captures values, not graphs
 
     def is_of(self, head: nn.Module, vocabulary: mx.array) -> bool:
-        """Whether the rows are those of this head and vocabulary."""
+        """Tell whether the rows are those of this head and vocabulary."""
         sources = _arrays(head, vocabulary)
         if len(sources) != len(self._sources):
             return False

@@ -53,7 +53,7 @@ def drafter_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _names_drafters(value: Any) -> bool:
-    """Whether a value of ``drafter`` names known ones, or nobody."""
+    """Tell whether a value of ``drafter`` names known ones, or nobody."""
     if TEXTS.objection(value) is not None:
         return False
     names = drafter_names(value)
