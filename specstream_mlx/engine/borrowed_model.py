@@ -100,7 +100,8 @@ class BorrowedModel:
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
         self._stream_top, self._holder, self._head_name = _with_head_to_replace(self._top, owner)
-        self._stream_head = streams.head_rows(self._holder[self._head_name])
+        self._lm_head = self._holder[self._head_name]
+        self.read_vocabulary()
         self._bare_top = None
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm
@@ -219,6 +220,10 @@ class BorrowedModel:
     def head(self, hidden: mx.array) -> mx.array:
         """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
         return self._through(self._top, hidden)
+
+    def read_vocabulary(self) -> None:
+        """Take the head's rows of the tokens that the streams may draft now."""
+        self._stream_head = self._streams.head_rows(self._lm_head)
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).

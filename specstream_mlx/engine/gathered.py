@@ -2,8 +2,8 @@
 
 A model of its own shares the base's weights. Whenever texts join or leave, the LoRA and the streams
 in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies
-each sequence's rows by its own. Heads of streams stay with their adapters, since each may draft
-other tokens.
+each sequence's rows by its own. Each adapter may draft other tokens: the head's rows are those of
+all adapters together, and each sequence is barred from the tokens that its adapter has not.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
+from ..config import VOCABULARY
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
 
 _LORA = ("lora_a", "lora_b")
-_OWN = ("streams.head", "streams.vocabulary")  # parts that are not gathered
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,17 +116,41 @@ class Gathered:
         """Take the tensors of the sequences' adapters, one for each sequence."""
         self._model.load_weights(_stacked([_lora_of(one.model) for one in adapters]), strict=False)
         if self.streams is not None:
-            streams = [one.streams for one in adapters if one.streams is not None]
-            self.streams.load_weights(_stacked(list(map(_gathered_of, streams))), strict=False)
+            self.streams.gather([one.streams for one in adapters if one.streams is not None])
+            self.borrowed.read_vocabulary()
 
 
 class _GatheredStreams(Streams):
-    """``Streams`` without heads, whose tensors are each sequence's own."""
+    """``Streams`` whose tensors are each sequence's own.
+
+    Their vocabulary is that of all adapters that have been gathered, so that the head's rows are
+    not copied again when one leaves.
+    """
 
     def __init__(self, config: StreamConfig):
         super().__init__(config)
-        for name in ("head", "vocabulary"):
-            self.streams.pop(name, None)
+        self._drafted = np.empty(0, np.int32)
+        self._barred: mx.array | None = None
+
+    @property
+    def barred(self) -> mx.array | None:
+        return self._barred
+
+    def gather(self, each: Sequence[Streams]) -> None:
+        """Take the tensors of each sequence's streams."""
+        tensors = [_parameters(one) for one in each]
+        own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]
+        self.load_weights(_stacked(tensors), strict=False)
+        if not own:
+            return
+        together = np.union1d(self._drafted, np.concatenate(own)).astype(np.int32)
+        if together.size > self._drafted.size:
+            self._drafted = together
+            self.streams["vocabulary"] = mx.array(together)
+        barred = np.full((len(own), self._drafted.size), -np.inf, np.float32)
+        for row, tokens in zip(barred, own, strict=True):
+            row[np.searchsorted(self._drafted, tokens)] = 0
+        self._barred = mx.array(barred)
 
     def _embeddings(self, count: int) -> mx.array:
         return self.streams["embeddings"][:, None, :count]
@@ -144,11 +169,6 @@ def _lora_of(model: nn.Module) -> dict[str, mx.array]:
     return {
         f"{name}.{part}": module[part] for name, module in _lora_modules(model) for part in _LORA
     }
-
-
-def _gathered_of(streams: Streams) -> dict[str, mx.array]:
-    """The tensors of streams by name, but those of their heads."""
-    return {n: one for n, one in _parameters(streams).items() if not n.startswith(_OWN)}
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:

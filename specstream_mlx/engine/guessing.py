@@ -30,6 +30,7 @@ class Scorer(ABC):
         hidden: (sequences, count, h) the streams after the last layer.
         token: (sequences,) the target's own token, which stream 0 guesses behind.
         vocabulary: (n,) tokens that may be drafted; ``None``: all.
+        barred: (sequences, n) see ``Streams.barred``.
     """
 
     model: BorrowedModel
@@ -37,6 +38,7 @@ class Scorer(ABC):
     hidden: mx.array
     token: mx.array
     vocabulary: mx.array | None = None
+    barred: mx.array | None = None
 
     def __post_init__(self) -> None:
         self._normalized = self.head.normalized(self.hidden)
@@ -78,7 +80,8 @@ class WholeHead(Scorer):
         self._made: list[mx.array] = []
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
-        self._made.append(self.model.stream_head(self.features(stream, before)))
+        logits = self.model.stream_head(self.features(stream, before))
+        self._made.append(without_barred(logits, self.barred))
         return self._made[-1], self.vocabulary
 
     def of_first_paths(self) -> mx.array | None:
@@ -98,7 +101,7 @@ class Shortlists(Scorer):
         super().__post_init__()
         first = self.features(0, self.token[:, None])
         features = mx.concatenate([first, self._normalized[:, 1:]], axis=1)
-        logits = self.model.stream_head(features)
+        logits = without_barred(self.model.stream_head(features), self.barred)
         self._first = logits[:, :1]
         count = min(SHORTLIST, logits.shape[-1])
         # Streams first: then the rows of one stream's lists lie together.
@@ -114,10 +117,17 @@ class Shortlists(Scorer):
         if len(places) > 1:  # a sequence's own of the rows of all sequences
             each = mx.arange(len(places))
             logits = logits.reshape(*before.shape, *places.shape)[each, :, each]
+        if self.barred is not None:
+            logits = without_barred(logits, mx.take_along_axis(self.barred, places, axis=1))
         return logits, places if self.vocabulary is None else self.vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:
         return None
+
+
+def without_barred(logits: mx.array, barred: mx.array | None) -> mx.array:
+    """Put what ``Streams.barred`` bars (sequences, n) at -inf in logits (sequences, rows, n)."""
+    return logits if barred is None else logits + barred[:, None].astype(logits.dtype)
 
 
 def guess(

@@ -21,7 +21,7 @@ from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
 from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
-from .guessing import Shortlists, WholeHead, guess
+from .guessing import Shortlists, WholeHead, guess, without_barred
 from .key_selection import KeySelection, asking_rows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import Plan, widest
@@ -44,9 +44,9 @@ class StreamResult:
             (streams, paths, k) of streams that know the token before.
         log_probs: log-probabilities of ``candidates`` in nats, of the same shape.
         parents: (streams, paths) see ``StreamGuesses``; ``None``: plain streams.
-        logits: (streams, n) of the tokens that may be drafted; those of streams that know the token
-            before are behind the first of their paths, and ``None`` where only shortlists were
-            scored.
+        logits: (streams, n) of the tokens that may be drafted, those of other adapters in the pass
+            at -inf; those of streams that know the token before are behind the first of their
+            paths, and ``None`` where only shortlists were scored.
         present: scalar bool, whether the accepted node has streams; if not, the other arrays mean
             nothing. ``None``: every node has.
     """
@@ -423,7 +423,7 @@ class Decoder:
         plan: Plan,
         present: mx.array | None,
     ) -> list[StreamResult]:
-        """Let the streams of the last accepted nodes guess, under the heads of their adapters.
+        """Let the streams of the last accepted nodes guess.
 
         Args:
             judged: the verified tree of each sequence.
@@ -432,26 +432,7 @@ class Decoder:
             present: (sequences,) bool, whether these are the accepted node's streams; ``None``:
                 they are.
         """
-        first = self._adapters[0]
-        if all(one is first for one in self._adapters):
-            return self._guess(first, judged, hidden, plan, present)
-        found = []
-        for number, adapter in enumerate(self._adapters):
-            one = slice(number, number + 1)
-            own = None if present is None else present[one]
-            found += self._guess(adapter, judged[one], hidden[one], plan, own)
-        return found
-
-    def _guess(
-        self,
-        adapter: Mounted,
-        judged: Sequence["_Judged"],
-        hidden: mx.array,
-        plan: Plan,
-        present: mx.array | None,
-    ) -> list[StreamResult]:
-        """Let the streams of one adapter guess; see ``_guesses``."""
-        model, streams = adapter.borrowed, adapter.streams
+        model, streams = self.model, self.streams
         head, ids, width = streams.head, streams.vocabulary, plan.width
         depths = [one.depth() for one in judged]
         own = [None if present is None else present[number] for number in range(len(judged))]
@@ -469,7 +450,7 @@ class Decoder:
             return drafts
 
         if head is None:
-            logits = model.stream_head(hidden)
+            logits = without_barred(model.stream_head(hidden), streams.barred)
             return [
                 StreamResult(*pair, logits=logits[number], present=own[number])
                 for number, pair in enumerate(drafted(logits, ids))
@@ -481,7 +462,8 @@ class Decoder:
         if short is None:
             whole = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
             short = whole > WHOLE_HEAD
-        scores = (Shortlists if short else WholeHead)(model, head, hidden, token, ids)
+        scorer = Shortlists if short else WholeHead
+        scores = scorer(model, head, hidden, token, ids, streams.barred)
 
         def of_stream(stream: int, before: mx.array) -> tuple[mx.array, mx.array]:
             drafts = drafted(*scores.logits(stream, before), stream)

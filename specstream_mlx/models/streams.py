@@ -35,6 +35,8 @@ class LowRank(nn.Module):
 class ConditionedHead(nn.Module):
     """Head of streams that know the token before the one that they predict.
 
+    Its tensors may have a leading axis of sequences, whose rows then meet a head of their own.
+
     Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` behind a token u, with n
     an RMS norm without weights and E the embedding; the base's final norm and head follow. At the
     start U is zero.
@@ -68,7 +70,8 @@ class ConditionedHead(nn.Module):
     def of_streams(self, features: mx.array) -> mx.array:
         """Apply the streams' half of D to normalized features and add b; returns (.., count, r)."""
         count, dims = features.shape[-2:]
-        return features @ self.down.weight[:, :dims].T + self.biases[:count]
+        down = self.down.weight[..., :dims].swapaxes(-1, -2)
+        return features @ down + self.biases[..., :count, :]
 
     def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
         """Compute the features of a stream behind several tokens, from ``of_streams``.
@@ -81,8 +84,10 @@ class ConditionedHead(nn.Module):
         Returns:
             (.., h)
         """
-        before = self.normalized(before) @ self.down.weight[:, before.shape[-1] :].T
-        return features + self.up(nn.silu(read + before)).astype(features.dtype)
+        down = self.down.weight[..., before.shape[-1] :].swapaxes(-1, -2)
+        read = read + self.normalized(before) @ down
+        up = self.up.weight.swapaxes(-1, -2)
+        return features + (nn.silu(read) @ up).astype(features.dtype)
 
     def normalized(self, features: mx.array) -> mx.array:
         """Normalize features or embeddings (.., h); alone, they mean an unknown token before."""
@@ -182,6 +187,14 @@ class Streams(nn.Module):
     def vocabulary(self) -> mx.array | None:
         """(n,) int32 tokens that streams may draft; ``None``: all."""
         return self.streams.get("vocabulary")
+
+    @property
+    def barred(self) -> mx.array | None:
+        """(sequences, n) what bars each sequence's logits from others' tokens: 0 or -inf.
+
+        ``None``: all sequences may draft all of ``vocabulary``.
+        """
+        return None
 
     def head_rows(self, head: nn.Module) -> nn.Module:
         """Return the base's LM head with the rows of the draft vocabulary alone.

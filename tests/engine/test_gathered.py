@@ -45,9 +45,9 @@ def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
     return model, streams
 
 
-def decoder(base, adapter, prompt):
+def decoder(base, adapter, prompt, shortlists=None):
     model, streams = adapter
-    made = Decoder(model, streams, make_caches(model, base.config))
+    made = Decoder(model, streams, make_caches(model, base.config), shortlists=shortlists)
     made.prefill(mx.array(prompt[:-1]))
     return made
 
@@ -60,16 +60,27 @@ def assert_same(found, expected):
         assert np.allclose(found.streams.log_probs, expected.streams.log_probs, atol=1e-4)
 
 
+CONDITIONED = [name for name in STREAMS if "conditioned" in name]
+
+
 @pytest.mark.parametrize(
-    ("streams", "mode", "fields"),
-    paired(
-        [None, *STREAMS],
-        ["shared", "lossless"],
-        [{}, {"deferred": False}, {"max_nodes": 4, "prune_threshold": 1e-3}],
-        count=20,
-    ),
+    ("streams", "mode", "fields", "shortlists"),
+    [
+        *(
+            (*case, None)
+            for case in paired(
+                [None, *STREAMS],
+                ["shared", "lossless"],
+                [{}, {"deferred": False}, {"max_nodes": 4, "prune_threshold": 1e-3}],
+                count=20,
+            )
+        ),
+        *((name, "shared", {}, True) for name in CONDITIONED),
+    ],
 )
-def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(streams, mode, fields):
+def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(
+    streams, mode, fields, shortlists
+):
     base = speculative_model(mode=mode, seed=1, **STREAMS.get(streams, {}))
     if streams is None:
         base.streams = None
@@ -82,7 +93,8 @@ def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(streams, mode
     rules = [find_rule(None, None)(None, None, prompt) for prompt in prompts]
 
     def decoders():
-        return [decoder(base, adapters[n], p) for n, p in zip(order, prompts, strict=True)]
+        pairs = zip(order, prompts, strict=True)
+        return [decoder(base, adapters[n], prompt, shortlists) for n, prompt in pairs]
 
     expected = [
         one.step([plan], [rule])[0]
