@@ -17,6 +17,7 @@ from .config import UserError, shown
 from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
+from .drafting.proposal import Tested
 from .drafting.settings import USUAL, Drafters, DraftSettings
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
@@ -264,7 +265,9 @@ class Text:
         self.count += 1
         if self.ended:
             return
-        plan = self._drafting.plan(self.root, step.result.guesses())
+        result = step.result
+        tested = Tested(step.tree, result.predictions_of(step.tree))
+        plan = self._drafting.plan(self.root, result.guesses(), tested)
         if cache is not None:
             tree = self.request.quantization.fitting(plan.tree, cache)
             plan = plan if tree is plan.tree else replace(plan, tree=tree)

@@ -321,6 +321,9 @@ class Oracle:
     def grow(self, root, *_):
         return self.draft(root)
 
+    def finish(self):
+        """Nothing is kept."""
+
     def draft(self, root):
         """A tree whose true path is right to a random depth and goes on wrong."""
         start = sum(map(len, self.paths))

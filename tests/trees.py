@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from specstream_mlx.drafting.best_first import all_nodes, best_first, tree_of
+from specstream_mlx.drafting.best_first import all_nodes, best_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedTrees
-from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.proposal import Material, Proposal
+from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.engine.guesses import StreamGuesses
 
 
@@ -62,10 +63,10 @@ def full_tree(root, candidates, width, log_probs=None):
 
 def best_first_tree(root, candidates, log_probs, size, threshold=None):
     """The best-first tree of (gamma, k) candidates."""
-    return best_first(root, StreamGuesses(candidates, log_probs).behind, size, threshold)
+    return tree_of(root, best_nodes(StreamGuesses(candidates, log_probs).behind, size, threshold))
 
 
-class Known:
+class Known(Proposal):
     """Proposes what the text will be: a drafter that somebody has added."""
 
     def __init__(self, text):

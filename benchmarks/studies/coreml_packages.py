@@ -39,7 +39,8 @@ from specstream_mlx import DraftSettings, bundled, demonstration, keyed_sampler
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import mount
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
-from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.proposal import Material
+from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule

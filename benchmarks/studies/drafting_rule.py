@@ -27,7 +27,8 @@ from specstream_mlx.drafting import constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.cost import StepCosts
 from specstream_mlx.drafting.pace import pace_of
-from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.proposal import NOTHING_TESTED, Material, Tested
+from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import Drafters, DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
@@ -98,7 +99,7 @@ class _Recorder:
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         pass
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         self.guesses.append(guesses)
         return self.first(root)
 

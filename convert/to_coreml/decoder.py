@@ -18,7 +18,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.checked_files import check_tokens, reason
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
-from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.proposal import Material
+from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import USUAL, Drafters, DraftSettings
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.profile import NO_PROFILE

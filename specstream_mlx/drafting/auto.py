@@ -22,10 +22,12 @@ from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
 from ..stream_config import StreamConfig
 from . import constants
-from .best_first import Children, Node, likeliest, tree_of
+from .best_first import UNLIKELY, Children, Node, likeliest, tree_of, with_paths
+from .constants import MOST_NODES
 from .corrections import StreamAverages
 from .cost import Place, StepCosts
-from .proposals import Proposal, together
+from .proposal import NOTHING_TESTED, Price, Proposal, Tested
+from .proposals import beside, together
 
 
 @dataclass
@@ -151,14 +153,22 @@ class AutoDrafting:
         if self._rest is not None:
             rests = place in ("plain", "none")
             self._rest = max(0, self._rest - 1) if rests else None
-        measured = self._measures and self._note(place, len(plan.tree), seconds)
+        spent = sum(proposal.spent() for proposal in self._proposals)
+        own = None if seconds is None else max(seconds - spent, 1e-9)
+        measured = self._measures and self._note(place, len(plan.tree), own)
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured:
-            self.pace.note(len(tokens), self._cost[place][len(plan.tree)])
+            curve = self.pace.costs.curve
+            drafting = 0.0 if curve.spread is None else spent / curve.plain
+            nodes = min(len(plan.tree), MOST_NODES)
+            self.pace.note(len(tokens), self._cost[place][nodes] + drafting)
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
         self.averages.take(guesses)
+        price = self._price()
+        for proposal in self._proposals:
+            proposal.begin(tested, price)
         nodes = self._likeliest(together(self._proposals, self.averages.behind))
         if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
@@ -173,16 +183,26 @@ class AutoDrafting:
             return self._plans[job[0]](tree_of(root, timed))
         if self._rest is None and self._stream_place is not None:
             self._keep_span(choice.place)
-        return self._plans[choice.place](tree_of(root, nodes[: choice.nodes]))
+        chosen = with_paths(nodes[: choice.nodes], beside(self._proposals))
+        place = "none" if chosen and choice.place == "plain" else choice.place
+        return self._plans[place](tree_of(root, chosen))
 
     def finish(self) -> None:
-        """Keep the timings of this text."""
+        """Keep the timings of this text, and what proposals keep."""
         self.pace.costs.save()
+        for proposal in self._proposals:
+            proposal.finish()
+
+    def _price(self) -> Price:
+        """Say what a proposal's time is worth."""
+        curve, rate, cost = self.pace.costs.curve, self.pace.rate, self._cost["none"]
+        row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
+        return Price(rate, row, None if curve.spread is None else curve.plain)
 
     @staticmethod
     def _likeliest(children: Children) -> list[Node]:
         """List the most probable nodes, in order of probability."""
-        return list(islice(likeliest(children, constants.LEAST), constants.MOST_NODES - 1))
+        return list(islice(likeliest(children, constants.LEAST), MOST_NODES - 1))
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
@@ -241,4 +261,4 @@ def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
     last = max(range(len(nodes)), key=lambda place: (nodes[place].depth, place), default=-1)
     depth = nodes[last].depth + 1 if nodes else 1
     missing = range(count - len(nodes))
-    return [*nodes, *(Node(depth, last, token % vocab_size, -100.0) for token in missing)]
+    return [*nodes, *(Node(depth, last, token % vocab_size, UNLIKELY) for token in missing)]

@@ -15,6 +15,10 @@ Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 
+UNLIKELY = -100.0
+"""Log-probability of a node that nobody expects to be right."""
+
+
 class Node(NamedTuple):
     """A drafted node.
 
@@ -85,16 +89,29 @@ def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
     )
 
 
-def best_first(
-    root: int, children: Children, size: int | None, threshold: float | None = None
-) -> DraftTree:
-    """Draft the ``size`` nodes below the root whose paths are the most probable.
+def best_nodes(children: Children, size: int | None, threshold: float | None = None) -> list[Node]:
+    """List the ``size`` nodes whose paths are the most probable, in that order.
 
     Args:
-        root: token id of the root.
         children: function that returns the guesses behind a path; called at most once per node.
-        size: number of nodes besides the root, if there are enough; ``None``: all of them.
+        size: number of nodes, if there are enough; ``None``: all of them.
         threshold: probability of the least probable path; ``None``: no such bound.
     """
     least = math.log(threshold) if threshold else -math.inf
-    return tree_of(root, list(islice(likeliest(children, least), size)))
+    return list(islice(likeliest(children, least), size))
+
+
+def with_paths(nodes: Sequence[Node], paths: Sequence[Path]) -> list[Node]:
+    """Append the nodes of some paths that are not there yet; their probabilities count as none."""
+    nodes = list(nodes)
+    if not paths:
+        return nodes
+    known: dict[tuple[int, int], int] = {(n.parent, n.token): i for i, n in enumerate(nodes)}
+    for path in paths:
+        parent = -1
+        for depth, token in enumerate(path, start=1):
+            place = known.setdefault((parent, token), len(nodes))
+            if place == len(nodes):
+                nodes.append(Node(depth, parent, token, UNLIKELY))
+            parent = place
+    return nodes

@@ -8,9 +8,10 @@ from ..engine.plan import Plan
 from ..engine.tree import DraftTree, root_only
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
-from .best_first import all_nodes, best_first, tree_of
+from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .constants import DOUBT
-from .proposals import Material, Proposal, proposals_of, together
+from .proposal import FREE, NOTHING_TESTED, Material, Proposal, Tested
+from .proposals import beside, proposals_of, together
 from .settings import DraftSettings
 
 
@@ -20,8 +21,11 @@ class Drafter(Protocol):
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
 
-    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> DraftTree:
         """Grow the next tree; see ``Drafting.plan`` for the arguments."""
+
+    def finish(self) -> None:
+        """Keep what is to outlive the text."""
 
 
 class FixedDrafting:
@@ -43,12 +47,13 @@ class FixedDrafting:
         """Let the drafter read the tokens."""
         self._drafter.accept(tokens)
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         """Let the drafter grow the tree."""
-        return self._plan_of(self._drafter.grow(root, guesses))
+        return self._plan_of(self._drafter.grow(root, guesses, tested))
 
     def finish(self) -> None:
-        """Do nothing: nothing outlives a text."""
+        """Let the drafter keep what is to outlive the text."""
+        self._drafter.finish()
 
 
 class FixedTrees:
@@ -73,9 +78,11 @@ class FixedTrees:
         for proposal in self._proposals:
             proposal.accept(tokens)
 
-    def grow(self, root: int, guesses: StreamGuesses) -> DraftTree:
+    def grow(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> DraftTree:
         """Grow the full tree, or the likeliest nodes of all."""
         settings, depth = self._settings, guesses.depth if self._streams else 0
+        for proposal in self._proposals:
+            proposal.begin(tested, FREE)
         if settings.num_streams is not None:
             depth = min(depth, settings.num_streams)
 
@@ -85,7 +92,13 @@ class FixedTrees:
         children = together(self._proposals, guessed, DOUBT)
         if settings.full:
             return tree_of(root, list(all_nodes(children)))
-        return best_first(root, children, settings.most_nodes(depth), settings.draft_threshold)
+        nodes = best_nodes(children, settings.most_nodes(depth), settings.draft_threshold)
+        return tree_of(root, with_paths(nodes, beside(self._proposals)))
+
+    def finish(self) -> None:
+        """Let the proposals keep what is to outlive the text."""
+        for proposal in self._proposals:
+            proposal.finish()
 
 
 def fixed_drafting(

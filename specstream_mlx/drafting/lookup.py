@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ..engine.guesses import Guesses, Path
 from . import constants
+from .proposal import Proposal
 
 _LEAST_RATE = 1e-9
 _MOST_TOGETHER = 0.99
@@ -54,7 +55,7 @@ class NGramIndex:
         return 0, ()
 
 
-class Lookup:
+class Lookup(Proposal):
     """The n-grams of one generation, and the shares of their continuations that were right in it.
 
     Each generated token shows whether the index would have proposed it, drafted or not. So the

@@ -12,7 +12,8 @@ from ..loading import SpeculativeModel
 from . import kept_costs
 from .auto import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
-from .proposals import Material, proposals_of
+from .proposal import Material
+from .proposals import proposals_of
 from .settings import USUAL, Drafters
 
 _VERSION = 6

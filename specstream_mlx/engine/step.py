@@ -102,6 +102,15 @@ class StepResult:
         """The target's own token behind the accepted path: the correction or bonus token."""
         return int(np.array(self.predictions)[self.last.item()])
 
+    def predictions_of(self, tree: DraftTree) -> np.ndarray:
+        """Return the target's token after each node of the tree, (n,) int32; -1 at pruned ones."""
+        found = np.array(self.predictions)
+        if self.kept is None:
+            return found
+        predictions = np.full(len(tree), -1, np.int32)
+        predictions[np.array(self.kept)] = np.where(np.array(self.in_play), found, -1)
+        return predictions
+
     def arrays(self) -> list[mx.array]:
         """The arrays that the host will read, so that they can be evaluated together."""
         arrays = [self.last, self.predictions, self.kept, self.in_play]

@@ -13,6 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..config import UserError
 from ..drafting import Drafting
 from ..drafting.pace import auto_drafting
+from ..drafting.proposal import NOTHING_TESTED, Tested
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.kv_quantization import NEVER_QUANTIZED
@@ -373,10 +374,10 @@ class Watched:
             self._drafters.append("streams" if token in guessed else "lookup")
         self._drafting.accept(plan, tokens, seconds if self._is_alone() else None)
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         """Plan the next step."""
         self._guesses = guesses
-        return self._drafting.plan(root, guesses)
+        return self._drafting.plan(root, guesses, tested)
 
     def finish(self) -> None:
         """Keep what outlives the text."""

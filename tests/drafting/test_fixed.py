@@ -27,7 +27,8 @@ from specstream_mlx.drafting.constants import DOUBT
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pooling import pooled
-from specstream_mlx.drafting.proposals import PROPOSALS, Material, proposals_of
+from specstream_mlx.drafting.proposal import Material
+from specstream_mlx.drafting.proposals import PROPOSALS, proposals_of
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 

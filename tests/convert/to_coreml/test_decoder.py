@@ -23,7 +23,8 @@ from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
-from specstream_mlx.drafting.proposals import Material, proposals_of
+from specstream_mlx.drafting.proposal import Material
+from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 

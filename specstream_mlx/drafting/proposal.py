@@ -1,0 +1,115 @@
+"""What every drafter beside the streams is: a source of next tokens, with their probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..engine.guesses import Guesses, Path
+from ..engine.tree import DraftTree, root_only
+from ..engine.verify.rule import VerifyRule
+from ..loading import SpeculativeModel
+from ..options.generation import DrafterOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """All that the proposals of one text may be made of.
+
+    Attributes:
+        prompt: token ids.
+        options: what the user said of drafters, such as their sizes and files.
+        model: base and adapter; ``None``: the model is elsewhere, in a package.
+        rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
+    """
+
+    prompt: Sequence[int]
+    options: DrafterOptions
+    model: SpeculativeModel | None = None
+    rule: VerifyRule | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """A tree that the target has tested, and its own tokens there.
+
+    Attributes:
+        tree: the tree.
+        predictions: (n,) int32, the target's token after each node; -1 at nodes that were pruned.
+    """
+
+    tree: DraftTree
+    predictions: np.ndarray
+
+    def after(self, path: Path) -> int | None:
+        """Return the target's token behind the step's root and ``path``; ``None``: not tested."""
+        node, tokens, parents = 0, self.tree.tokens, self.tree.parents
+        for token in path:
+            found = np.flatnonzero((tokens == token) & (parents == node))
+            if not len(found):
+                return None
+            node = int(found[0])
+        token = int(self.predictions[node])
+        return None if token < 0 else token
+
+
+NOTHING_TESTED = Tested(root_only(0), np.full(1, -1, np.int32))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the time of a drafter's guesses is worth, in tokens; by default nothing.
+
+    Attributes:
+        rate: tokens that the time of a plain step brings.
+        row: tokens that the time of a further node of the tree brings.
+        plain: seconds of a plain step; ``None``: unknown.
+    """
+
+    rate: float = 0.0
+    row: float = 0.0
+    plain: float | None = None
+
+
+FREE = Price()
+"""The price in trees of a given shape: they are filled, whatever it takes."""
+
+
+class Proposal(Protocol):
+    """A source of next tokens of one text; all but the first two methods may stay as they are."""
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Read the tokens that were written since the last call, the newest last."""
+
+    def children(self, path: Path) -> Guesses:
+        """Guess the token after the text and ``path``.
+
+        Args:
+            path: drafted tokens behind the text; empty: none.
+
+        Returns:
+            Different tokens with their log-probabilities in nats, the best first. Their
+            probabilities sum to less than 1; what is missing belongs to all other tokens.
+        """
+
+    def begin(self, tested: Tested, price: Price) -> None:
+        """Prepare guesses behind the text, which ``accept`` has read; ``children`` comes next.
+
+        Args:
+            tested: the tree of the step that wrote the newest tokens.
+            price: what the time that this takes is worth.
+        """
+        return
+
+    def beside(self) -> Sequence[Path]:
+        """List paths that the tree must hold for this proposal's sake, likely or not."""
+        return ()
+
+    def spent(self) -> float:
+        """Return the seconds that guesses have taken since the last call."""
+        return 0.0
+
+    def finish(self) -> None:
+        """Keep what is to outlive the text, which has ended or was broken off."""
+        return
