@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 from ..engine.guesses import Guesses, Path
 from . import constants
+from .hit_rates import HitRates
 from .proposal import Proposal
 
-_LEAST_RATE = 1e-9
 _MOST_TOGETHER = 0.99
 
 
@@ -73,20 +73,14 @@ class Lookup(Proposal):
         self._depth = depth
         self._index = NGramIndex(longest, alternatives=2)  # a third is hardly ever right
         self._index.extend(prompt)
-        known = len(constants.PRIORS) - 1
-        priors = [constants.PRIORS[min(length, known)] for length in range(longest + 1)]
-        self._rates = [[prior, constants.SECOND_PRIOR] for prior in priors]
-        self._weights = [[constants.PRIOR_WEIGHT] * 2 for _ in priors]
+        self._rates = HitRates(_prior)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Learn from ``tokens``, which the target has generated, and append them to the text."""
         for token in tokens:
             length, guesses = self._index.following()
-            rates, weights = self._rates[length], self._weights[length]
             for rank, guess in enumerate(guesses):
-                rates[rank] += ((guess == token) - rates[rank]) / (weights[rank] + 1)
-                # A bounded weight lets the average follow a text that changes.
-                weights[rank] = min(weights[rank] + 1, constants.LOOKUP_MEMORY)
+                self._rates.judge((length, rank), guess == token)
             self._index.extend((token,))
 
     def children(self, path: Path) -> Guesses:
@@ -94,8 +88,15 @@ class Lookup(Proposal):
         if len(path) >= self._depth:
             return []
         length, guesses = self._index.following(path)
-        # A rate that is always wrong underflows in the end.
-        rates = [max(rate, _LEAST_RATE) for rate in self._rates[length][: len(guesses)]]
+        rates = [self._rates[length, rank] for rank in range(len(guesses))]
         # At most one is right, but the averages of the ranks are taken over different tokens.
         scale = min(1.0, _MOST_TOGETHER / sum(rates)) if rates else 1.0
         return [(token, math.log(rate * scale)) for token, rate in zip(guesses, rates, strict=True)]
+
+
+def _prior(kind: tuple[int, int]) -> float:
+    """Return the rate, at the beginning of a text, of a length of the n-gram and a rank."""
+    length, rank = kind
+    if rank:
+        return constants.SECOND_PRIOR
+    return constants.PRIORS[min(length, len(constants.PRIORS) - 1)]

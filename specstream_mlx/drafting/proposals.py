@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from ..engine.guesses import Guesses, Path
 from .best_first import Children
 from .lookup import Lookup
+from .pld import PromptLookup
 from .pooling import pooled
 from .proposal import Material, Proposal
+from .suffix import Suffix
 
 
 def _lookup(material: Material) -> Lookup:
@@ -18,7 +20,11 @@ def _lookup(material: Material) -> Lookup:
     return Lookup(material.prompt, options.lookup_ngram, options.lookup_size)
 
 
-PROPOSALS: dict[str, Callable[[Material], Proposal]] = {"lookup": _lookup}
+PROPOSALS: dict[str, Callable[[Material], Proposal]] = {
+    "lookup": _lookup,
+    "pld": PromptLookup,
+    "suffix": Suffix,
+}
 """Makers of proposals, by the names that users choose them by."""
 
 

@@ -42,7 +42,7 @@ _TOKEN_BIAS = what(
 NOBODY = "none"
 """The name for no drafter beside the streams."""
 
-DRAFTERS = ("lookup",)
+DRAFTERS = ("lookup", "pld", "suffix")
 """Names of the drafters beside the streams."""
 
 
@@ -74,9 +74,10 @@ class DrafterOptions:
             metavar="NAME",
         ),
         "Who drafts beside the streams, in one tree with them and with each other: lookup (what "
-        "followed the newest n-gram in the prompt and the text so far), or none. Several: by "
-        "commas, or given again. Works without streams. Default: lookup; none in a tree whose "
-        "shape is given.",
+        "followed the newest n-gram in the prompt and the text so far), pld (the run behind the "
+        "earliest one, as in the papers), suffix (what followed the longest repeated end of the "
+        "text, also in earlier answers), or none. Several: by commas, or given again. Works "
+        "without streams. Default: lookup; none in a tree whose shape is given.",
     )
     lookup_size: int = option(
         10,

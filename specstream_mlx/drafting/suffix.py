@@ -1,0 +1,120 @@
+"""Suffix decoding: what came after the longest repeated end of the text, and how often.
+
+After SuffixDecoding (arXiv 2411.04975) and SAM-Decoding (arXiv 2411.10666): one suffix automaton of
+the prompt and the text, and one of the answers that the process has written before with the same
+vocabulary. The longer match drafts. A token's probability is its share of what followed there,
+times how often guesses behind matches of that length were right in this text over how often they
+were expected to be.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+
+from ..engine.guesses import Guesses, Path
+from . import constants
+from .proposal import Material, Proposal
+from .suffix_automaton import Match, SuffixAutomaton
+
+_MOST_TOKENS = 100_000  # of earlier answers; a token takes some 600 bytes
+_MOST_DEPTH = 32
+_FACTOR = 2  # tokens to draft for each one that matches, as ArcticInference's max_spec_factor
+_WIDTH = 4
+_BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged together
+_BETWEEN_TEXTS = -1
+
+
+class _Answers:
+    """The answers that the process has written with one vocabulary."""
+
+    def __init__(self) -> None:
+        self.automaton, self._tokens = SuffixAutomaton(), 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Add an answer; when there are too many, begin anew."""
+        if self._tokens + len(tokens) > _MOST_TOKENS:
+            self.automaton, self._tokens = SuffixAutomaton(), 0
+        self.automaton.extend((_BETWEEN_TEXTS, *tokens[:_MOST_TOKENS]))
+        self._tokens += len(tokens)
+
+
+_ANSWERS: dict[Hashable, _Answers] = {}
+
+
+class Suffix(Proposal):
+    """The suffix automata of one text.
+
+    Args:
+        material: see there; without a model, earlier answers are nobody's.
+        answers: earlier answers, to which this one is added; ``None``: those of the model.
+    """
+
+    def __init__(self, material: Material, answers: _Answers | None = None):
+        self._own = SuffixAutomaton()
+        if answers is None:
+            model = material.model
+            answers = _ANSWERS.setdefault(model.path, _Answers()) if model else _Answers()
+        self._answers, self._written = answers, list[int]()
+        self._matches = Match(self._own), Match(answers.automaton)
+        self._hits: dict[int, tuple[float, float]] = {}  # and what was expected, by kind of match
+        for token in material.prompt:
+            self._read(token)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Read tokens; each judges the guesses that were made before it."""
+        for token in tokens:
+            length, shares = _shares(max(self._matches, key=lambda match: match.length))
+            if shares:
+                self._judge(_kind(length), shares, token)
+            self._read(token)
+            self._written.append(token)
+
+    def children(self, path: Path) -> Guesses:
+        """Guess what followed the longest repeated end of the text and ``path``."""
+        best: Match | None = None
+        for match in self._matches:
+            if len(path) >= min(_MOST_DEPTH, _FACTOR * max(match.length, 1)):
+                continue
+            match = match.copy()
+            for token in path:
+                match.follow(token)
+            if match.length and (best is None or match.length > best.length):
+                best = match
+        if best is None:
+            return []
+        length, shares = _shares(best)
+        if not shares:
+            return []
+        hits, expected = self._hits.get(_kind(length), (0.0, 0.0))
+        factor = (hits + constants.START * constants.WEIGHT) / (expected + constants.WEIGHT)
+        certain = [(token, min(constants.MOST, share * factor)) for token, share in shares]
+        scale = min(1.0, constants.MOST_TOGETHER / sum(p for _, p in certain))
+        return [(token, math.log(max(p * scale, 1e-9))) for token, p in certain]
+
+    def finish(self) -> None:
+        """Add the answer to those of the process."""
+        self._answers.add(self._written)
+        self._written = []
+
+    def _read(self, token: int) -> None:
+        for match in self._matches:  # before the text grows: its own end is no match
+            match.follow(token)
+        self._own.extend((token,))
+
+    def _judge(self, kind: int, shares: Sequence[tuple[int, float]], token: int) -> None:
+        hits, expected = self._hits.get(kind, (0.0, 0.0))
+        for guess, share in shares:
+            hits, expected = hits + (guess == token), expected + share
+        if expected > constants.LOOKUP_MEMORY:
+            hits, expected = hits * constants.LOOKUP_MEMORY / expected, constants.LOOKUP_MEMORY
+        self._hits[kind] = hits, expected
+
+
+def _kind(length: int) -> int:
+    return sum(length > bound for bound in _BOUNDS)
+
+
+def _shares(match: Match) -> tuple[int, list[tuple[int, float]]]:
+    """Return a match's length, and its commonest followers with their shares of all."""
+    followers = match.followers() if match.length else []
+    total = sum(count for _, count in followers) + 1  # something new may follow
+    return match.length, [(token, count / total) for token, count in followers[:_WIDTH]]
