@@ -122,7 +122,7 @@ def batch_generate(
             sampler, adapter or cache for each prompt; or the model cannot run in batches: it has
             sliding windows, learned positions, or an attention that takes no mask per sequence.
     """
-    refuse_others(None, stream)
+    refuse_others(stream)
     check_side_by_side(model)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)

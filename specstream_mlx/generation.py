@@ -96,7 +96,8 @@ def stream_generate(
             adapter's template if it has one; see ``encode_prompt``.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
-        draft_model: refused: streams and lookup draft here. mlx_lm's own function takes it.
+        draft_model: a second model with the same vocabulary, from ``load`` here or in mlx_lm, which
+            drafts too.
         stream: refused if it is another than mlx_lm's own, on which everything here runs.
         sampler: draws the tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
             ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
@@ -115,7 +116,7 @@ def stream_generate(
         quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
         prompt_progress_callback: called with the number of prompt tokens read so far and of all.
         input_embeddings: refused: drafts are verified as tokens.
-        num_draft_tokens: ignored, as it is ``draft_model``'s.
+        num_draft_tokens: the most tokens that ``draft_model`` drafts ahead.
         settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
             rule drafts what is worth most in every step, by the cost of steps on this machine and
             the hits of guesses in this text; ``drafter`` alone says of whom.
@@ -136,7 +137,9 @@ def stream_generate(
             model, its KV cache or the verify rule; the prompt is empty or longer than the model's
             context; while generating, the sampler drew a token outside the vocabulary.
     """
-    refuse_others(draft_model, stream, input_embeddings)
+    refuse_others(stream, input_embeddings)
+    if draft_model is not None:
+        overrides |= {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens}
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stop:
         raise UserError("a stop string is empty, expected at least one character")
@@ -153,8 +156,8 @@ def stream_generate(
             quantization = KVQuantization(*prompt_cache.quantized, 0)
     if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
-    elif settings is None:
-        settings = chosen_drafts(verify, **overrides)
+    elif settings is None or isinstance(settings, Drafters):
+        settings = chosen_drafts(verify, **(vars(settings) if settings else {}) | overrides)
     elif overrides:
         raise UserError(
             f"settings is a drafting and {next(iter(overrides))} was given too, expected one"

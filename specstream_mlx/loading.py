@@ -299,6 +299,27 @@ def load(
     return speculative, tokenizer
 
 
+def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -> SpeculativeModel:
+    """Load a model that drafts for another one.
+
+    Args:
+        path_or_hf_repo: see ``load``.
+        tokenizer: of the model that it drafts for.
+
+    Raises:
+        UserError: the model cannot be used, or its tokenizer has other tokens.
+    """
+    draft, own, *_ = load(path_or_hf_repo)
+    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
+    if theirs != ours:
+        differing = sorted(theirs.items() ^ ours.items(), key=lambda pair: pair[1])
+        raise UserError(
+            f"the draft model {path_or_hf_repo} has another vocabulary: token {differing[0][1]} is "
+            "not the same, expected the model's own tokens"
+        )
+    return draft
+
+
 # The base -----------------------------------------------------------------------------------
 
 

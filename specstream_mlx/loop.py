@@ -18,6 +18,7 @@ from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.proposal import Tested
+from .drafting.proposals import check_drafters_fit
 from .drafting.settings import USUAL, Drafters, DraftSettings
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
@@ -143,6 +144,10 @@ class Request:
         """
         return find_rule(self.verify, self.sampler)
 
+    def new_rule(self) -> VerifyRule:
+        """Make the verify rule of a text."""
+        return self.rule(self.sampler, self.logits_processors, self.prompt)
+
     def check(self, model: SpeculativeModel) -> None:
         """Check that a model can do what this request asks for.
 
@@ -167,6 +172,8 @@ class Request:
         known = DraftSettings | Drafters | Drafting
         if self.drafting is not None and not isinstance(self.drafting, known):
             raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
+        if isinstance(self.drafting, DraftSettings | Drafters):
+            check_drafters_fit(self.drafting, model)
         if not isinstance(self.drafting, DraftSettings):
             if rule.name == "rejection":
                 raise UserError(
@@ -225,19 +232,19 @@ class Text:
     Args:
         request: the prompt and how to go on from it.
         drafting: the object that plans the steps.
+        rule: the verify rule; ``None``: a new one.
 
     Attributes:
-        request: see above.
-        rule: the verify rule.
+        request, rule: see above.
         root: the newest token.
         plan: the plan of the next step.
         ended: whether the last step was read.
         count: number of steps so far.
     """
 
-    def __init__(self, request: Request, drafting: Drafting):
+    def __init__(self, request: Request, drafting: Drafting, rule: VerifyRule | None = None):
         self.request, self._drafting = request, drafting
-        self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
+        self.rule = rule or request.new_rule()
         self.root, self._left = request.prompt[-1], request.max_tokens
         self.ended, self.count = False, 0
         self.plan = drafting.first(self.root)
@@ -320,7 +327,8 @@ class Together:
         rows = _KeptRows(model, request)
         decoder = rows.read()
         profile.border("prefill")
-        text = Text(request, _drafting(model, request))
+        rule = request.new_rule()
+        text = Text(request, _drafting(model, request, rule), rule)
         if self._loop is None:
             self._loop = _Loop(decoder, text)
         else:
@@ -463,13 +471,14 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     return first is second or first.layout.is_same(second.layout)
 
 
-def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
-    """Make the object that plans the steps of one text."""
+def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
+    """Make the object that plans the steps of one text, whose tokens a rule draws."""
     settings = request.drafting
     if settings is None or isinstance(settings, Drafters):
-        return auto_drafting(model, request.prompt, request.quantization, settings or USUAL)
+        who = settings or USUAL
+        return auto_drafting(model, request.prompt, request.quantization, who, rule)
     if isinstance(settings, DraftSettings):
-        return fixed_drafting(settings, model, request.prompt)
+        return fixed_drafting(settings, model, request.prompt, rule)
     return settings
 
 

@@ -7,17 +7,12 @@ from .hardware import device
 from .loading import SpeculativeModel
 
 
-def refuse_others(draft_model: Any, stream: Any, input_embeddings: Any = None) -> None:
+def refuse_others(stream: Any, input_embeddings: Any = None) -> None:
     """Refuse arguments that only mlx_lm's own functions take.
 
     Raises:
         UserError: such an argument was given.
     """
-    if draft_model is not None:
-        raise UserError(
-            "draft_model was given, but streams and lookup draft here, expected None; "
-            "mlx_lm.stream_generate(model, .., draft_model=..) takes this model too"
-        )
     if stream is not None and stream is not device.generation_stream:
         raise UserError(
             f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"

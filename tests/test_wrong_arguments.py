@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import speculative_model
-from tiny_models import tiny_tokenizer
+from tiny_models import tiny_llama, tiny_llama_config, tiny_tokenizer
 
 from specstream_mlx import (
     DraftSettings,
@@ -81,7 +81,7 @@ GENERATE = [
     ("max_tokens", "5", "max_tokens is '5', expected an integer"),
     ("max_tokens", None, "max_tokens is None, expected an integer"),
     ("draft_model", 5, "expected a model of mlx_lm's or None"),
-    ("draft_model", speculative_model(), "draft_model was given, but streams and lookup draft"),
+    ("draft_model", tiny_llama(tiny_llama_config() | {"vocab_size": 2000}), "has 2000 tokens"),
     ("num_draft_tokens", 0, "expected an integer of at least 1"),
     ("stream", mx.default_stream(mx.cpu), "expected mlx_lm's generation_stream"),
     ("input_embeddings", mx.zeros((2, 32)), "input_embeddings were given"),

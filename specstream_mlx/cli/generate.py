@@ -128,12 +128,15 @@ def generate(
     from ..engine.profile import NO_PROFILE, Profile
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
+    from ..loading import load_draft_model
     from .run import CommonArguments, Run
 
     if device.slow_blas() and not output.quiet:
         note(blas.OPENBLAS_HINT)
     settings = rule.settings(drafts)
     loaded, tokenizer = source.load(cached.tokenizer_config)
+    if settings is not None and settings.draft_model is not None:
+        settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
         raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")

@@ -6,8 +6,10 @@ from typing import Protocol
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree, root_only
+from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
+from . import constants
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .constants import DOUBT
 from .proposal import FREE, NOTHING_TESTED, Material, Proposal, Tested
@@ -102,7 +104,10 @@ class FixedTrees:
 
 
 def fixed_drafting(
-    settings: DraftSettings, model: SpeculativeModel, prompt: Sequence[int]
+    settings: DraftSettings,
+    model: SpeculativeModel,
+    prompt: Sequence[int],
+    rule: VerifyRule | None = None,
 ) -> FixedDrafting:
     """Plan a text by the same settings in every step.
 
@@ -110,9 +115,12 @@ def fixed_drafting(
         settings: settings of the drafts.
         model: base and adapter.
         prompt: token ids.
+        rule: the text's verify rule, see ``Material``.
     """
     streams = model.streams.config if model.streams else None
-    proposals = proposals_of(settings.drafters, Material(prompt, settings, model))
+    nodes = settings.tree_size or constants.MOST_NODES
+    material = Material(prompt, settings, model, rule, settings.tree_width, nodes)
+    proposals = proposals_of(settings.drafters, material)
     trees = FixedTrees(settings, streams is not None, proposals)
     return FixedDrafting(trees, settings.plans(streams))
 

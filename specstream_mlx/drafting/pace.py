@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import kept_costs
 from .auto import AutoDrafting, Pace, new_pace, places_of
@@ -48,6 +49,7 @@ def auto_drafting(
     prompt: Sequence[int],
     quantization: KVQuantization = NEVER_QUANTIZED,
     drafters: Drafters = USUAL,
+    rule: VerifyRule | None = None,
 ) -> AutoDrafting:
     """Plan a text by the rule, at the pace of this model and adapter.
 
@@ -56,9 +58,10 @@ def auto_drafting(
         prompt: token ids.
         quantization: settings of the KV cache's quantization.
         drafters: who drafts beside the streams.
+        rule: the text's verify rule, see ``Material``.
     """
     streams = model.streams.config if model.streams else None
-    proposals = proposals_of(drafters.drafters, Material(prompt, drafters, model))
+    proposals = proposals_of(drafters.drafters, Material(prompt, drafters, model, rule))
     pace, vocab_size = pace_of(model, quantization), model.config["vocab_size"]
     return AutoDrafting(pace, streams, vocab_size, proposals)
 

@@ -11,6 +11,7 @@ from ..engine.tree import DraftTree, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
+from . import constants
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +23,16 @@ class Material:
         options: what the user said of drafters, such as their sizes and files.
         model: base and adapter; ``None``: the model is elsewhere, in a package.
         rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
+        width: candidates of each guess.
+        nodes: nodes of a tree at most, besides the root.
     """
 
     prompt: Sequence[int]
     options: DrafterOptions
     model: SpeculativeModel | None = None
     rule: VerifyRule | None = None
+    width: int = constants.WIDTH
+    nodes: int = constants.MOST_NODES - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,10 @@ and its name in ``options.generation.DRAFTERS``, by which users choose it.
 from collections.abc import Callable, Sequence
 
 from ..engine.guesses import Guesses, Path
+from ..loading import SpeculativeModel
+from ..options.generation import DrafterOptions
 from .best_first import Children
+from .draft_model import DraftModel, check_draft_model
 from .lookup import Lookup
 from .pld import PromptLookup
 from .pooling import pooled
@@ -24,8 +27,19 @@ PROPOSALS: dict[str, Callable[[Material], Proposal]] = {
     "lookup": _lookup,
     "pld": PromptLookup,
     "suffix": Suffix,
+    "draft-model": DraftModel,
 }
 """Makers of proposals, by the names that users choose them by."""
+
+
+def check_drafters_fit(options: DrafterOptions, model: SpeculativeModel) -> None:
+    """Check that what drafters were given fits a model.
+
+    Raises:
+        UserError: it does not.
+    """
+    if options.draft_model is not None:
+        check_draft_model(options.draft_model, model)
 
 
 def proposals_of(names: Sequence[str], material: Material) -> list[Proposal]:

@@ -18,6 +18,33 @@ DEFAULT = ("lookup",)
 """The drafters beside the streams, if nobody chose and the rule decides how much they draft."""
 
 
+_NEEDS = {"draft-model": "draft_model"}
+"""What drafters need to be given, by their names."""
+
+
+def check_drafters(options: DrafterOptions) -> None:
+    """Check that each drafter has what it needs, and that what was given is somebody's.
+
+    Raises:
+        UserError: names the first one that has not.
+    """
+    if options.chosen is None:
+        return
+    for name, field in _NEEDS.items():
+        given = getattr(options, field) is not None
+        if given != (name in options.chosen):
+            found, lacking = (field, f"drafter {name}") if given else (f"drafter {name}", field)
+            raise UserError(f"{found} was given without {lacking}, expected both")
+
+
+def _or_given(options: DrafterOptions, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the drafters that were chosen; else the usual ones and those that are given things."""
+    if options.chosen is not None:
+        return options.chosen
+    given = [name for name, field in _NEEDS.items() if getattr(options, field) is not None]
+    return (*usual, *given)
+
+
 @dataclass(frozen=True)
 class Drafters(DrafterOptions):
     """Who drafts beside the streams, where the rule decides how much.
@@ -28,11 +55,12 @@ class Drafters(DrafterOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_drafters(self)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters beside the streams."""
-        return DEFAULT if self.chosen is None else self.chosen
+        return _or_given(self, DEFAULT)
 
 
 USUAL = Drafters()
@@ -54,6 +82,7 @@ class DraftSettings(DraftOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_drafters(self)
         if self.stream_nodes is not None:
             for name in ("max_nodes", "prune_threshold"):
                 if getattr(self, name) is not None:
@@ -65,7 +94,7 @@ class DraftSettings(DraftOptions):
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters beside the streams."""
-        return (self.chosen or ()) if self.speculation else ()
+        return _or_given(self, ()) if self.speculation else ()
 
     @property
     def speculates(self) -> bool:

@@ -25,9 +25,12 @@ class Coupling:
 
     Args:
         strengths: factors of the noise; a single one learns nothing.
+        steps: steps between a guess and the one whose first token it is of: 1 for streams, which
+            guess what comes behind the step that they run in; 0 for who has read the text.
     """
 
-    def __init__(self, strengths: Sequence[float] = STRENGTHS):
+    def __init__(self, strengths: Sequence[float] = STRENGTHS, steps: int = 1):
+        self._steps = steps
         self._strengths = mx.array(list(strengths))
         self._merits = -_DOUBT * self._strengths  # log-likelihoods
         # (strengths, n) scores, and the tokens of their columns; None: the whole vocabulary.
@@ -54,9 +57,10 @@ class Coupling:
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
 
     def learn(self, tokens: Sequence[int] | mx.array) -> None:
-        """Judge the guesses of the step before by the first token that this step committed."""
-        if self._open is not None:
-            scores, ids = self._open
+        """Judge the guesses of the first token that this step committed."""
+        judged = self._open if self._steps else self._newest
+        if judged is not None:
+            scores, ids = judged
             log_probs = _scores_of(tokens[0], scores, ids) - mx.logsumexp(scores, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(log_probs, _WORST)
         self._open, self._newest = self._newest, None

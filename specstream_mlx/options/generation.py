@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_number
@@ -42,7 +43,7 @@ _TOKEN_BIAS = what(
 NOBODY = "none"
 """The name for no drafter beside the streams."""
 
-DRAFTERS = ("lookup", "pld", "suffix")
+DRAFTERS = ("lookup", "pld", "suffix", "draft-model")
 """Names of the drafters beside the streams."""
 
 
@@ -76,8 +77,9 @@ class DrafterOptions:
         "Who drafts beside the streams, in one tree with them and with each other: lookup (what "
         "followed the newest n-gram in the prompt and the text so far), pld (the run behind the "
         "earliest one, as in the papers), suffix (what followed the longest repeated end of the "
-        "text, also in earlier answers), or none. Several: by commas, or given again. Works "
-        "without streams. Default: lookup; none in a tree whose shape is given.",
+        "text, also in earlier answers), draft-model, or none. Several: by commas, or given "
+        "again. Works without streams. Default: lookup, or nobody in a tree whose shape is given; "
+        "and draft-model where --draft-model is given.",
     )
     lookup_size: int = option(
         10,
@@ -86,6 +88,23 @@ class DrafterOptions:
     )
     lookup_ngram: int = option(
         4, integer(1, MOST_NGRAM), "With lookup: tokens of the longest n-gram to match."
+    )
+
+    draft_model: Any = option(
+        None,
+        what(
+            "a model, or its directory or repository",
+            lambda value: isinstance(value, str | Path) or hasattr(value, "layers"),
+            str,
+        ),
+        "A smaller model with the same vocabulary, which drafts: a directory or a Hugging Face "
+        "repository.",
+        metavar="DIR|REPO",
+    )
+    num_draft_tokens: int = option(
+        8,
+        integer(1, MAX_TREE_SIZE),
+        "With --draft-model: the most tokens that it drafts ahead.",
     )
 
     @property

@@ -42,6 +42,7 @@ class KeyedRule(VerifyRule):
         self._sampling = sampling_of(sampler)
         self._position = 0  # of the next token: the number of tokens drawn
         self._coupling = Coupling(self.strengths)
+        self._drafts_coupling = Coupling(self.strengths, steps=0)
         self._vocab_size = 0
 
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
@@ -55,6 +56,7 @@ class KeyedRule(VerifyRule):
         )
 
     def _token(self, logits: mx.array) -> mx.array:
+        self._vocab_size = logits.shape[-1]
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
     def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
@@ -67,6 +69,15 @@ class KeyedRule(VerifyRule):
         logits = ask.logits.astype(mx.float32) * (1.0 / self._sampling.temp)
         scores = self._coupling.scores(logits, gumbel, learns=not ask.stream, ids=ask.ids)
         return named(*best_tokens(scores, ask.width), ask.ids)
+
+    def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
+        if self._sampling is None or not self._vocab_size:
+            return super().rank_drafts(logits, place, width)
+        gumbel = self._noise.gumbel(self._position, place + 1, self._vocab_size)[place:]
+        logits = logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        gumbel = gumbel[:, : logits.shape[-1]]
+        scores = self._drafts_coupling.scores(logits, gumbel, learns=not place)
+        return best_tokens(scores, width)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
         """Return uniform numbers (m, 1) for the tokens after the kept nodes."""
@@ -90,3 +101,4 @@ class KeyedRule(VerifyRule):
         self._position += len(tokens)
         self._noise.forget(self._position)
         self._coupling.learn(tokens)
+        self._drafts_coupling.learn(tokens)

@@ -129,6 +129,19 @@ class VerifyRule:
         """
         return named(*best_tokens(ask.logits, ask.width), ask.ids)
 
+    def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
+        """Let a drafter that has read the text guess a token behind it.
+
+        Args:
+            logits: (rows, n) of the first n tokens, in several cases of what comes between.
+            place: number of tokens between the text and the guessed one.
+            width: number k of candidates of each row.
+
+        Returns:
+            (rows, k) candidates of each row and their log-probabilities.
+        """
+        return best_tokens(logits, width)
+
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Take note of the tokens that a step committed; they may be an unevaluated array."""
         self._processors.commit(tokens)

@@ -1,0 +1,275 @@
+"""Drafts of a second, smaller language model with the same vocabulary.
+
+Speculative decoding as in Leviathan et al. (arXiv 2211.17192) and ``mlx_lm`` drafts a chain. Here
+the second model grows a tree, as EAGLE-2 does (arXiv 2406.16858): level by level it reads the
+likeliest paths at once, behind which it guesses again. Width 1 is the chain.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_reduce
+
+from ..config import UserError
+from ..engine.borrowed_model import BorrowedModel
+from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.kv import UncommittedRows, commit, make_caches
+from ..engine.rows import Rows
+from ..engine.verify.rule import VerifyRule
+from ..hardware import device
+from ..loading import SpeculativeModel
+from . import constants
+from .corrections import StreamAverages
+from .proposal import Material, Price, Proposal, Tested
+
+_CHUNK = 512  # tokens of a prompt in a pass
+_EXPANDED = 4  # paths of a level behind which the model guesses again
+_PADDING = 1024  # rows by which embeddings of one vocabulary may differ, filled up as they are
+_HITS = 0.7  # of a level's best guesses, until the text has shown it
+
+
+class DraftModel(Proposal):
+    """A second model that has read the text, and guesses behind it.
+
+    Where time has a price, another level is drafted only as long as the tokens that it may bring
+    are worth the pass, and a model that does not bring what its passes cost rests, for ever longer.
+
+    Args:
+        material: see there; ``options.draft_model`` is the model.
+    """
+
+    def __init__(self, material: Material):
+        options, target = material.options, material.model
+        draft = options.draft_model
+        self._reader = _Reader(draft, None if target is None else target.config["vocab_size"])
+        self._share = 1.0 if target is None else _size(draft) / max(1, _size(target.model))
+        self._rule = material.rule or VerifyRule()
+        self._most, self._width = options.num_draft_tokens, material.width
+        self._nodes = material.nodes
+        self._unread = list(material.prompt)
+        self._averages, self._guesses = StreamAverages(), _PathGuesses({})
+        self._gain, self._rounds = 0.0, 0  # tokens of a round that were right, and their number
+        self._cost = 0.0  # of the last round, in tokens
+        self._seconds: float | None = None  # of a pass
+        self._spent = 0.0
+        # Steps for which the model still rests, of how many; whether it drafts again behind them.
+        self._rest, self._span, self._due = 0, 1, False
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Read tokens, and judge the guesses by them."""
+        self._averages.accept(tokens)
+        self._unread += tokens
+        if not self._guesses.depth:
+            return
+        path: Path = ()
+        for token in tokens:
+            if all(guess != token for guess, _ in self._guesses.behind(path)):
+                break
+            path = (*path, token)
+        self._rounds = min(self._rounds + 1, constants.VALUE_MEMORY)
+        self._gain += (len(path) - self._gain) / self._rounds
+
+    def begin(self, tested: Tested, price: Price) -> None:
+        """Let the model read what is new and guess, level by level."""
+        self._guesses = _PathGuesses({})
+        if not self._rests(price):
+            with mx.stream(device.generation_stream):
+                self._guesses = _PathGuesses(self._grown(price))
+        self._averages.take(self._guesses)
+
+    def children(self, path: Path) -> Guesses:
+        """Return the model's guesses behind a path that it has read; elsewhere it has none."""
+        return self._averages.behind(path)
+
+    def spent(self) -> float:
+        """Return the seconds of the passes since the last call."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+    def _rests(self, price: Price) -> bool:
+        """Whether the model rests in this step, since it has not been worth its passes."""
+        if not self._rounds or not price.rate:
+            return False
+        if self._rest:
+            self._rest -= 1
+            return True
+        if self._due:
+            self._due = False
+            return False
+        if self._gain >= self._cost:
+            self._span = max(1, self._span // 2)
+            return False
+        self._rest, self._due = self._span - 1, True
+        self._span = min(2 * self._span, constants.LONGEST_REST)
+        return True
+
+    def _grown(self, price: Price) -> dict[Path, Guesses]:
+        """Return the guesses behind all paths that the model has read."""
+        started = time.perf_counter()
+        long = len(self._unread) > _CHUNK
+        logits = self._reader.read(self._unread)
+        self._unread = []
+        if long:  # a prompt's cost is no guess's
+            mx.eval(logits)
+            started = time.perf_counter()
+        found: dict[Path, Guesses] = {}
+        least = constants.LEAST if price.rate else -math.inf
+        level, scores = [()], {(): 0.0}  # type: list[Path], dict[Path, float]
+        drafted: list[float] = []
+        for depth in range(self._most):
+            if depth:
+                logits = self._reader.branch(level)
+            guesses = self._ranked(logits, depth)
+            found |= dict(zip(level, guesses, strict=True))
+            scores = {
+                (*path, token): scores[path] + score
+                for path in level
+                for token, score in found[path]
+                if scores[path] + score >= least
+            }
+            drafted += scores.values()
+            level = sorted(scores, key=scores.__getitem__, reverse=True)[: self._expanded]
+            if not level or not self._goes_on([scores[path] for path in level], drafted, price):
+                break
+        passes = depth + 1
+        seconds = time.perf_counter() - started
+        self._spent += seconds
+        before = seconds / passes if self._seconds is None else self._seconds
+        self._seconds = before + (seconds / passes - before) / 4
+        self._cost = passes * self._pass_cost(price)
+        return found
+
+    @property
+    def _expanded(self) -> int:
+        return min(_EXPANDED, self._width)
+
+    def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
+        """Whether another pass, behind the paths of a level, may be worth it."""
+        better = sum(score >= level[0] for score in drafted)
+        if better >= self._nodes and level[0] <= min(sorted(drafted)[-self._nodes :]):
+            return False  # nothing behind this level could enter the tree
+        hope = _HITS * sum(map(math.exp, level))
+        return hope > self._pass_cost(price) + price.row
+
+    def _pass_cost(self, price: Price) -> float:
+        """Return the worth of a pass's time in tokens; 0 where nothing has a price."""
+        if price.plain is None or self._seconds is None:
+            return price.rate * self._share
+        return price.rate * self._seconds / price.plain
+
+    def _ranked(self, logits: mx.array, place: int) -> list[Guesses]:
+        """Return the likeliest tokens of each row of logits (rows, n), as the rule draws them."""
+        tokens, log_probs = self._rule.rank_drafts(logits, place, self._width)
+        mx.eval(tokens, log_probs)
+        rows = zip(np.array(tokens), np.array(log_probs), strict=True)
+        return [list(zip(one.tolist(), scores.tolist(), strict=True)) for one, scores in rows]
+
+
+class _PathGuesses(StreamGuesses):
+    """Guesses by their paths, in the form of the streams', whose corrections take them.
+
+    Args:
+        by_path: guesses behind each path that was read.
+    """
+
+    def __init__(self, by_path: dict[Path, Guesses]):
+        nothing = np.empty((0, 0), np.int32)
+        super().__init__(nothing, nothing.astype(np.float32), nothing)
+        self._guessed = by_path
+
+    @property
+    def depth(self) -> int:
+        return 1 + max(map(len, self._guessed), default=-1)
+
+    def behind(self, path: Path) -> Guesses:
+        return self._guessed.get(path, [])
+
+
+class _Reader:
+    """A model with its KV cache, which reads a text and, without keeping them, paths behind it.
+
+    Windows are masks here, so that rows can be dropped: no cache overwrites its own.
+
+    Args:
+        draft: the model.
+        vocab_size: the target's; logits of further tokens are cut off. ``None``: the model's own.
+    """
+
+    def __init__(self, draft: Any, vocab_size: int | None):
+        model, config = _parts(draft)
+        self._caches = make_caches(model, config)
+        windowed = any(hasattr(cache, "window") for cache in self._caches)
+        self._model = BorrowedModel(model, None, windowed)
+        self._known, self._vocab_size = config["vocab_size"], vocab_size
+        self._rows: list[Path] = []  # drafted paths behind the committed rows
+
+    def read(self, tokens: Sequence[int]) -> mx.array:
+        """Commit tokens; returns the logits (1, n) behind the last one."""
+        self._rows = []
+        for start in range(0, len(tokens), _CHUNK):
+            part = tokens[start : start + _CHUNK]
+            last = start + _CHUNK >= len(tokens)
+            stand_ins = self._stand_ins(Rows(self._caches[0].offset))
+            if last:
+                logits = self._model.logits(self._ids(part), stand_ins)
+            else:
+                self._model.fill(self._ids(part), stand_ins)
+            commit(stand_ins, [range(len(part))])
+            if not last:
+                mx.eval([cache.state for cache in self._caches])
+        return self._cut(logits[0, -1:])
+
+    def branch(self, paths: Sequence[Path]) -> mx.array:
+        """Read the last tokens of paths whose beginnings were read; returns logits (paths, n)."""
+        skip, rows = len(self._rows), [*self._rows, *paths]
+        sees = np.array([[other == path[: len(other)] for other in rows] for path in paths])
+        offset = self._caches[0].offset
+        anchors = mx.array([[offset + len(row) - 1 for row in rows]], mx.int32)
+        stand_ins = self._stand_ins(Rows(anchors[:, skip:], mx.array(sees[None]), anchors), skip)
+        logits = self._model.logits(self._ids([path[-1] for path in paths]), stand_ins)
+        self._rows = rows
+        return self._cut(logits[0])
+
+    def _stand_ins(self, rows: Rows, skip: int = 0) -> list[UncommittedRows]:
+        return [UncommittedRows(cache, rows, skip) for cache in self._caches]
+
+    def _ids(self, tokens: Sequence[int]) -> mx.array:
+        """Return token ids (1, n); a token that only the target knows is read as another one."""
+        return mx.array([[token if token < self._known else 0 for token in tokens]], mx.int32)
+
+    def _cut(self, logits: mx.array) -> mx.array:
+        return logits if self._vocab_size is None else logits[:, : self._vocab_size]
+
+
+def _parts(draft: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """Return an mlx-lm model and its configuration."""
+    if isinstance(draft, SpeculativeModel):
+        return draft.model, draft.config
+    return draft, vars(draft.args)
+
+
+def _size(draft: Any) -> int:
+    """Return a model's bytes."""
+    model = _parts(draft)[0] if isinstance(draft, SpeculativeModel) else draft
+    return tree_reduce(lambda bytes, array: bytes + array.nbytes, model.parameters(), 0)
+
+
+def check_draft_model(draft: Any, target: SpeculativeModel) -> None:
+    """Check that a model can draft for another one.
+
+    Raises:
+        UserError: its vocabulary has another size, or it cannot be run over trees.
+    """
+    model, config = _parts(draft)
+    size, wanted = config["vocab_size"], target.config["vocab_size"]
+    if abs(size - wanted) >= _PADDING:
+        raise UserError(
+            f"the draft model's vocabulary has {size} tokens, expected the model's {wanted}"
+        )
+    make_caches(model, config)
+    BorrowedModel(model)

@@ -1,0 +1,136 @@
+"""Drafts of a second model: what it has read, what it proposes, and what that may cost."""
+
+import math
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from random_models import (
+    BASES,
+    PROMPT,
+    Oracle,
+    plain_tokens,
+    random_prompt,
+    request,
+    speculative_model,
+    tokens_of,
+)
+
+from specstream_mlx.drafting import draft_model as module
+from specstream_mlx.drafting.draft_model import DraftModel
+from specstream_mlx.drafting.proposal import FREE, NOTHING_TESTED, Material, Price
+from specstream_mlx.drafting.settings import Drafters, DraftSettings
+from specstream_mlx.engine.sampling import KeyedSampler, Sampling
+from specstream_mlx.loop import decode
+
+
+def bare(base="grouped heads, tied", seed=0):
+    return replace(speculative_model(base, seed=seed), streams=None)
+
+
+def material(draft, prompt=PROMPT, most=4, **more):
+    options = Drafters(drafter="draft-model", draft_model=draft, num_draft_tokens=most)
+    return Material(prompt, options, bare(seed=9), **more)
+
+
+def best_behind(model, tokens, width):
+    """Log-probabilities of the likeliest tokens by a plain pass over the whole text."""
+    logits = np.array(model.model(mx.array([tokens]))[0, -1]).astype(np.float64)
+    scores = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    return [(int(token), scores[token]) for token in np.argsort(-scores)[:width]]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_guess_is_a_plain_pass_over_its_path(base, monkeypatch):
+    """Windows included, in trees, over a prompt in chunks, and after tokens nobody drafted."""
+    monkeypatch.setattr(module, "_CHUNK", 4)
+    draft, text = bare(base, seed=3), [*PROMPT]
+    drafter = DraftModel(material(draft, nodes=30))
+    for tokens in ([5], [7, 8, 9], [11]):
+        text += tokens
+        drafter.accept(tokens)
+        drafter.begin(NOTHING_TESTED, FREE)
+        paths = list(drafter._guesses._guessed)
+        assert max(map(len, paths)) == 3
+        assert len(paths) > 4
+        for path in paths:
+            expected = best_behind(draft, [*text, *path], 4)
+            found = drafter._guesses.behind(path)
+            assert [token for token, _ in found] == [token for token, _ in expected]
+            assert [s for _, s in found] == pytest.approx([s for _, s in expected], abs=1e-3)
+
+
+def test_the_model_itself_drafts_what_it_writes():
+    """All of a chain is right, at each length of it; a token more is written by each call."""
+    model = bare()
+    expected = plain_tokens(model.model, PROMPT, 40)
+    for most in (1, 3):
+        settings = DraftSettings(
+            tree_width=1, tree_size=8, draft_model=model, num_draft_tokens=most
+        )
+        steps = list(decode(model, request(PROMPT, settings, max_tokens=40)))
+        assert [token for step in steps for token in step.tokens][:40] == expected
+        assert {len(step.tokens) for step in steps[1:-1]} == {most + 1}
+
+
+def test_drawn_drafts_take_the_targets_noise():
+    """The model itself drafts what it will draw, once the noise has proved to help."""
+    model, sampler = bare(), KeyedSampler(5, Sampling(temp=1.5))
+    settings = DraftSettings(tree_width=1, tree_size=3, draft_model=model, num_draft_tokens=3)
+    asked = {"sampler": sampler, "max_tokens": 120}
+    steps = list(decode(model, request(PROMPT, settings, **asked)))
+    plain = list(decode(model, request(PROMPT, DraftSettings(speculation=False), **asked)))
+    text = [token for step in steps for token in step.tokens][:120]
+    assert text == [token for step in plain for token in step.tokens]
+    assert np.mean([len(step.tokens) for step in steps[-8:-1]]) > 3
+
+
+def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
+    passes = []
+    branch = module._Reader.branch
+    monkeypatch.setattr(
+        module._Reader, "branch", lambda self, paths: passes.append(1) or branch(self, paths)
+    )
+    drafter = DraftModel(material(bare(), most=8, nodes=1))
+    drafter.begin(NOTHING_TESTED, FREE)
+    assert not passes
+
+
+def test_passes_that_cost_more_than_they_bring_are_not_made():
+    draft = bare(seed=2)
+    cheap, dear = DraftModel(material(draft, nodes=30)), DraftModel(material(draft, nodes=30))
+    cheap.begin(NOTHING_TESTED, Price(rate=1e-6))
+    dear.begin(NOTHING_TESTED, Price(rate=50.0))
+    assert len(dear._guesses._guessed) == 1 < len(cheap._guesses._guessed)
+
+
+def test_a_model_that_is_never_right_rests_for_ever_longer():
+    drafter, ran = DraftModel(material(bare(seed=2))), []
+    price = Price(rate=1.0, row=0.01, plain=1e-6)
+    for _ in range(150):
+        drafter.begin(NOTHING_TESTED, price)
+        ran.append(drafter._guesses.depth > 0)
+        assert (drafter.spent() > 0) == ran[-1]
+        guessed = {token for token, _ in drafter.children(())}
+        drafter.accept([next(token for token in range(97) if token not in guessed)])
+    gaps = np.diff(np.flatnonzero(ran))
+    assert gaps.max() >= 64
+    assert sum(ran) < 20
+    assert drafter.children(()) == [] or ran[-1]
+
+
+def test_a_second_model_drafts_by_the_rule_and_in_one_tree_with_others(monkeypatch):
+    model, draft = speculative_model(), bare()
+    prompt = random_prompt(9)
+    expected = plain_tokens(model.model, prompt, 60)
+    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+    both = Drafters(drafter="draft-model,lookup", draft_model=draft.model)
+    steps = list(decode(model, request(prompt, both, max_tokens=60)))
+    assert [token for step in steps for token in step.tokens][:60] == expected
+    assert oracle.longest > 1
+    assert all(math.isfinite(step.seconds) for step in steps)
+    found = tokens_of(
+        model, prompt, 60, drafter="lookup,draft-model,suffix", draft_model=draft, tree_size=12
+    )
+    assert found[:60] == expected
