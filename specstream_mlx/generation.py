@@ -146,6 +146,8 @@ def stream_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     ids = encode_prompt(tokenizer, prompt, model.prompt_template)
+    if model.ranks is not None:
+        ids = model.ranks.same(ids)
     quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     caches = None  # mlx_lm's list
     if prompt_cache is None:

@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from . import bundled
-from .adapters.description import ADAPTER_CONFIG
+from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, read_adapter
 from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
@@ -31,6 +31,8 @@ from .checked_files import (
     tokenizer_files,
 )
 from .config import Mode, UserError, shown
+from .distributed.ranks import Ranks, ranks_of
+from .distributed.sharding import check_divisible, digest, shard
 from .engine.gathered import Layout, layout_of, with_same_weights
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
@@ -65,6 +67,7 @@ class SpeculativeModel:
         adapter: the mounted adapter, or ``None``.
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
+        ranks: the processes that run the model together; ``None``: it is this one alone.
     """
 
     model: nn.Module
@@ -73,6 +76,7 @@ class SpeculativeModel:
     adapter: Adapter | None = None
     streams: Streams | None = None
     held: HeldWeights | None = None
+    ranks: Ranks | None = None
     _replaced: list[tuple[str, mx.array]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )  # the base's own weights, where an adapter has others
@@ -128,6 +132,8 @@ class SpeculativeModel:
             self.adapter = self.streams = None
             return
         directory = _adapter_directory(directory)
+        if self.ranks is not None:
+            self._check_divided(Path(directory), self.ranks)
         adapter = read_adapter(directory, self.model, self.config, full=True)
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
@@ -210,6 +216,28 @@ class SpeculativeModel:
             return False
         return True
 
+    def _check_divided(self, directory: Path, ranks: Ranks) -> None:
+        """Check that an adapter is the same on all ranks, and one that can be divided.
+
+        Raises:
+            UserError: it is not.
+        """
+        description = describe(directory)
+        files = sorted(file for file in description.path.iterdir() if file.is_file())
+        ranks.agree(f"the digest of {directory}", digest(files))
+        kind = description.config.get("fine_tune_type", "lora")
+        if kind != "lora":
+            raise UserError(
+                f"{description.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' "
+                "where several processes run the model"
+            )
+        config = description.stream_config
+        if config is not None and config.stream_keys:
+            raise UserError(
+                f"{description.config_path}: stream_keys is {config.stream_keys}, expected 0 where "
+                "several processes run the model, since each sees a part of the heads"
+            )
+
     def _unmount(self) -> None:
         """Leave the bare base, with its own weights."""
         unmount(self.model)
@@ -258,6 +286,7 @@ def load(
     trust_remote_code: bool = False,
     *,
     weights: str = "auto",
+    group: mx.distributed.Group | None = None,
 ) -> (
     tuple[SpeculativeModel, TokenizerWrapper]
     | tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]
@@ -276,6 +305,9 @@ def load(
         trust_remote_code: refused; no code that comes with a model is run here.
         weights: how to hold quantized weights in memory: ``packed``, ``expanded``, or ``auto`` for
             whichever runs faster on this machine (see ``hardware.weights``).
+        group: from ``mx.distributed.init()``, of processes that run the same program: each holds
+            its part of the model, and what rank 0 decides all do. If one of them goes away, the
+            others end with a sentence and exit code 1. ``None``: this process alone.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -285,18 +317,35 @@ def load(
             "trust_remote_code is True, but no code that comes with a model is run here, "
             "expected False"
         )
+    ranks = None if group is None else ranks_of(group)
     path = model_directory(path_or_hf_repo, revision)
     model, full_config = read_model(path, model_config=model_config)
-    model, held = hold_weights(model, weights)
+    config = read_config(path, model_config)
+    if ranks is None:
+        model, held = hold_weights(model, weights)
+    else:
+        check_divisible(model, config, ranks)
+        ranks.agree(f"the digest of {path}", digest([path / "config.json", *weight_files(path)]))
+        model, held = _held_alike(model, weights, ranks)
+        shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
-    speculative = SpeculativeModel(model, read_config(path, model_config), path, held=held)
+    speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     if return_config:
         return speculative, tokenizer, full_config
     return speculative, tokenizer
+
+
+def _held_alike(model: nn.Module, weights: str, ranks: Ranks) -> tuple[nn.Module, HeldWeights]:
+    """Hold weights as rank 0 does, which measures what is faster."""
+    if ranks.is_first:
+        model, held = hold_weights(model, weights)
+        ranks.tell("weights", held.form)
+        return model, held
+    return hold_weights(model, ranks.told("weights"))
 
 
 def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -> SpeculativeModel:

@@ -14,12 +14,14 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .arguments import check_arguments
 from .config import UserError, shown
+from .distributed.lockstep import Lockstep
 from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.proposal import Tested
 from .drafting.proposals import check_drafters_fit
 from .drafting.settings import USUAL, Drafters, DraftSettings
+from .drafting.shared_plans import HeardPlans, ToldPlans
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
@@ -347,8 +349,10 @@ class Together:
         Raises:
             UserError: see ``decode``.
         """
+        lockstep = Lockstep(self._model.ranks)
         try:
             for steps in self._loop.steps():
+                tokens = [token for _, step in steps for token in step.tokens]
                 steps = [(text, step) for text, step in steps if text in self._rows]
                 for text, step in steps:
                     self._rows[text].note(step)
@@ -358,7 +362,10 @@ class Together:
                         self._rows[text].record(self._loop.caches)
                 yield steps
                 self._check_current()  # before the next step writes
+                if not lockstep.goes_on(tokens):
+                    return
         finally:
+            lockstep.over()
             for text in list(self._rows):
                 self._let_go(text)
 
@@ -392,7 +399,9 @@ class _KeptRows:
         """Read the prompt but for its last token; returns the decoder that has read it."""
         cache, request = self._cache, self._request
         prompt, progress, reused = request.prompt, request.progress or _nobody, cache.reused
-        decoder = Decoder(self._model.model, self._model.streams, cache.caches, request.profile)
+        model, ranks = self._model, self._model.ranks
+        share = None if ranks is None else ranks.share
+        decoder = Decoder(model.model, model.streams, cache.caches, request.profile, share=share)
         cache.caches = decoder.caches
         unread = prompt[reused:-1]
         progress(reused, len(prompt))
@@ -471,8 +480,20 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     return first is second or first.layout.is_same(second.layout)
 
 
+<<<<<<< HEAD
 def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
     """Make the object that plans the steps of one text, whose tokens a rule draws."""
+=======
+def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
+    """Make the object that plans the steps of one text; of several processes, rank 0 plans."""
+    ranks = model.ranks
+    if ranks is None:
+        return _own_drafting(model, request)
+    return ToldPlans(_own_drafting(model, request), ranks) if ranks.is_first else HeardPlans(ranks)
+
+
+def _own_drafting(model: SpeculativeModel, request: Request) -> Drafting:
+>>>>>>> 18663d5 (Several processes run one model: divided by mlx-lm's shard, LoRA with it; rank 0 decides, and tells the others in a line a step)
     settings = request.drafting
     if settings is None or isinstance(settings, Drafters):
         who = settings or USUAL

@@ -12,6 +12,7 @@ FLOORS = [
     {"arguments", "checked_files", "staging", "stream_config"},
     {"terminal"},
     {"hardware", "models"},
+    {"distributed"},
     {"bundled", "engine", "adapters"},
     {"loading", "prompts"},
     {"drafting", "prompt_cache_files", "refused", "inspection"},

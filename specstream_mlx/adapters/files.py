@@ -26,7 +26,7 @@ from .description import (
     check_vocabulary,
     describe,
 )
-from .lora import adapter_shapes, base_weights, selected_modules
+from .lora import adapter_shapes, base_weights, own_parts, selected_modules
 
 FULL = "full"
 """``fine_tune_type`` of an adapter that holds weights of the base's layers, tuned."""
@@ -128,7 +128,7 @@ def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx
     path = description.path / LORA_FILE
     if expected or path.exists():
         check_tensors(path, tensor_headers(path), expected)
-    return read_arrays(path) if expected else {}
+    return own_parts(model, read_arrays(path)) if expected else {}
 
 
 def _read_full(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:

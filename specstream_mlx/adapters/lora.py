@@ -16,9 +16,10 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from ..distributed.lora import Sharded
 from ..hardware.cpu.products import use_fewer_operations
 
-_LINEAR = (nn.Linear, nn.QuantizedLinear)
+_LINEAR = (nn.Linear, nn.QuantizedLinear, Sharded)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 _AROUND_LINEAR = (LoRALinear, LoRASwitchLinear, DoRALinear)
@@ -101,6 +102,8 @@ def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[
     rows, columns = module.weight.shape[-2:]
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
         columns = columns * 32 // module.bits
+    elif isinstance(module, Sharded):
+        rows, columns = module.whole_shape
     if isinstance(module, _LINEAR):
         shapes: dict[str, tuple[int, ...]] = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
         return shapes | {"m": (rows,)} if dora else shapes
@@ -110,6 +113,17 @@ def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[
         return {"lora_a": (rows, rank), "lora_b": (rank, columns)}
     experts = module.weight.shape[0]
     return {"lora_a": (experts, rank, columns), "lora_b": (experts, rows, rank)}
+
+
+def own_parts(model: nn.Module, lora: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Cut LoRA tensors to the parts of this process, where several divide the model."""
+    modules = {name: m for name, m in adaptable_modules(model).items() if isinstance(m, Sharded)}
+    parts = dict(lora)
+    for name, tensor in lora.items():
+        module, kind = name.rsplit(".", 1)
+        if module in modules:
+            parts[name] = modules[module].part_of(kind, tensor)
+    return parts
 
 
 def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dora: bool) -> None:

@@ -9,7 +9,7 @@ One text is a batch of one: hidden states have an axis of sequences throughout. 
 the guesses belong to one text each, so behind the head every sequence is by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -131,6 +131,9 @@ class Decoder:
         observe: see ``BorrowedModel``.
         shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
             ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
+        share: function that returns rank 0's array on all ranks, where several processes run the
+            model: what one decides on the device must be decided alike on all. ``None``: there is
+            one process.
 
     Raises:
         UnsupportedModelError: the model cannot be run in pieces, or a cache is of another kind.
@@ -144,8 +147,9 @@ class Decoder:
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         shortlists: bool | None = None,
+        share: Callable[[mx.array], mx.array] | None = None,
     ):
-        self.streams, self.profile = streams, profile
+        self.streams, self.profile, self._share = streams, profile, share
         self.caches: list[CommittedRows] = list(caches)
         self._shortlists = shortlists
         for number, cache in enumerate(caches):
@@ -228,8 +232,10 @@ class Decoder:
         self.profile.border("head", logits)
         commit(self._uncommitted, [range(1)] * len(rules))
         pairs = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
-        self.profile.border("verify", [predictions for predictions, _ in pairs])
-        return [StepResult(mx.array(0), *one) for one in pairs]
+        predictions = self._shared([predictions for predictions, _ in pairs])
+        self.profile.border("verify", predictions)
+        results = zip(predictions, pairs, strict=True)
+        return [StepResult(mx.array(0), shared, own) for shared, (_, own) in results]
 
     def uncommit(self, count: int) -> None:
         """Take the last ``count`` rows back."""
@@ -341,6 +347,7 @@ class Decoder:
         if min(sizes) < len(shapes):
             drafted = mx.arange(len(shapes)) < mx.array(sizes)[:, None]
         scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold, drafted)
+        [scores] = self._shared([scores])
         nodes = nodes.keep(*keep_best(scores, min(plan.keep or len(nodes), len(nodes))))
         main = at(main, nodes.kept)
         self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
@@ -418,12 +425,27 @@ class Decoder:
     ) -> list["_Judged"]:
         """Verify each tree under the rule of its text."""
         self.profile.border("head", logits)
+        kept = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
+        each = zip(rules, trees, kept, logits, strict=True)
+        verdicts = [rule.verify(tree, nodes, own) for rule, tree, nodes, own in each]
+        shared = self._shared(
+            [one.last for one in verdicts] + [one.predictions for one in verdicts]
+        )
+        self.profile.border("verify", shared)
         judged = []
-        for number, (rule, tree, own) in enumerate(zip(rules, trees, logits, strict=True)):
-            kept = nodes.of(number, len(own))
-            judged.append(_Judged(rule, tree, kept, rule.verify(tree, kept, own)))
-        self.profile.border("verify", [one.verdict[:2] for one in judged])
+        for number, (rule, tree) in enumerate(zip(rules, trees, strict=True)):
+            last, predictions = shared[number], shared[number + len(rules)]
+            verdict = Verdict(last, predictions, verdicts[number].logits)
+            judged.append(_Judged(rule, tree, kept[number], verdict))
         return judged
+
+    def _shared(self, decisions: Sequence[mx.array]) -> list[mx.array]:
+        """Return rank 0's arrays, all of one dtype, on all ranks; they are its decisions."""
+        if self._share is None:
+            return list(decisions)
+        sizes = np.cumsum([one.size for one in decisions])[:-1].tolist()
+        parts = mx.split(self._share(mx.concatenate([one.flatten() for one in decisions])), sizes)
+        return [part.reshape(one.shape) for part, one in zip(parts, decisions, strict=True)]
 
     def _guesses(
         self,

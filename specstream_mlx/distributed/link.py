@@ -1,0 +1,202 @@
+"""The connection between rank 0 and each other rank: decisions one way, signs of life both ways.
+
+MLX's collectives do not end where a peer hangs or its cable is pulled, so threads here watch: who
+closes its connection without saying so, or is silent for ``SILENCE`` seconds, is gone. The process
+is then ended from the thread, since its main thread may wait in a collective for ever.
+"""
+
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import IO, Any
+
+from ..config import UserError
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+SILENCE = 8.0
+"""Seconds after which a silent rank is gone."""
+
+_JOINING = 60.0  # seconds in which all ranks must have connected
+_FAREWELL = 5.0  # seconds between the end of rank 0 and that of the others
+_GRACE = 0.5  # seconds in which rank 0 may come upon the same mistake as another rank
+_LONGEST = 1 << 24  # bytes of a line
+
+GONE = 1
+"""Exit code of a process that another rank has left alone."""
+
+MISTAKE = 2
+"""Exit code where a rank reports a mistake of the user's, as everywhere."""
+
+Message = list[Any]
+"""A kind and a value of JSON."""
+
+
+def listen(host: str) -> socket.socket:
+    """Open a free port of rank 0.
+
+    Raises:
+        UserError: the host is none of this machine's.
+    """
+    try:
+        return socket.create_server((host, 0))
+    except OSError as error:
+        raise UserError(
+            f"rank 0 cannot listen on {host} ({error.strerror}), expected an address of its own"
+        ) from None
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """Connect to rank 0.
+
+    Raises:
+        UserError: it cannot be reached.
+    """
+    try:
+        return socket.create_connection((host, port), timeout=_JOINING)
+    except OSError as error:
+        raise UserError(f"rank 0 at {host}:{port} cannot be reached: {error.strerror}") from None
+
+
+class Link:
+    """The connections of one rank: of rank 0 to all others, of another one to rank 0.
+
+    Args:
+        own: number of this rank.
+        peers: connections and what was read from them, by rank.
+    """
+
+    def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
+        self._own, self._peers = own, peers
+        self._received: SimpleQueue[Message] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._ends = False
+        self._ended: list[int] = []
+        for connection, _ in peers.values():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(SILENCE)
+        for rank, (_, lines) in peers.items():
+            threading.Thread(target=self._watch, args=(rank, lines), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+        atexit.register(self.end)
+
+    @classmethod
+    def of_first(
+        cls, listening: socket.socket, size: int, key: Sequence[int], versions: dict[str, str]
+    ) -> "Link":
+        """Wait for all others to connect.
+
+        Args:
+            listening: from ``listen``; it is closed.
+            size: number of ranks.
+            key: what those that belong here know.
+            versions: of the packages that must be the same.
+
+        Raises:
+            UserError: one has not come, or runs other versions.
+        """
+        peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
+        until = time.monotonic() + _JOINING
+        with listening:
+            while len(peers) < size - 1:
+                try:
+                    listening.settimeout(max(0.01, until - time.monotonic()))
+                    connection, _ = listening.accept()
+                except TimeoutError:
+                    missing = next(rank for rank in range(1, size) if rank not in peers)
+                    raise UserError(
+                        f"rank {missing} has not connected within {_JOINING:.0f} s"
+                    ) from None
+                connection.settimeout(SILENCE)
+                lines = connection.makefile("rb")
+                with suppress(OSError, ValueError, TypeError):  # somebody who does not belong here
+                    rank, its_key, its_versions = json.loads(lines.readline(_LONGEST))
+                    if its_key == list(key):
+                        _check_versions(rank, its_versions, versions)
+                        peers[rank] = connection, lines
+        return cls(0, peers)
+
+    @classmethod
+    def of_other(
+        cls, connection: socket.socket, rank: int, key: Sequence[int], versions: dict[str, str]
+    ) -> "Link":
+        """Introduce this rank to rank 0; see ``of_first``."""
+        connection.sendall(_line([rank, key, versions]))
+        return cls(rank, {0: (connection, connection.makefile("rb"))})
+
+    @property
+    def ended(self) -> list[int]:
+        """The peers that have said that they end."""
+        return self._ended
+
+    def send(self, message: Message) -> None:
+        """Send a message to all peers; whoever is gone is noticed by the threads."""
+        line = _line(message)
+        with self._sending:
+            for connection, _ in self._peers.values():
+                with suppress(OSError):
+                    connection.sendall(line)
+
+    def receive(self) -> Message:
+        """Wait for a message from rank 0."""
+        return self._received.get()
+
+    def end(self) -> None:
+        """Say that this process ends as it should; once is enough."""
+        if not self._ends:
+            self._ends = True
+            self.send(["end", None])
+
+    def _beat(self) -> None:
+        while not self._ends:
+            self.send(["beat", None])
+            time.sleep(BEAT)
+
+    def _watch(self, rank: int, lines: IO[bytes]) -> None:
+        """Read what a peer sends, up to its end."""
+        reason = "its process has ended"
+        try:
+            while line := lines.readline(_LONGEST):
+                kind, value = json.loads(line)
+                if kind == "end":
+                    self._ended.append(rank)
+                    if self._own:  # rank 0 has said all that there is to say
+                        time.sleep(_FAREWELL)
+                        os._exit(GONE)
+                    return
+                elif kind == "failed":
+                    time.sleep(_GRACE)
+                    self._exit(f"rank {rank}: {value}", MISTAKE)
+                elif kind != "beat":
+                    self._received.put([kind, value])
+        except TimeoutError:
+            reason = f"it was silent for {SILENCE:.0f} s"
+        except (OSError, ValueError):
+            pass
+        if not self._ends:
+            self._exit(f"rank {rank} is gone ({reason}), so the other ranks end too", GONE)
+
+    def _exit(self, sentence: str, code: int) -> None:
+        """End this process; of several that may be left, one says why."""
+        if self._own <= 1:
+            os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
+        os._exit(code)
+
+
+def _line(message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _check_versions(rank: int, its: dict[str, str], own: dict[str, str]) -> None:
+    for name, value in own.items():
+        if its.get(name) != value:
+            raise UserError(
+                f"rank {rank} runs {name} {its.get(name)}, expected {value} as on rank 0"
+            )

@@ -1,0 +1,161 @@
+"""The ranks: processes that run one model together, each with a part of every layer.
+
+Every rank runs the same program. Tensors pass between them by MLX's collectives alone. What rank 0
+decides, since it depends on a clock or a user, it tells the others in a line of JSON over a
+connection of its own (``link``): a collective would wait behind the pass that is under way.
+"""
+
+import json
+import os
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+from ..config import UserError
+from .link import Link, connect, listen
+
+_PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")
+_KEY_NUMBERS = 4
+_STEP = "step"  # of ``Lockstep``; with ``None`` no step follows
+
+_PRESENT: list["Ranks"] = []
+"""The ranks of this process, once they are connected; there is one group for a program."""
+
+
+class Ranks:
+    """The processes of a group, as one of them sees them.
+
+    Args:
+        group: of at least two processes.
+
+    Attributes:
+        group: see above.
+        rank, size: of this process, and how many there are.
+
+    Raises:
+        UserError: the backend does not say where rank 0 is, a rank cannot be reached, or one runs
+            other versions.
+    """
+
+    def __init__(self, group: mx.distributed.Group):
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self._link = self._connected()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which decides."""
+        return self.rank == 0
+
+    def share(self, array: mx.array) -> mx.array:
+        """Return rank 0's array on all ranks, as a part of the graph.
+
+        Args:
+            array: of the same shape and dtype on all ranks. The other ranks compute theirs too: it
+                keeps the collectives before this one before it.
+        """
+        own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
+        return mx.distributed.all_sum(own, group=self.group)
+
+    def tell(self, kind: str, value: Any = None) -> None:
+        """Tell all others a value of JSON; only rank 0 does. It does not wait for them.
+
+        Raises:
+            UserError: one of them has ended, and will not listen.
+        """
+        last = kind == _STEP and value is None
+        if self._link.ended and not last:
+            raise UserError(f"rank {self._link.ended[0]} has ended, expected after rank 0")
+        self._link.send([kind, value])
+
+    def told(self, kind: str) -> Any:
+        """Wait for what rank 0 tells.
+
+        Raises:
+            UserError: rank 0 tells something else, so the ranks do not run the same program.
+        """
+        found, value = self._link.receive()
+        while found == _STEP and value is None and kind != _STEP:
+            found, value = self._link.receive()  # the steps before, which this rank has left too
+        if found != kind:
+            raise UserError(f"rank 0 went on with {found!r}, expected {kind!r}: the ranks disagree")
+        return value
+
+    def same(self, value: Any) -> Any:
+        """Return rank 0's value of JSON on all ranks."""
+        if self.is_first:
+            self.tell("same", value)
+            return value
+        return self.told("same")
+
+    def agree(self, what: str, value: Any) -> None:
+        """Check that a value of JSON is the same on all ranks.
+
+        Args:
+            what: name of the value, for the sentence.
+            value: this rank's.
+
+        Raises:
+            UserError: this rank has another one than rank 0.
+        """
+        first = self.same(value)
+        if first != value:
+            raise UserError(f"{what} is {value} on rank {self.rank}, expected {first} as on rank 0")
+
+    def failed(self, sentence: str) -> None:
+        """Tell rank 0, which tells the user, that this rank cannot go on."""
+        self._link.send(["failed", sentence])
+
+    def end(self) -> None:
+        """Tell the others that this process ends as it should."""
+        self._link.send(["end", None])
+
+    def _connected(self) -> Link:
+        """Connect to the other ranks; the port and a key travel by MLX's own means."""
+        versions = {name: version(name) for name in _PACKAGES}
+        if self.is_first:
+            host = _address_of_first()
+            listening = listen(host)
+            key = [int.from_bytes(os.urandom(3)) for _ in range(_KEY_NUMBERS)]
+            self._spread([listening.getsockname()[1], *key])
+            return Link.of_first(listening, self.size, key, versions)
+        port, *key = self._spread([0] * (1 + _KEY_NUMBERS))
+        return Link.of_other(connect(_address_of_first(), port), self.rank, key, versions)
+
+    def _spread(self, numbers: list[int]) -> list[int]:
+        """Return rank 0's numbers on all ranks."""
+        spread: Any = mx.distributed.all_sum(
+            mx.array(numbers, mx.int32), group=self.group, stream=mx.cpu
+        )
+        return spread.tolist()
+
+
+def ranks_of(group: mx.distributed.Group) -> Ranks | None:
+    """Return the ranks of a group; ``None``: it is one process. The first call connects them.
+
+    Raises:
+        UserError: see ``Ranks``.
+    """
+    if group.size() == 1:
+        return None
+    if not _PRESENT:
+        _PRESENT.append(Ranks(group))
+    return _PRESENT[0]
+
+
+def _address_of_first() -> str:
+    """Return rank 0's address, from what ``mlx.launch`` has told this process.
+
+    Raises:
+        UserError: it has told none.
+    """
+    if hostfile := os.environ.get("MLX_HOSTFILE"):  # ring
+        with open(hostfile, encoding="utf-8") as file:
+            return json.load(file)[0][0].rpartition(":")[0]
+    for name in ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP"):
+        if address := os.environ.get(name):
+            return address.rpartition(":")[0] or address
+    raise UserError(
+        "the distributed backend does not say where rank 0 is, expected mlx.launch with the "
+        "backend ring or jaccl"
+    )

@@ -1,0 +1,81 @@
+"""A model divided among the ranks by mlx-lm's own ``shard``."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..config import UserError
+from .lora import take_lora
+from .ranks import Ranks
+
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -> None:
+    """Check that a model can be divided.
+
+    Args:
+        model: an mlx-lm model.
+        config: its ``config.json``.
+        ranks: among which it is to be divided.
+
+    Raises:
+        UserError: mlx-lm cannot shard models of its family, or its heads do not divide.
+    """
+    name, size = config["model_type"], ranks.size
+    if not hasattr(model, "shard"):
+        raise UserError(
+            f"model_type is {name!r}, which mlx-lm cannot shard, expected one process instead of "
+            f"{size}"
+        )
+    heads = config["num_attention_heads"]
+    for field, count in (
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", config.get("num_key_value_heads") or heads),
+    ):
+        if count % size:
+            raise UserError(f"{field} is {count}, expected one that {size} processes divide")
+
+
+def shard(model: nn.Module, ranks: Ranks) -> None:
+    """Keep this rank's part of every layer; the weights are read, a layer at a time.
+
+    Args:
+        model: a model that passes ``check_divisible``, not evaluated yet; changed in place.
+        ranks: among which it is divided.
+
+    Raises:
+        UserError: a matrix, or the groups of a quantized one, do not divide.
+    """
+    try:
+        model.shard(ranks.group)
+    except ValueError as error:
+        raise UserError(
+            f"the model's matrices cannot be divided among {ranks.size} processes: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    take_lora(model)
+    for layer in model.layers:  # else whole matrices of all layers would be there at a time
+        mx.eval(layer.parameters())
+    mx.eval(model.parameters())
+
+
+def digest(files: Sequence[Path]) -> str:
+    """Return a short digest of files: their sizes, and samples of what they hold.
+
+    The weights of a large model are not read for it. Another model, or other weights of the same
+    one, differ in the samples.
+    """
+    found = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for number in range(_SAMPLES):
+                file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                found.update(file.read(_SAMPLE_BYTES))
+    return found.hexdigest()[:12]
