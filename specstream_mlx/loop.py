@@ -480,20 +480,23 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     return first is second or first.layout.is_same(second.layout)
 
 
-<<<<<<< HEAD
 def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
-    """Make the object that plans the steps of one text, whose tokens a rule draws."""
-=======
-def _drafting(model: SpeculativeModel, request: Request) -> Drafting:
-    """Make the object that plans the steps of one text; of several processes, rank 0 plans."""
+    """Make the object that plans the steps of one text; of several processes, rank 0 plans.
+
+    Args:
+        model: the model.
+        request: of the text.
+        rule: draws the text's tokens.
+    """
     ranks = model.ranks
     if ranks is None:
-        return _own_drafting(model, request)
-    return ToldPlans(_own_drafting(model, request), ranks) if ranks.is_first else HeardPlans(ranks)
+        return _own_drafting(model, request, rule)
+    if ranks.is_first:
+        return ToldPlans(_own_drafting(model, request, rule), ranks)
+    return HeardPlans(ranks)
 
 
-def _own_drafting(model: SpeculativeModel, request: Request) -> Drafting:
->>>>>>> 18663d5 (Several processes run one model: divided by mlx-lm's shard, LoRA with it; rank 0 decides, and tells the others in a line a step)
+def _own_drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
     settings = request.drafting
     if settings is None or isinstance(settings, Drafters):
         who = settings or USUAL

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..terminal.errors import reported
-from . import adapters, benchmark
+from . import adapters, benchmark, launched
 from .autotune import autotune
 from .cache_prompt import cache_prompt
 from .chat import chat
@@ -37,8 +37,12 @@ class _Commands(TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with reported():
+        with reported(), launched.together():
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        launched.check_command(args[0])
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -102,4 +106,5 @@ def _open_standard_streams() -> None:
 def main() -> None:
     """Run the command line."""
     _open_standard_streams()
+    launched.silence_others()
     app(prog_name="specstream-mlx")

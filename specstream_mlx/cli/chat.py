@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from ..staging import staged_file
 from ..terminal.commands import grouped
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
+from . import launched
 from .draft_marks import DraftMarks
 from .options import ModelOptions, OutputOptions, SamplingOptions, Source
 
@@ -89,7 +91,7 @@ def chat(
     )
     if show_drafts:
         note(DraftMarks().legend())
-    for line in _lines():
+    for line in launched.lines_of_first(_lines()):
         session.take(line)
         if session.over:
             break
@@ -157,7 +159,7 @@ class _Session:
         responses = self._chat.reply(
             text, settings=settings, sampler=self._sampler(), **self._options
         )
-        with noted_interrupt() as stopped:
+        with _stopped_by_interrupt() as stopped:
             try:
                 for response in responses:
                     self._last, piece = response, response.text
@@ -204,8 +206,9 @@ class _Session:
         if not name:
             raise UserError("/save has no file, expected /save FILE")
         text = json.dumps(self._chat.messages, ensure_ascii=False, indent=2) + "\n"
-        with staged_file(Path(name)) as partial:
-            partial.write_text(text, encoding="utf-8")
+        if launched.is_first():
+            with staged_file(Path(name)) as partial:
+                partial.write_text(text, encoding="utf-8")
         note(f"Saved to {name}")
 
     def _quit(self, _: str) -> None:
@@ -234,3 +237,8 @@ def _lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             typer.echo()
+
+
+def _stopped_by_interrupt() -> AbstractContextManager[Callable[[], bool]]:
+    """Note Ctrl-C on rank 0, which says when a reply is over."""
+    return noted_interrupt() if launched.is_first() else nullcontext(lambda: False)

@@ -16,7 +16,7 @@ from ..hardware import blas
 from ..options.generation import DraftOptions, KVCacheOptions, LengthOptions
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from . import reporting
+from . import launched, reporting
 from .cached_prompt import CachedPrompt
 from .draft_marks import DraftMarks
 from .options import (
@@ -106,6 +106,11 @@ def generate(
     [cyan]  specstream-mlx generate --coreml tools.mlpackage --adapter sql
     -p "table t(name, city): for t with city Paris, what are the name?"[/cyan]
     """
+    launched.refuse(
+        coreml=coreml is not None,
+        prompt_cache_file=prompt_cache_file is not None,
+        compare=output.compare,
+    )
     if coreml is not None:
         refuse_beside_coreml(drafts, model, prompt, kv_cache, output)
         for flag, given in (("--mode", mode), ("--prompt-cache-file", prompt_cache_file)):

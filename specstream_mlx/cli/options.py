@@ -19,6 +19,7 @@ from ..options.generation import KVCacheOptions, PrefillOptions
 from ..options.kinds import FLAG, PATH, TEXT, choice, integer
 from ..terminal.commands import of_kind
 from ..terminal.notes import note
+from . import launched
 
 if TYPE_CHECKING:
     from mlx_lm.sample_utils import LogitsProcessor
@@ -63,7 +64,11 @@ class Source:
         from ..loading import load
 
         model, tokenizer, *_ = load(
-            self.model, tokenizer_config, adapter_path=self.adapter, weights=self.weights
+            self.model,
+            tokenizer_config,
+            adapter_path=self.adapter,
+            weights=self.weights,
+            group=launched.group(),
         )
         return model, tokenizer
 
@@ -114,6 +119,9 @@ class ModelOptions:
         Raises:
             UserError: there is no such adapter or model, or the demonstration model cannot be made.
         """
+        return launched.in_turn(lambda: self._located(quiet))
+
+    def _located(self, quiet: bool) -> Source:
         from .. import demonstration
         from ..loading import adapter_named, model_directory, read_config
 
@@ -154,6 +162,7 @@ class PromptOptions(PrefillOptions):
             UserError: the text is empty or is not UTF-8.
         """
         if self.prompt == "-":
+            launched.refuse_standard_input()
             return text_of(None)
         return text_of(self.prompt.encode(errors="surrogateescape"), "--prompt")
 

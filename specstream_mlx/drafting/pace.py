@@ -17,7 +17,7 @@ from .proposal import Material
 from .proposals import proposals_of
 from .settings import USUAL, Drafters
 
-_VERSION = 6
+_VERSION = 7
 _LONG = 4096  # rows that few texts of the first minutes reach
 
 _PACES: dict[tuple[Path, Path, Path | None], Pace] = {}
@@ -86,6 +86,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "streams": streams,
         "lora": adapter and [adapter.get("num_layers"), adapter.get("lora_parameters")],
         "kv_cache": kv_cache,
+        "processes": model.ranks.size if model.ranks else 1,
         "device": kept_costs.device_facts(),
     }
     return json.loads(json.dumps(facts, default=str))

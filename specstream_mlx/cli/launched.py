@@ -1,0 +1,151 @@
+"""Commands under ``mlx.launch``: every rank runs them, rank 0 alone talks to the user."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+from ..config import UserError
+
+if TYPE_CHECKING:
+    from mlx.core.distributed import Group
+
+    from ..distributed.ranks import Ranks
+
+_COMMANDS = ("generate", "chat", "serve", "doctor")
+_NEWS = 2.0  # seconds in which the watching threads learn why a collective has failed
+
+Made = TypeVar("Made")
+
+
+def is_first() -> bool:
+    """Whether this process talks to the user."""
+    return os.environ.get("MLX_RANK", "0") == "0"
+
+
+@cache
+def group() -> "Group | None":
+    """Return the processes that ``mlx.launch`` has started; ``None``: it has not, or but one."""
+    if "MLX_RANK" not in os.environ:
+        return None
+    import mlx.core as mx
+
+    found = mx.distributed.init()
+    return found if found.size() > 1 else None
+
+
+def ranks() -> "Ranks | None":
+    """Return the ranks of ``group``.
+
+    Raises:
+        UserError: they cannot be connected.
+    """
+    found = group()
+    if found is None:
+        return None
+    from ..distributed.ranks import ranks_of
+
+    return ranks_of(found)
+
+
+def silence_others() -> None:
+    """Let no rank but the first write anything."""
+    if not is_first():
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Run a command in the block on all ranks.
+
+    A mistake that only another rank meets with is told by rank 0.
+    """
+    present = ranks()
+    if present is None:
+        yield
+        return
+    if not present.is_first:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the user interrupts rank 0
+    try:
+        yield
+    except UserError as error:
+        if not present.is_first:
+            present.failed(str(error))
+        raise
+    except RuntimeError:
+        time.sleep(_NEWS)  # if a peer is gone, its thread here says so and ends this process
+        raise
+
+
+def check_command(name: str) -> None:
+    """Check that a command runs in several processes, if there are several.
+
+    Raises:
+        UserError: it does not.
+    """
+    if group() is not None and name not in _COMMANDS:
+        raise UserError(
+            f"{name} was started in several processes, expected one process, or one of "
+            f"{', '.join(_COMMANDS)}"
+        )
+
+
+def in_turn(make: Callable[[], Made]) -> Made:
+    """Make something on rank 0, then on the others, which may find its files there."""
+    present = ranks()
+    if present is None:
+        return make()
+    if present.is_first:
+        made = make()
+        present.tell("made")
+        return made
+    present.told("made")
+    return make()
+
+
+def lines_of_first(lines: Iterator[str]) -> Iterator[str]:
+    """Yield rank 0's lines on all ranks."""
+    present = ranks()
+    if present is None:
+        yield from lines
+    elif present.is_first:
+        for line in lines:
+            present.tell("line", line)
+            yield line
+        present.tell("line")
+    else:
+        while (line := present.told("line")) is not None:
+            yield line
+
+
+def refuse(**options: bool) -> None:
+    """Check that no option was given that needs the whole model in one process.
+
+    Args:
+        **options: whether an option was given, by its name.
+
+    Raises:
+        UserError: one was.
+    """
+    if group() is None:
+        return
+    for name, given in options.items():
+        if given:
+            raise UserError(
+                f"--{name.replace('_', '-')} was given to several processes, expected without it, "
+                "or one process"
+            )
+
+
+def refuse_standard_input() -> None:
+    """Check that no text has to be read to the end of standard input.
+
+    Raises:
+        UserError: ``mlx.launch`` passes on what comes in, and not that it ends.
+    """
+    if group() is not None:
+        raise UserError("the prompt comes from standard input, expected --prompt under mlx.launch")
