@@ -1,0 +1,75 @@
+"""The command line of a rank that fails at a certain moment: ``failing_rank.py MOMENT FILE ..``.
+
+It writes the time to FILE first.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from specstream_mlx import cli, loop
+from specstream_mlx.distributed import ranks
+from specstream_mlx.distributed.lockstep import Lockstep
+from specstream_mlx.distributed.ranks import Ranks
+
+moment, file = sys.argv[1], Path(sys.argv[2])
+del sys.argv[1:3]
+
+
+def fail(signal_number=signal.SIGKILL):
+    file.write_text(str(time.time()))
+    os.kill(os.getpid(), signal_number)
+
+
+def in_step(number, then):
+    """Fail before a step."""
+    goes_on, steps = Lockstep.goes_on, []
+
+    def counted(self, tokens):
+        steps.append(tokens)
+        if len(steps) == number:
+            tokens = then(tokens) or tokens
+        return goes_on(self, tokens)
+
+    Lockstep.goes_on = counted
+
+
+def between_texts():
+    told, lines = Ranks.told, []
+
+    def counted(self, kind):
+        if kind == "line":
+            lines.append(kind)
+            if len(lines) == 2:
+                fail()
+        return told(self, kind)
+
+    Ranks.told = counted
+
+
+def other(tokens):
+    file.write_text(str(time.time()))
+    return [token + 1 for token in tokens]
+
+
+if moment == "prefill":
+    loop.prefill = lambda *_: fail()
+elif moment == "decoding":
+    in_step(3, lambda _: fail())
+elif moment == "hanging":
+    in_step(3, lambda _: fail(signal.SIGSTOP))
+elif moment == "disagreeing":
+    in_step(3, other)
+elif moment == "between":
+    between_texts()
+elif moment == "version":
+    file.write_text(str(time.time()))
+    own = ranks.version
+    ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)
+elif moment == "file":  # of other weights, or of another adapter
+    file.write_text(str(time.time()))
+else:
+    raise ValueError(moment)
+cli.main()

@@ -1,0 +1,115 @@
+"""A rank that fails ends them all: within ten seconds, with one sentence, and not with code 0."""
+
+import time
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+FAILING = Path(__file__).with_name("failing_rank.py")
+
+
+def failed(folder, moment, command, other=None, stdin=None, size=2):
+    """Run a command of which the last rank fails; returns what rank 0 says, and its exit code.
+
+    Args:
+        folder: for files.
+        moment: see ``failing_rank.py``.
+        command: of all ranks.
+        other: the last rank's, if it has another.
+        stdin: what the user types.
+        size: number of ranks.
+    """
+    moment_file = folder / "moment"
+    sound = ["-m", "specstream_mlx", *command]
+    failing = [FAILING, moment, moment_file, *(other or command)]
+    processes = Processes(folder, *[sound] * (size - 1), failing)
+    if stdin is not None:
+        processes.started[0].stdin.write(stdin)
+        processes.started[0].stdin.flush()
+    for process in processes.started[:-1]:
+        process.wait(timeout=150)
+    after = time.time() - float(moment_file.read_text())
+    processes.started[-1].kill()
+    first, *others = processes.ended(10)
+    for one in others:
+        assert one.out == "" and one.code != 0
+        assert [line for line in one.error.splitlines() if not line.startswith("[ring]")] == []
+    said = [line for line in first.error.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "Traceback" not in first.error, first.error
+    return said[0], first.code, after
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("distributed") / "base")
+
+
+def generate(base, *more):
+    return ["generate", "--model", base, "-p", "the meeting", "-m", 40, "-q", *more]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "decoding",
+        pytest.param("prefill", marks=pytest.mark.slow),
+        pytest.param("hanging", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs(tmp_path, base, moment):
+    said, code, after = failed(tmp_path, moment, generate(base))
+    reason = "it was silent for 8 s" if moment == "hanging" else "its process has ended"
+    assert said == f"error: rank 1 is gone ({reason}), so the other ranks end too"
+    assert code == 1 and after < 10 + 5  # the busy machine's own
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_between_texts(tmp_path, base):
+    command = ["chat", "--model", base, "-m", 4]
+    said, code, after = failed(tmp_path, "between", command, stdin="hello\n")
+    assert said == "error: rank 1 is gone (its process has ended), so the other ranks end too"
+    assert code == 1 and after < 10 + 5
+
+
+@pytest.mark.slow
+def test_one_of_three_is_killed(tmp_path):
+    base = tiny_llama_directory(
+        tmp_path / "base", num_attention_heads=6, num_key_value_heads=3, hidden_size=96
+    )
+    said, code, _ = failed(tmp_path, "decoding", generate(base), size=3)
+    assert said == "error: rank 2 is gone (its process has ended), so the other ranks end too"
+    assert code == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_written_something_else(tmp_path, base):
+    said, code, _ = failed(tmp_path, "disagreeing", generate(base))
+    assert said == (
+        "error: rank 1: the ranks have written different tokens, expected those of rank 0"
+    )
+    assert code == 2
+
+
+@pytest.mark.slow
+def test_a_rank_of_another_version(tmp_path, base):
+    said, code, _ = failed(tmp_path, "version", generate(base))
+    assert said.startswith("error: rank 1 runs mlx-lm 0.0.0, expected ")
+    assert code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["weights", "adapter"])
+def test_a_rank_with_other_files(tmp_path, base, what):
+    command, other = generate(base), generate(base)
+    if what == "weights":
+        other = generate(tiny_llama_directory(tmp_path / "other" / "base", seed=1))
+    else:
+        for name, seed in (("one", 1), ("two", 2)):
+            stream_adapter_directory(tmp_path / name, base, seed=seed)
+        command = generate(base, "--adapter-path", tmp_path / "one")
+        other = generate(base, "--adapter-path", tmp_path / "two")
+    said, code, _ = failed(tmp_path, "file", command, other)
+    assert said.startswith("error: rank 1: the digest of ") and said.endswith(" as on rank 0")
+    assert code == 2
