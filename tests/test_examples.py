@@ -62,6 +62,7 @@ NOT_RUN = {
     "python -m specstream_mlx.convert.demo_model.bundle": "replaces what is bundled",
     "specstream-mlx serve": "serves until it is told to end; tests/serve/test_command.py runs it",
     "curl": "asks a server; tests/serve do",
+    "mlx.launch": "starts several processes; tests/distributed do",
     "pip install": "brings what is installed",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "

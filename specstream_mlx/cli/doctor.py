@@ -11,6 +11,7 @@ import typer
 
 from ..config import UserError
 from ..demonstration import NAME
+from . import launched
 
 if TYPE_CHECKING:
     from ..drafting.kept_costs import KeptCosts
@@ -147,6 +148,8 @@ def doctor(
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
+    Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
+
     Also what was measured here before: of which models steps were timed, when, and how quiet the
     machine was.
 
@@ -159,12 +162,27 @@ def doctor(
     """
     from ..hardware.cpu.products import BLOCK
 
+    ranks, reductions = launched.ranks(), None
+    if ranks is not None:
+        from ..distributed.reductions import measure
+
+        reductions = measure(ranks)
+        if not ranks.is_first:
+            return
     facts = examine(model)
+    if reductions is not None:
+        facts["reductions"] = asdict(reductions)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
     for name, value in (facts["device"] | facts["packages"]).items():
         print(f"{name:16} {value or 'not installed'}")
+    if reductions is not None:
+        print(
+            f"{'processes':16} {reductions.processes} over {reductions.backend}: a reduction of "
+            f"4 kB takes {1e3 * reductions.latency:.2f} ms, one of 16 MB has "
+            f"{reductions.bandwidth / 1e9:.2f} GB/s"
+        )
     print(f"{NAME:16} {facts['demonstration_model'] or 'not to be had'}")
     if facts["bundled_adapters"]:
         print(f"{'adapters':16} {', '.join(facts['bundled_adapters'])}")

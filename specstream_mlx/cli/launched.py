@@ -30,7 +30,9 @@ def is_first() -> bool:
 @cache
 def group() -> "Group | None":
     """Return the processes that ``mlx.launch`` has started; ``None``: it has not, or but one."""
-    if "MLX_RANK" not in os.environ:
+    hostfile = os.environ.get("MLX_HOSTFILE")
+    alone = hostfile is not None and not os.path.getsize(hostfile)  # what mlx.launch -n 1 writes
+    if "MLX_RANK" not in os.environ or alone:
         return None
     import mlx.core as mx
 

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -11,7 +11,13 @@ from ..demonstration import MODEL
 from ..options.kinds import TEXT, integer
 from ..terminal.commands import of_kind
 from ..terminal.notes import note
+from . import launched
 from .options import ModelOptions
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from ..loading import SpeculativeModel
 
 _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 
@@ -76,39 +82,64 @@ def serve(
     check_extra()
     from ..serve.run import listening
 
+    ranks = launched.ranks()
+    if ranks is not None and not ranks.is_first:
+        from ..serve.following import Follower
+
+        models, tokenizer = _resident(model, adapter_path, adapters)
+        Follower(ranks, models, tokenizer, kept_tokens).run()
+        return
     with listening(host, port) as opened:
-        from ..loading import named_adapters
         from ..serve.app import LOOPBACK, Limits, make_app
-        from ..serve.resident import BASE, adapters_in, resident
+        from ..serve.resident import BASE
         from ..serve.run import serve as serve_app
         from ..serve.service import Service
         from ..serve.worker import Worker
 
-        named: dict[str, str | Path] = {}
-        all_named = adapters is None and model is None and not adapter_path
-        if adapters is not None:
-            named |= adapters_in(adapters)
-        for one in adapter_path or ():
-            name, equals, directory = one.partition("=")
-            if not equals:
-                raise UserError(f"--adapter-path is {one}, expected NAME=DIR")
-            named[name] = directory
-        streams = named.pop(BASE, None)
-        source = ModelOptions(model, None, None if streams is None else Path(streams)).source()
-        base, tokenizer = source.load()
-        if all_named:
-            named = {name: path for name, path in named_adapters().items() if base.fits(path)}
-        models = resident(base, named)
+        models, tokenizer = _resident(model, adapter_path, adapters)
         is_local = host in LOOPBACK
         if not is_local and api_key is None:
             note(f"Whoever reaches {host} can use this server: see --api-key")
-        worker = Worker(tokenizer, texts, queue, kept_tokens, base.model)
+        worker = Worker(tokenizer, texts, queue, kept_tokens, models[BASE].model)
         limits = Limits(api_key, LOOPBACK if is_local else frozenset(), body_bytes)
         app = make_app(Service(models, tokenizer, worker, max_tokens), limits)
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
         serve_app(app, opened)
+
+
+def _resident(
+    model: str | None, adapter_path: list[str] | None, adapters: Path | None
+) -> "tuple[dict[str, SpeculativeModel], TokenizerWrapper]":
+    """Load the base and its adapters, by the names that clients use.
+
+    Args:
+        model, adapter_path, adapters: options of the command.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
+    from ..loading import named_adapters
+    from ..serve.resident import BASE, adapters_in, resident
+
+    named: dict[str, str | Path] = {}
+    all_named = adapters is None and model is None and not adapter_path
+    if adapters is not None:
+        named |= adapters_in(adapters)
+    for one in adapter_path or ():
+        name, equals, directory = one.partition("=")
+        if not equals:
+            raise UserError(f"--adapter-path is {one}, expected NAME=DIR")
+        named[name] = directory
+    streams = named.pop(BASE, None)
+    source = ModelOptions(model, None, None if streams is None else Path(streams)).source()
+    base, tokenizer = source.load()
+    if all_named:
+        named = {name: path for name, path in named_adapters().items() if base.fits(path)}
+    if base.ranks is not None:
+        base.ranks.agree("the list of adapters", list(named))
+    return resident(base, named), tokenizer
 
 
 def check_extra() -> None:

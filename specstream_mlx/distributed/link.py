@@ -103,6 +103,7 @@ class Link:
             UserError: one has not come, or runs other versions.
         """
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
+        found: dict[int, dict[str, str]] = {}
         until = time.monotonic() + _JOINING
         with listening:
             while len(peers) < size - 1:
@@ -119,9 +120,16 @@ class Link:
                 with suppress(OSError, ValueError, TypeError):  # somebody who does not belong here
                     rank, its_key, its_versions = json.loads(lines.readline(_LONGEST))
                     if its_key == list(key):
-                        _check_versions(rank, its_versions, versions)
                         peers[rank] = connection, lines
-        return cls(0, peers)
+                        found[rank] = its_versions
+        link = cls(0, peers)
+        try:
+            for rank, its_versions in found.items():
+                _check_versions(rank, its_versions, versions)
+        except UserError:
+            link.send(["gone", None])
+            raise
+        return link
 
     @classmethod
     def of_other(
@@ -171,6 +179,8 @@ class Link:
                         time.sleep(_FAREWELL)
                         os._exit(GONE)
                     return
+                elif kind == "gone":
+                    os._exit(GONE)  # rank 0 has said why
                 elif kind == "failed":
                     time.sleep(_GRACE)
                     self._exit(f"rank {rank}: {value}", MISTAKE)
@@ -185,6 +195,8 @@ class Link:
 
     def _exit(self, sentence: str, code: int) -> None:
         """End this process; of several that may be left, one says why."""
+        if not self._own:
+            self.send(["gone", None])
         if self._own <= 1:
             os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
         os._exit(code)

@@ -43,6 +43,11 @@ class Ranks:
         self._link = self._connected()
 
     @property
+    def backend(self) -> str:
+        """The name of MLX's distributed backend."""
+        return _backend()[0]
+
+    @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which decides."""
         return self.rank == 0
@@ -144,18 +149,27 @@ def ranks_of(group: mx.distributed.Group) -> Ranks | None:
 
 
 def _address_of_first() -> str:
-    """Return rank 0's address, from what ``mlx.launch`` has told this process.
+    """Return rank 0's address.
 
     Raises:
-        UserError: it has told none.
+        UserError: nothing tells it.
     """
-    if hostfile := os.environ.get("MLX_HOSTFILE"):  # ring
+    backend, address = _backend()
+    if not address:
+        raise UserError(
+            f"the distributed backend is {backend}, which does not say where rank 0 is, expected "
+            "ring or jaccl"
+        )
+    return address
+
+
+def _backend() -> tuple[str, str]:
+    """Return the name of the backend and rank 0's address, from what mlx.launch tells."""
+    if hostfile := os.environ.get("MLX_HOSTFILE"):
         with open(hostfile, encoding="utf-8") as file:
-            return json.load(file)[0][0].rpartition(":")[0]
-    for name in ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP"):
-        if address := os.environ.get(name):
-            return address.rpartition(":")[0] or address
-    raise UserError(
-        "the distributed backend does not say where rank 0 is, expected mlx.launch with the "
-        "backend ring or jaccl"
-    )
+            return "ring", json.load(file)[0][0].rpartition(":")[0]
+    if coordinator := os.environ.get("MLX_JACCL_COORDINATOR"):
+        return "jaccl", coordinator.rpartition(":")[0]
+    if address := os.environ.get("NCCL_HOST_IP"):
+        return "nccl", address
+    return "another", ""

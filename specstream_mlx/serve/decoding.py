@@ -4,6 +4,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -32,6 +33,9 @@ CHUNK = 512
 GREEDY = Sampling()
 
 _NO_DRAFTS = DraftSettings(speculation=False)
+
+_NUMBERS = count()
+"""Numbers by which other ranks know texts and batches."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,12 @@ class Asked:
         )
 
 
+def tell(model: SpeculativeModel, verb: str, *arguments: Any) -> None:
+    """Tell other ranks, if there are any, of an act that they must do too; see ``Follower``."""
+    if model.ranks is not None:
+        model.ranks.tell("work", [verb, *arguments])
+
+
 class Writing:
     """One text: its prompt is read in turns, then it takes the steps of a ``Batch``.
 
@@ -149,6 +159,8 @@ class Writing:
         asked: see above.
         start: when it began, in seconds of ``time.monotonic``.
         ended: what there is to say when the text is complete; ``None``: it is not.
+        cache: the rows of the prompt.
+        number: by which other ranks know it.
     """
 
     def __init__(
@@ -161,7 +173,7 @@ class Writing:
         self.asked, self.start = asked, time.monotonic()
         self.ended: Ended | None = None
         self._tokenizer, self._prefixes, self._is_alone = tokenizer, prefixes, is_alone
-        self._cache = PromptCache()
+        self.cache, self.number = PromptCache(), next(_NUMBERS)
         self._found, self._ids = Ended(prompt_tokens=len(asked.prompt)), list[int]()
         self._drafters, self._steps = deque[str](), deque[Step]()
         self._processors = [_Caught(make()) for make in asked.processors]
@@ -170,7 +182,7 @@ class Writing:
     def read(self) -> Iterator[Read]:
         """Read the prompt but for its last token, a chunk a turn."""
         model, prompt = self.asked.model, self.asked.prompt
-        self._cache = cache = self._prefixes.cache_for(model.model, prompt)
+        self.cache = cache = self._prefixes.cache_for(model.model, prompt)
         generation = cache.begin(model, prompt, NEVER_QUANTIZED)
         decoder = Decoder(model.model, None, cache.caches)  # streams do not run beside a prompt
         cache.caches = decoder.caches
@@ -199,7 +211,7 @@ class Writing:
         request = replace(
             request,
             drafting=drafting,
-            prompt_cache=self._cache,
+            prompt_cache=self.cache,
             sampler=sampler,
             logits_processors=self._processors,
         )
@@ -235,7 +247,7 @@ class Writing:
 
     def keep(self) -> None:
         """Let later prompts have the rows."""
-        self._prefixes.keep(self.asked.model.model, self._cache)
+        self._prefixes.keep(self.asked.model.model, self.cache)
 
     def _end(self, last: GenerationResponse) -> None:
         self.ended = ended = self._found
@@ -257,7 +269,7 @@ class Batch:
 
     def __init__(self, model: SpeculativeModel):
         self._model, self._together = model, Together(model)
-        self._steps = self._together.steps()
+        self._steps, self._number = self._together.steps(), next(_NUMBERS)
         self._texts: dict[Text, Writing] = {}
         self._several = True
         try:
@@ -280,13 +292,16 @@ class Batch:
         Raises:
             UserError: the model cannot do what is asked.
         """
-        text = self._together.join(writing.request(), writing.asked.model)
+        request = writing.request()
+        tell(self._model, "join", writing.number, self._number)
+        text = self._together.join(request, writing.asked.model)
         self._texts[text] = writing
 
     def leave(self, writing: Writing) -> None:
         """Let a text go on no further."""
         text = next(text for text, one in self._texts.items() if one is writing)
         del self._texts[text]
+        tell(self._model, "leave", writing.number)
         if not text.ended:
             self._together.leave(text)
 
@@ -298,11 +313,13 @@ class Batch:
         Raises:
             Exception: the pass itself has failed; no text can go on.
         """
+        tell(self._model, "step", self._number)
         return [(self._texts[text], self._taken(text, step)) for text, step in next(self._steps)]
 
     def close(self) -> None:
         """Let all texts go."""
         self._texts = {}
+        tell(self._model, "close", self._number)
         self._steps.close()  # type: ignore[attr-defined]
 
     def _taken(self, text: Text, step: Step) -> Written | Exception:
@@ -314,6 +331,7 @@ class Batch:
         if writing.ended or isinstance(event, Exception):
             self.leave(writing)
         if writing.ended:
+            tell(self._model, "keep", writing.number)
             writing.keep()
         return event
 

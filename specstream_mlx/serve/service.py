@@ -98,6 +98,8 @@ class Service:
         """Break off all texts and end the threads."""
         self._preparing.shutdown(cancel_futures=True)
         self.worker.stop()
+        if (ranks := self.models[BASE].ranks) is not None:
+            ranks.tell("work")
 
     def asked(self, wish: Wish) -> list[Asked]:
         """The texts that a request asks for.

@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import UserError
 from ..hardware import device
-from .decoding import Asked, Batch, Ended, Read, Writing, Written
+from .decoding import Asked, Batch, Ended, Read, Writing, Written, tell
 from .prefixes import Prefixes
 
 Event = Read | Written | Ended | Exception
@@ -182,7 +182,10 @@ class Worker:
         jobs = self._waiting.pop(name)
         job = jobs.popleft()
         self._waiting[name] = jobs
-        writing = Writing(job.asked, self._tokenizer, self._prefixes, lambda: self._alone)
+        asked = job.asked
+        writing = Writing(asked, self._tokenizer, self._prefixes, lambda: self._alone)
+        own = writing.number, asked.name, asked.prompt, asked.max_tokens
+        tell(asked.model, "begin", *own)
         self._texts[writing] = job
         self._reading = writing, writing.read()
 
@@ -192,6 +195,7 @@ class Worker:
             return
         writing, chunks = self._reading
         try:
+            tell(writing.asked.model, "read", writing.number)
             read = next(chunks, None)
             if read is not None:
                 self._texts[writing].deliver(read)
@@ -239,5 +243,6 @@ class Worker:
             if not batch.texts:
                 batch.close()
                 self._batches.remove(batch)
+        tell(writing.asked.model, "end", writing.number)
         with self._changed:
             del self._texts[writing]
