@@ -35,3 +35,16 @@ def prompt_template(task: str) -> str:
 def instructed(item: Item) -> str:
     """The user's turn for ``item``: instruction and content."""
     return prompt_template(item.task).replace("{text}", item.content)
+
+
+def typed_dev(task: str, count: int) -> list[list[Item]]:
+    """The first ``count`` typed texts of a task, to watch a training on and never to train on.
+
+    Returns:
+        For each text an item with every accepted answer.
+    """
+    lines = (TYPED / "dev" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    return [
+        [Item(task, values["input"], answer, f"typed/{task}") for answer in values["accepted"]]
+        for values in map(json.loads, lines)
+    ]

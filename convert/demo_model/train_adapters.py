@@ -35,7 +35,6 @@ from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
-from .typed_dev import typed_dev
 
 STREAMS, SHARED, BASE = "streams", "shared", "base"
 PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
@@ -97,7 +96,7 @@ def typed(part: str) -> list[tasks.Item]:
     """Texts that people typed for development, with the first of the accepted answers."""
     names = list(tasks.TASKS) if part == SHARED else [part]
     count = TYPED_TOGETHER if part == SHARED else TYPED_ALONE
-    return [answers[0] for name in names for answers in typed_dev(name, count)]
+    return [answers[0] for name in names for answers in tasks.typed_dev(name, count)]
 
 
 @dataclass(frozen=True)
