@@ -7,6 +7,7 @@ import torch
 from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.staging import staged_file
+from specstream_mlx.train.stream_settings import check_identity
 
 from .training_settings import TrainSettings
 
@@ -80,13 +81,7 @@ def load_checkpoint(
         raise UserError(f"{path} is not a readable checkpoint: {error}") from None
     except Exception as error:  # torch.load raises what the damaged bytes lead to
         raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
-    expected = settings.identity()
-    for name in sorted(expected):
-        if found.get(name) != expected[name]:
-            raise UserError(
-                f"{path} was made with {name} = {found.get(name)}, expected {expected[name]} "
-                "as in this run"
-            )
+    check_identity(path, found, settings.identity())
     # The groups are this run's own: they hold settings, which are the same.
     groups = optimizer.state_dict()["param_groups"]
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -15,6 +15,7 @@ from ..checked_files import check_shapes, not_finite, parse_json, reason, tensor
 from ..config import UserError, shown
 from ..staging import staged_file
 from .parameters import Parameters
+from .stream_settings import check_identity
 
 _PARAMETER, _OPTIMIZER = "parameter ", "optimizer "
 _META = "run"
@@ -94,12 +95,7 @@ class Checkpoint:
         Raises:
             UserError: a setting differs, or an array has another name, shape or dtype.
         """
-        for name, value in identity.items():
-            if (before := self.identity.get(name)) != value:
-                raise UserError(
-                    f"{path}: {name} was {shown(before)}, expected {shown(value)} as in this run; "
-                    "a run is resumed with the settings that it began with"
-                )
+        check_identity(path, self.identity, identity)
         for kind, found, expected in (
             (_PARAMETER, self.parameters, parameters),
             (_OPTIMIZER, self.optimizer, optimizer),

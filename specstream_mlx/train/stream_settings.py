@@ -3,6 +3,7 @@
 Both trainers share it, so nothing here needs MLX.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -281,6 +282,25 @@ class StreamSettings:
             raise UserError(
                 f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
                 f"{vocab_size}"
+            )
+
+
+def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+    """Check that a checkpoint is of a run with the same settings.
+
+    Args:
+        path: the checkpoint, for the error.
+        found: the settings that it was made with.
+        expected: the run's, see ``StreamSettings.identity``.
+
+    Raises:
+        UserError: one differs.
+    """
+    for name, value in expected.items():
+        if (before := found.get(name)) != value:
+            raise UserError(
+                f"{path}: {name} was {shown(before)}, expected {shown(value)} as in this run; a "
+                "run is resumed with the settings that it began with"
             )
 
 

@@ -411,7 +411,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(settings, monkeypatc
 
 def test_resume_refuses_other_settings_and_damage(settings):
     trainer.train(settings(iters=2))
-    with pytest.raises(UserError, match="made with seed = 0, expected 1 as in this run"):
+    with pytest.raises(UserError, match="seed was '0', expected '1' as in this run"):
         trainer.train(settings(iters=2, seed=1, resume=True))
     checkpoint = settings().output / "checkpoint.pt"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
