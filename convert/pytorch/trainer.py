@@ -44,7 +44,7 @@ from specstream_mlx.train.stream_settings import LearningRates
 
 from .adapter_files import check_replaceable, write_adapter
 from .backbone import linear_layers
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint
 from .kept_hidden import KeptHidden
 from .load import base_fingerprint, load_adapter, load_base
 from .losses import Batch, count_correct, n_gram_loss
@@ -151,11 +151,12 @@ def train(
     others = [p for name, p in trainable.items() if not name.startswith("pruner.")]
     alphas = settings.alphas(settings.num_streams)
 
+    state = Checkpoint(checkpoint, settings, weights, optimizer)
     step, elapsed_before = 0, 0.0
     if settings.resume:
-        step, elapsed_before = load_checkpoint(checkpoint, settings, weights, optimizer)
+        step, elapsed_before = state.load()
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
-        save_checkpoint(checkpoint, settings, weights, optimizer, 0, 0.0, replace=False)
+        state.save(0, 0.0, replace=False)
     batches = Batches(items, settings.batch_size, settings.seed)
     kept = KeptHidden(model) if settings.keep_hidden else None
     iters = settings.iters
@@ -200,10 +201,10 @@ def train(
                 append(log, json.dumps(figures) + "\n")
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
-                save_checkpoint(checkpoint, settings, weights, optimizer, step, figures["seconds"])
+                state.save(step, figures["seconds"])
             if on_step is not None:
                 on_step(step, figures)
-    save_checkpoint(checkpoint, settings, weights, optimizer, step, time.monotonic() - started)
+    state.save(step, time.monotonic() - started)
     if held_out:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             accuracy = evaluate(model, held_out, settings.batch_size)
