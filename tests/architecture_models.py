@@ -5,7 +5,7 @@ before rope scaling are shorter than the tests' texts.
 """
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +13,11 @@ import mlx.core as mx
 import torch
 import transformers
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
-from tiny_models import tiny_streams
+from tiny_models import random_streams
 
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import SpeculativeModel, read_config, read_model
-from specstream_mlx.models.streams import Streams
 from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share
@@ -201,19 +200,18 @@ def pair(case):
     torch_model.save_pretrained(directory)
     model, _ = read_model(directory)
     saved = read_config(directory)
-    stream_config = StreamConfig(
-        mode="lossless",
-        num_streams=3,
-        num_msa_layers=3,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        stream_mlp="adapter",
-        stream_adapter_rank=4,
-        pruner_rank=4,
-    )
-    streams = Streams(stream_config)
-    streams.load_weights(list(tiny_streams(stream_config, seed=5).items()))
+    sizes = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers")}
+    fields = {"num_streams": 3, "num_msa_layers": 3, "pruner_rank": 4}
+    fields |= {"stream_mlp": "adapter", "stream_adapter_rank": 4}
+    streams = random_streams(StreamConfig(mode="lossless", **sizes, **fields), seed=5)
     return Pair(torch_model, SpeculativeModel(model, saved, directory, streams=streams))
+
+
+def with_streams(case, seed=5, **fields):
+    """The case's model with other random streams, by fields of ``StreamConfig``."""
+    found = pair(case).model
+    streams = random_streams(replace(found.streams.config, **fields), seed=seed)
+    return SpeculativeModel(found.model, found.config, found.path, streams=streams)
 
 
 def mlx_lm_caches(model):

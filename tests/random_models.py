@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
+from tiny_models import random_streams, tiny_llama, tiny_llama_config
 
 from specstream_mlx import loop
 from specstream_mlx.drafting import fixed
@@ -28,7 +28,6 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import Request, decode
-from specstream_mlx.models.streams import Streams
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -93,19 +92,12 @@ PLAIN_HEADS = {
 }
 
 
-def speculative_model(base="grouped heads, tied", *, mode="lossless", seed=0, **streams):
+def speculative_model(
+    base="grouped heads, tied", *, mode="lossless", seed=0, sizes=None, **streams
+):
     """A random base with random streams; ``streams`` are fields of ``StreamConfig``."""
-    extra = dict(BASES[base])
-    tied = extra.pop("tie_word_embeddings", True)
-    kv_heads = extra.pop("num_key_value_heads", 2)
-    config = tiny_llama_config(
-        hidden_size=32,
-        intermediate_size=48,
-        vocab_size=VOCAB_SIZE,
-        tie_word_embeddings=tied,
-        num_key_value_heads=kv_heads,
-    )
-    config |= extra
+    sizes = sizes or {"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB_SIZE}
+    config = tiny_llama_config(**sizes) | BASES[base]
     model = tiny_llama(config, seed=seed)
     for layer in model.layers:
         layer.self_attn.q_proj.weight *= 4
@@ -114,9 +106,8 @@ def speculative_model(base="grouped heads, tied", *, mode="lossless", seed=0, **
             if "bias" in module:
                 module.bias = 0.2 * mx.random.normal(module.bias.shape, key=mx.random.key(seed))
     fields = {"num_streams": 3, "num_msa_layers": 2, "pruner_rank": 4, **streams}
-    stream_config = StreamConfig(mode=mode, hidden_size=32, num_hidden_layers=4, **fields)
-    adapter = Streams(stream_config)
-    adapter.load_weights(list(tiny_streams(stream_config, seed=seed + 1).items()))
+    sizes = {name: config[name] for name in ("hidden_size", "num_hidden_layers")}
+    adapter = random_streams(StreamConfig(mode=mode, **sizes, **fields), seed=seed + 1)
     mx.eval(model.parameters(), adapter.parameters())
     return SpeculativeModel(model, config, Path("in memory"), streams=adapter)
 
@@ -280,6 +271,26 @@ def with_random_log_probs(tree, rng):
         parent = tree.parents[node]
         log_probs[node] = log_probs[parent] + np.log(shares[node] / totals[parent])
     return replace(tree, log_probs=log_probs)
+
+
+def chain_of(tokens):
+    """A tree of one path."""
+    indices = np.arange(len(tokens), dtype=np.int32)
+    return DraftTree(np.array(tokens, np.int32), indices - 1, indices)
+
+
+class TrueTrees:
+    """Drafts random trees of any shape, in which the true path is right to a random depth."""
+
+    def __init__(self, truth, seed, width=3):
+        self._truth, self._rng, self._width = truth, np.random.default_rng(seed), width
+
+    def accept(self, tokens):
+        self._truth = self._truth[len(tokens) :]
+
+    def grow(self, root, _):
+        right = self._truth[: self._rng.integers(0, 5)]
+        return random_tree(self._rng, root, depth=4, width=self._width, truth=right)
 
 
 class Oracle:

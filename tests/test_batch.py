@@ -3,7 +3,6 @@
 import itertools
 
 import mlx_lm
-import numpy as np
 import pytest
 from architecture_models import CASES, pair
 from mlx_lm.sample_utils import make_sampler
@@ -11,12 +10,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     VOCAB_SIZE,
+    TrueTrees,
     assert_same_rows,
     paired,
     plain_caches,
     plain_tokens,
     random_prompt,
-    random_tree,
     request,
     speculative_model,
     tokens_of,
@@ -135,23 +134,6 @@ def test_architectures(case):
         return
     for prompt, found in zip(prompts, response.token_ids, strict=True):
         assert found == tokens_of(model, prompt, 8)[:8]
-
-
-class TrueTrees:
-    """Drafts random trees of any shape, in which the true path is right to a random depth."""
-
-    def __init__(self, truth, seed):
-        self._truth, self._place, self._rng = truth, 0, np.random.default_rng(seed)
-
-    def accept(self, tokens):
-        self._place += len(tokens)
-
-    def grow(self, root, _):
-        right = self._truth[self._place :][: self._rng.integers(0, 5)]
-        return random_tree(self._rng, root, depth=4, width=3, truth=right)
-
-    def describe(self):
-        return "the truth among distractors"
 
 
 PLACES = [

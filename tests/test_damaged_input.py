@@ -470,16 +470,6 @@ def test_fields_of_an_adapter(part, name, value, copy, read):
     refused(lambda: read(adapter), adapter)
 
 
-def test_an_adapter_that_names_a_strange_base(copy):
-    adapter = copy("adapter")
-    path = adapter / "adapter_config.json"
-    values = json.loads(path.read_text())
-    for name in (LONG, "zero\0", "none-such"):
-        values["speculative_streaming"]["base_model"] = name
-        path.write_text(json.dumps(values))
-        assert inspect_directory(adapter)["base"] is None
-
-
 PEFT_FIELDS = [
     *each("r", "4", 0, -1, 1.5, True, None, [], 10**9, HUGE),
     *each("lora_alpha", "4", None, True, {}, HUGE * 10**300),
@@ -713,30 +703,6 @@ def test_separators_of_unicode_end_no_line(tmp_path):
     line = json.dumps({"prompt": "a", "completion": text}, ensure_ascii=False)
     path.write_text(line.replace("\\u000b", "\\u000b") + "\r\n" + line + "\n", newline="")
     assert [pair[:2] for pair in read_pairs(path)] == [("a", text)] * 2
-
-
-NAN = float("nan")
-SETTINGS = [
-    *((name, v) for name in ("num_streams", "num_msa_layers") for v in (0, 10**9, HUGE)),
-    *each("pruner_rank", -1, 10**12, HUGE),
-    *((name, value) for name in ("batch_size", "iters", "segments") for value in (0, HUGE)),
-    *each("seed", -HUGE, HUGE),
-    *each("stream_init_rank", -1, 0),
-    *each("learning_rate", -1, 0, NAN, float("inf")),
-    *((name, v) for name in ("weight_decay", "epochs", "alpha_main") for v in (-1, NAN)),
-    *each("max_seq_length", 0, 1),
-    *((name, "x") for name in ("mode", "stream_mlp", "pruner_form", "prompt_template")),
-    *((name, Path(LONG)) for name in ("data", "model", "init_adapter")),
-    *each("model", Path("zero\0")),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=ids(SETTINGS))
-def test_settings_of_the_trainer(name, value, good, tmp_path):
-    values = {"model": good / "base", "data": good / "data.jsonl", "output": tmp_path / "out"}
-    values |= {"num_msa_layers": 2, "iters": None if name == "epochs" else 1, "bf16": False}
-    named = "tokens" if name == "max_seq_length" else name
-    refused(lambda: train(TrainSettings(**values | {name: value})), named, str(value)[:100])
 
 
 # Flags and values ---------------------------------------------------------------------------

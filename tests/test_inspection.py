@@ -21,7 +21,6 @@ from tiny_models import (
     tiny_llama_directory,
     tiny_tokenizer,
 )
-from tiny_peft import peft_directory, untied_llama
 from torch_tiny import tiny_llama as torch_llama
 from torch_tiny import tiny_model
 
@@ -126,18 +125,6 @@ def test_a_head_that_is_tied_by_default(case, tmp_path):
     assert mx.array_equal(model(tokens), found.model(tokens))
 
 
-def test_the_magnitudes_of_dora_belong_to_lora(tmp_path):
-    """In PEFT's directory and in the converted one."""
-    hf = untied_llama(tmp_path / "hf")
-    peft_directory(hf, tmp_path / "peft", target_modules=["q_proj", "down_proj"], use_dora=True)
-    convert_adapter(tmp_path / "peft", hf, tmp_path / "mlx")
-    found = [inspect_directory(tmp_path / name, hf)["adapter"] for name in ("peft", "mlx")]
-    assert found[0]["parameters"] == found[1]["parameters"]
-    assert found[0]["parameters"]["other"] == 0
-    for adapter in found:
-        assert adapter["lora_modules"] == ["mlp.down_proj", "self_attn.q_proj"]
-
-
 def test_counts_of_an_adapter(base, shared):
     found = inspect_directory(shared, base)
     adapter = found["adapter"]
@@ -173,44 +160,18 @@ def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
     assert before["base"] == after["base"] is not None
 
 
-def test_lora_of_mlx_lm_beside_streams_of_the_pytorch_side(shared, tmp_path):
-    """Both are read, as the conversion does."""
-    adapter = shutil.copytree(shared, tmp_path / "adapter")
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    streams = config.pop("speculative_streaming")
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    (adapter / "speculative_streaming.json").write_text(json.dumps(streams))
-    assert_alike(*(inspect_directory(path)["adapter"] for path in (adapter, shared)))
-
-
 def test_refusals(base, shared, tmp_path):
     assert "none does not exist" in refused(tmp_path / "none")
     assert "is a file" in refused(base / "config.json")
     (tmp_path / "empty").mkdir()
     assert "has neither config.json nor adapter_config.json" in refused(tmp_path / "empty")
-
     spoilt = shutil.copytree(base, tmp_path / "spoilt")
-    edit(spoilt / "config.json", lambda c: c.update(vocab_size="many"))
-    assert "vocab_size is 'many', expected an integer of at least 1" in refused(spoilt)
-    (spoilt / "config.json").write_text("{")
-    assert "config.json is not valid JSON" in refused(spoilt)
-    shutil.copy(base / "config.json", spoilt)
     edit(spoilt / "config.json", lambda c: c.update(quantization_config={"quant_method": "gptq"}))
     assert "quantized by 'gptq', expected MLX's own quantization" in refused(spoilt)
-    shutil.copy(base / "config.json", spoilt)
-    weights = spoilt / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-    assert "not a complete safetensors file" in refused(spoilt)
-    weights.unlink()
-    assert "has no model*.safetensors" in refused(spoilt)
-
     adapter = shutil.copytree(shared, tmp_path / "adapter")
-    edit(
-        adapter / "adapter_config.json", lambda c: c["speculative_streaming"].update(num_streams=3)
-    )
+    path = adapter / "adapter_config.json"
+    edit(path, lambda c: c["speculative_streaming"].update(num_streams=3))
     assert "streams.embeddings has shape (4, 64), expected (3, 64)" in refused(adapter)
-    edit(adapter / "adapter_config.json", lambda c: c.update(speculative_streaming=[]))
-    assert "expected an object" in refused(adapter)
 
 
 def test_pickled_tensors_are_not_opened(tmp_path):

@@ -3,7 +3,6 @@
 import random
 from functools import cache
 
-import numpy as np
 import pytest
 from changing_drafts import KINDS, AnyDrafting
 from mlx_lm.sample_utils import make_logits_processors
@@ -12,9 +11,9 @@ from random_models import (
     STREAMS,
     TREES,
     VOCAB_SIZE,
+    TrueTrees,
     plain_tokens,
     random_prompt,
-    random_tree,
     request,
     speculative_model,
 )
@@ -53,20 +52,6 @@ DRAFTS = [
 def model_of(number):
     base, mode, streams = MODELS[number]
     return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
-
-
-class Knowing:
-    """Drafts random trees that hold the true continuation to a random depth."""
-
-    def __init__(self, truth, seed):
-        self._truth, self._rng = truth, np.random.default_rng(seed)
-
-    def accept(self, tokens):
-        self._truth = self._truth[len(tokens) :]
-
-    def grow(self, root, *_):
-        right = self._truth[: self._rng.integers(0, 5)]
-        return random_tree(self._rng, root, depth=4, width=2, vocab_size=VOCAB_SIZE, truth=right)
 
 
 def random_sampler(rng):
@@ -140,7 +125,7 @@ def check_one(rng, model):
     if way == "changing":
         drafting = AnyDrafting(model, prompt, rng.randrange(999), KINDS)
     if way == "knowing":
-        drafter = Knowing(expected, rng.randrange(999))
+        drafter = TrueTrees(expected, rng.randrange(999), width=2)
         drafting = FixedDrafting(drafter, drafting.plans(model.streams and model.streams.config))
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()

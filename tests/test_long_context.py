@@ -1,20 +1,14 @@
 """8k tokens of context: the text is mlx_lm's, and memory is the KV cache and one chunk's work."""
 
-from pathlib import Path
-
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, make_prompt_cache
-from random_models import assert_lossless, random_prompt, request
-from tiny_models import tiny_llama, tiny_llama_config, tiny_streams
+from random_models import assert_lossless, random_prompt, request, speculative_model
 
 from specstream_mlx import PromptCache
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
-from specstream_mlx.models.streams import Streams
-from specstream_mlx.stream_config import StreamConfig
 
 LENGTH, CHUNK = 8000, 256
 # MLX's CPU backend counts ten operations as one task, so that it may allocate the outputs of ten
@@ -32,25 +26,8 @@ pytestmark = pytest.mark.slow
 
 def long_model(mode="lossless"):
     """Keys and values are large beside everything else, so that a copy of them is noticed."""
-    config = tiny_llama_config(
-        hidden_size=256, num_key_value_heads=4, intermediate_size=64, max_position_embeddings=16384
-    )
-    model = tiny_llama(config, seed=1)
-    for layer in model.layers:
-        layer.self_attn.q_proj.weight *= 4
-        layer.self_attn.o_proj.weight *= 2
-    stream_config = StreamConfig(
-        mode=mode,
-        num_streams=3,
-        num_msa_layers=2,
-        hidden_size=256,
-        num_hidden_layers=4,
-        pruner_rank=4,
-    )
-    streams = Streams(stream_config)
-    streams.load_weights(list(tiny_streams(stream_config, seed=2).items()))
-    mx.eval(model.parameters(), streams.parameters())
-    return SpeculativeModel(model, config, Path("in memory"), streams=streams)
+    sizes = {"hidden_size": 256, "num_key_value_heads": 4, "intermediate_size": 64}
+    return speculative_model(mode=mode, seed=1, sizes={**sizes, "max_position_embeddings": 16384})
 
 
 def peak_of(work):

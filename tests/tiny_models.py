@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.config import VOCABULARY
 from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.models.streams import Streams
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 320
@@ -148,6 +149,13 @@ def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> 
         std *= 1.0 if ".down." in name else scale
         tensors[name] = mx.array(generator.normal(0, std, shape), mx.float32)
     return tensors
+
+
+def random_streams(config: StreamConfig, *, seed: int = 0) -> Streams:
+    """Streams that hold ``tiny_streams``."""
+    streams = Streams(config)
+    streams.load_weights(list(tiny_streams(config, seed=seed).items()))
+    return streams
 
 
 def tiny_lora(

@@ -12,13 +12,11 @@ from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
 from tiny_peft import mlx_logits
-from typer.testing import CliRunner
 
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.lora import unmount
 from specstream_mlx.adapters.mounting import mount
-from specstream_mlx.cli import app
 from specstream_mlx.hardware import weights
 
 
@@ -120,17 +118,6 @@ def test_experts(tmp_path):
     mount(models[1], adapter)
     load_adapters(models[0], str(directory))
     np.testing.assert_array_equal(mlx_logits(models[0].eval()), mlx_logits(models[1]))
-
-
-def test_an_adapter_without_streams_says_so(base, tmp_path):
-    directory = mlx_lm_directory(base, tmp_path / "lora", "lora", None, 4)
-    flags = ("--adapter-path", directory, "--ignore-chat-template", "--compare", "--json")
-    arguments = ("generate", "--model", base, "-p", "the meeting", "-m", 8, *flags)
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == 0, result.output
-    assert f"The adapter {directory} has no streams, so only lookup may draft" in result.stderr
-    values = json.loads(result.stdout)
-    assert (values["identical"], values["accepted_length"]) == (True, 1.0)
 
 
 @pytest.fixture

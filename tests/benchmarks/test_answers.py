@@ -91,12 +91,3 @@ def test_depths_count_calls_that_accepted_as_many_drafts():
     found = drafted([[8]], [run_of(calls)])
     assert found["depths"] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0, 0]
     assert found["call_reduction"] == 2
-
-
-def test_the_rate_behind_the_first_tokens_starts_where_a_call_ends():
-    """Of calls of four tokens a second, the tokens of each coming at the same moment."""
-    calls = [([0], NO_GUESSES), *[([1, 2, 3, 4], NO_GUESSES)] * 5]
-    arrivals = [0.0, *(float(second) for second in range(1, 6) for _ in range(4))]
-    run = Run([0] * 21, "", len(calls), 1.0, arrivals=arrivals, calls=calls)
-    assert run.rate_behind(9) == run.rate_behind(10) == run.rate_behind(13) == pytest.approx(4.0)
-    assert run.rate_behind(14) == 0.0  # one call is left

@@ -36,28 +36,6 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
     }
 
 
-def test_of_several_rounds_the_median_counts_without_the_drift_of_the_machine():
-    """Every way's second round meets a machine that is busy with something else."""
-
-    def one(rate):
-        rounds = {}
-
-        def run(prompt):
-            rounds[prompt[0]] = rounds.get(prompt[0], 0) + 1
-            slow = 10 if rounds[prompt[0]] == 2 else 1
-            tokens = [1] * (1 + prompt[0])
-            return Run(tokens, "", 3, rate / slow if prompt[0] else 0.0)
-
-        return run
-
-    ways = {"usual": one(40.0), "fast": one(80.0)}
-    found = interleaved([[0], [20], [60]], ways, rounds=3, warm_up=False)
-    assert [len(same) for same in found.runs["fast"]] == [3, 3, 3]
-    assert found.speedup("fast", "usual") == pytest.approx(2, rel=0.01)
-    assert found.rates["fast", 2] == pytest.approx(80, rel=0.01)
-    assert ("fast", 0) not in found.rates  # a single token has no rate
-
-
 def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
     """A group is 64 weights wide."""
     tiny_llama_directory(tmp_path / "some", hidden_size=96, intermediate_size=128)
@@ -69,15 +47,6 @@ def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
     tiny_llama_directory(tmp_path / "none", hidden_size=96, intermediate_size=96)
     with pytest.raises(UserError, match="--bits is 4, expected none: no layer's width is a mult"):
         Base(tmp_path / "none", 8, bits=4, fastest_baseline=False)
-
-
-def test_runs_are_the_same_where_every_round_is():
-    texts = iter([[1], [1, 2], [1, 3], [1], [1, 2], [1, 2]])
-    found = interleaved(
-        [[1], [2], [3]], {"way": lambda prompt: Run(next(texts), "", 1, 1.0)}, 2, warm_up=False
-    )
-    expected = [Run(tokens, "", 1, 1.0) for tokens in ([1], [1, 2], [1, 2])]
-    assert found.same("way", expected) == 2
 
 
 def test_rows_of_a_step():

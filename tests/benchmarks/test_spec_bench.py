@@ -235,15 +235,6 @@ def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again
     assert len((here / "runs.jsonl").read_text().splitlines()) == 8
 
 
-def test_turns_longer_than_the_context_are_left_out_and_counted(base, here):
-    long = "the meeting is at noon " * 2000
-    write(here / "q.jsonl", [*QUESTIONS[2:], line(11, "qa", long), line(12, "stem", "noon", long)])
-    result = run(base, "--acceptance")
-    assert result.exit_code == 0, result.output
-    assert "2 turns are left out, longer than the model's context." in result.stdout
-    assert "| all | 3 | 3 |" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

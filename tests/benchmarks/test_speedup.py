@@ -18,29 +18,6 @@ def rows_of(directory):
     return json.loads(path.read_text()), path.with_suffix(".md").read_text()
 
 
-SHORT = ("--items", 1, "--tasks", "sql", "--max-tokens", 12)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_every_placement_has_its_rows(tmp_path):
-    result = run("--suite", "placement", *SHORT, "--weights", "expanded", "--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    values, table = rows_of(tmp_path)
-    rows = {row["method"]: row for row in values["rows"]}
-    assert all(row["same_output_as_plain"] == row["items"] == 1 for row in rows.values())
-    for method, nodes in (("beside every node", None), ("beside the likeliest", 1), ("mlx_lm", 0)):
-        row = rows[method]
-        below = row["rows_below"]
-        streams = 4 * (below if nodes is None else nodes)
-        assert row["rows_msa"] == pytest.approx(below + streams, abs=0.01)
-        assert row["rows_deferred"] == 0
-    assert rows["deferred"]["rows_deferred"] == 4
-    assert rows["deferred"]["rows_msa"] == rows["deferred"]["rows_below"]
-    assert result.stdout.strip() == table.strip()
-    assert "| deferred |" in table
-
-
 PROMPTS = "hello there my friend\nthe report is late\n"
 
 

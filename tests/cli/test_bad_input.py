@@ -3,14 +3,10 @@
 One whole run for each kind of mistake; the sentences themselves are tested where they are made.
 """
 
-import shutil
-from pathlib import Path
-
 import pytest
 from command_line import generate, refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import tiny_tokenizer
-from tiny_peft import edit
 from toy_model import TOY
 
 from specstream_mlx import bundled, demonstration
@@ -47,16 +43,6 @@ def test_options(flags, sentence, base):
 )
 def test_options_that_the_adapter_does_not_take(flags, sentence, base, shared):
     assert sentence in refusal(generate(base, "--adapter-path", shared, *flags))
-
-
-def test_models_and_adapters(base, shared, tmp_path):
-    missing = tmp_path / "none"
-    assert f"{missing} does not exist" in refusal(generate(missing))
-    assert f"{missing} does not exist" in refusal(generate(base, "--adapter-path", missing))
-    adapter = Path(shutil.copytree(shared, tmp_path / "adapter"))
-    edit(adapter / "adapter_config.json", num_layers=9)
-    sentence = refusal(generate(base, "--adapter-path", adapter))
-    assert "adapter_config.json: num_layers is 9, expected 0 to 4" in sentence
 
 
 def test_prompts(base, shared):

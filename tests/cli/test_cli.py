@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 from command_line import generate, run
-from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import bundled, demonstration, load, stream_generate
 from specstream_mlx.cli.run import Run
@@ -162,32 +162,6 @@ def test_show_drafts_keeps_the_text(tmp_path):
     assert "Drafts: [accepted in one step]" in marked.stderr
 
 
-def test_stop_string_ends_the_text(base):
-    text = json.loads(generate(base, "--json").stdout)["text"]
-    stop = text[len(text) // 2 :][:2]
-    values = json.loads(generate(base, "--json", "--stop", stop).stdout)
-    assert values["text"] == text.split(stop)[0]
-    assert values["finish_reason"] == "stop"
-
-
-def test_comparison_of_a_single_token_has_no_rates(base, streams):
-    args = ("--adapter-path", streams, "--json", "--compare", "-m", 1)
-    values = json.loads(generate(base, *args).stdout)
-    assert values["identical"] is True
-    assert values["speedup"] is None
-
-
-def test_adapter_template_and_chat_template_wrap_the_text(base, tmp_path):
-    adapter = stream_adapter_directory(tmp_path / "a", base, prompt_template="Fix {this}: {text}!")
-    for flags, prompt in (
-        ([], "<|user|>Fix {this}: a {text} b!<|end|><|assistant|>"),
-        (["--ignore-chat-template"], "a {text} b"),
-    ):
-        result = generate(base, "--adapter-path", adapter, "--json", *flags, prompt="a {text} b")
-        expected = len(tiny_tokenizer().encode(prompt, add_special_tokens=False))
-        assert json.loads(result.stdout)["prompt_tokens"] == expected
-
-
 @pytest.fixture
 def installed(base, streams, shared, tmp_path, monkeypatch):
     """An installation that has the demonstration model and one adapter, ``sql``."""
@@ -337,16 +311,3 @@ def test_autotune_shows_costs_and_what_it_expects(base, streams):
     result = run("autotune", "--model", base, "--adapter-path", streams, "--json")
     values = json.loads(result.stdout)
     assert values["expected_tps"] > 0 and set(values["seconds"]) == {"plain", "none", "beside 1"}
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(None, "is missing"), (b"", "is empty"), (b"\xff", "is not UTF-8")],
-)
-def test_prompts_that_cannot_be_read(base, tmp_path, content, sentence):
-    path = tmp_path / "prompts.txt"
-    if content is not None:
-        path.write_bytes(content)
-    result = run("autotune", "--model", base, "--prompts", path)
-    assert result.exit_code == 2
-    assert str(path) in result.stderr and sentence in result.stderr

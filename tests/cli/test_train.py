@@ -87,40 +87,11 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
 
 
-def test_prompts_that_leave_no_room_for_an_answer_are_left_out(base, prompts, tmp_path):
-    prompts.write_text(prompts.read_text() + "check the numbers " * 400 + "\n")
-    flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, "--estimate")
-    result = run(*flags, *SMALL, "--adapter-path", tmp_path / "out", "--max-seq-length", 64)
-    assert result.exit_code == 0, result.output
-    left_out, answered = result.stderr.splitlines()[:2]
-    assert left_out == "1 of 26 prompts leave no room for an answer and are left out"
-    assert answered == "The base answers 25 prompts"
-    again = run(*flags, *SMALL, "--adapter-path", tmp_path / "out", "--max-seq-length", 64)
-    assert again.stderr.splitlines()[1] == "The base answers 25 prompts; 25 are answered"
-    none = run(*flags, *SMALL, "--adapter-path", tmp_path / "other", "--max-seq-length", 2)
-    assert "0 of the prompts can be answered" in last_line(none)
-
-
 def test_streams_that_learned_nothing_are_said_to(base, data, tmp_path):
     flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out", "--no-outcome")
     result = run("train", *flags, *SMALL, "--learning-rate", 1e9)
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[-1].startswith("Its streams have learned next to nothing")
-
-
-def test_reports_need_their_package_before_anything_is_done(base, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "find_spec", lambda name: None)
-    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out")
-    said = last_line(run("train", *flags, "--report-to", "wandb"))
-    assert said.endswith("--report-to has wandb, which is missing: pip install wandb")
-
-
-def test_a_configuration_file_may_say_how_the_base_answers(base, prompts, tmp_path):
-    (tmp_path / "c.yaml").write_text(f"prompts: {prompts}\nmax_tokens: 7\ntemp: 0.5\n")
-    flags = ("--model", base, "--adapter-path", tmp_path / "out", "-c", tmp_path / "c.yaml")
-    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
-    asked = json.loads((tmp_path / "out.training" / "data" / "answers.json").read_text())
-    assert (asked["max_tokens"], asked["temp"]) == (7, 0.5)
 
 
 def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):

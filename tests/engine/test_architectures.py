@@ -2,14 +2,13 @@
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair
+from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair, with_streams
 from kv_cases import CASES as KV_CASES
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
@@ -18,6 +17,7 @@ from random_models import (
     Oracle,
     assert_close,
     assert_lossless,
+    chain_of,
     random_prompt,
     random_tree,
     relative_error,
@@ -26,27 +26,20 @@ from random_models import (
 )
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import Quantization
-from tiny_models import tiny_streams, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 
 from specstream_mlx import stream_generate
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.hardware.weights import hold_weights
 from specstream_mlx.loading import SpeculativeModel, read_config, read_model
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
-from specstream_mlx.models.streams import Streams
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 PLACEMENTS = ("none", "deferred", "beside")
 TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"
-
-
-def chain(tokens):
-    indices = np.arange(len(tokens), dtype=np.int32)
-    return DraftTree(np.array(tokens, np.int32), indices - 1, indices)
 
 
 def test_every_architecture_has_a_case():
@@ -61,7 +54,7 @@ def test_logits_are_those_of_transformers(case):
     expected = pair(case).logits(tokens)
     assert expected.std() >= 1
     for start in (0, 30):
-        result = take(pair(case).decoder_after(tokens[:start]), chain(tokens[start:]), "none")
+        result = take(pair(case).decoder_after(tokens[:start]), chain_of(tokens[start:]), "none")
         assert_close(result.logits, expected[start:])
 
 
@@ -105,10 +98,9 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
 def test_the_literal_pruner_passes_the_final_norm_by(case):
     """It has another name in some models."""
     found = pair(case)
-    config = replace(found.model.streams.config, pruner_form="literal")
-    streams = Streams(config)
-    streams.load_weights(list(tiny_streams(config).items()))
-    hidden = np.random.default_rng(0).normal(size=(5, config.hidden_size)).astype(np.float32)
+    streams = with_streams(case, pruner_form="literal").streams
+    size = 5, streams.config.hidden_size
+    hidden = np.random.default_rng(0).normal(size=size).astype(np.float32)
     logits = BorrowedModel(found.model.model, streams).early_exit(mx.array(hidden)[None])[0]
     mapped = torch.tensor(np.array(streams.pruner(mx.array(hidden))))
     with torch.no_grad():
@@ -121,7 +113,7 @@ def test_a_forgotten_window_would_show(case):
     tokens = random_prompt(40, seed=1, vocab_size=VOCAB_SIZE)
     found = pair(case)
     caches = [KVCache() for _ in found.model.model.layers]
-    result = take(Decoder(found.model.model, found.model.streams, caches), chain(tokens), "none")
+    result = take(Decoder(found.model.model, found.model.streams, caches), chain_of(tokens), "none")
     expected = found.logits(tokens)
     assert_close(result.logits[:WINDOW], expected[:WINDOW])
     assert relative_error(result.logits, expected) > 1e-2
@@ -166,18 +158,9 @@ def assert_trees_write(model, expected, max_nodes, monkeypatch):
     assert oracle.longest >= 2
 
 
-def shared_model(case):
-    """The case's model with random streams that its main stream sees."""
-    found = pair(case).model
-    config = replace(found.streams.config, mode="shared", stream_mlp="base", stream_adapter_rank=0)
-    streams = Streams(config)
-    streams.load_weights(list(tiny_streams(config, seed=6).items()))
-    return SpeculativeModel(found.model, found.config, found.path, streams=streams)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_shared_trees_write_what_one_token_a_step_writes(case, monkeypatch):
-    model = shared_model(case)
+    model = with_streams(case, 6, mode="shared", stream_mlp="base", stream_adapter_rank=0)
     expected = tokens_of(model, PROMPT, 24, speculation=False)
     for max_nodes in (None, 8):
         assert_trees_write(model, expected, max_nodes, monkeypatch)

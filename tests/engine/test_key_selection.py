@@ -1,11 +1,9 @@
 """Streams that attend to their main row's likeliest keys alone (``stream_keys``)."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
-from architecture_models import pair
+from architecture_models import pair, with_streams
 from brute_force import forward
 from mlx_lm.models import llama
 from random_models import (
@@ -20,7 +18,6 @@ from random_models import (
     take,
     true_tree,
 )
-from tiny_models import tiny_streams
 from trees import full_tree
 
 from specstream_mlx.engine.key_selection import SelectingRows
@@ -28,7 +25,6 @@ from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.models.streams import Streams
 
 WAYS = ["beside", "deferred"]
 BASES = ["grouped heads, tied", "one kv head, untied", "sliding windows"]
@@ -132,9 +128,7 @@ def test_over_a_quantized_cache(bits, case, monkeypatch):
     monkeypatch.setattr(SelectingRows, "_weights", watched)
     logits, tree = {}, full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
     for keys in (0, 3):
-        config = replace(found.streams.config, stream_keys=keys)
-        streams = Streams(config)
-        streams.load_weights(list(tiny_streams(config).items()))
+        streams = with_streams(case, stream_keys=keys).streams
         for way in WAYS:
             decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
             decoder.prefill(mx.array(prompt[:-1]))

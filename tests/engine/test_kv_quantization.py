@@ -6,12 +6,10 @@ sharpened random model makes a tenth of a nat of that, so the prompts here are s
 best tokens are never nearly tied.
 """
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
-from architecture_models import VOCAB_SIZE, WINDOW, pair
+from architecture_models import VOCAB_SIZE, WINDOW, pair, with_streams
 from changing_drafts import switching
 from kv_cases import BITS, CASES, COUNT, CROSSING, arguments, plain, prompt_of
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
@@ -20,6 +18,7 @@ from random_models import (
     STREAMS,
     Oracle,
     assert_same_tokens,
+    chain_of,
     plain_tokens,
     random_prompt,
     relative_error,
@@ -27,31 +26,14 @@ from random_models import (
     take,
     tokens_of,
 )
-from tiny_models import tiny_streams, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
 from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.loop import decode
-from specstream_mlx.models.streams import Streams
-
-
-def chain(tokens):
-    indices = np.arange(len(tokens), dtype=np.int32)
-    return DraftTree(np.array(tokens, np.int32), indices - 1, indices)
-
-
-def with_streams(case, **fields):
-    """The case's model with other streams."""
-    found = pair(case).model
-    config = replace(found.streams.config, **fields)
-    streams = Streams(config)
-    streams.load_weights(list(tiny_streams(config, seed=5).items()))
-    return SpeculativeModel(found.model, found.config, found.path, streams=streams)
 
 
 def dequantized(cache, count):
@@ -167,7 +149,7 @@ def test_the_row_from_which_mlx_lm_reads_quantized_rows(case):
     prompt = prompt_of(case)
     start = len(prompt) + 1
     tokens, log_probs, _ = plain(case, 4, start)
-    tree = chain([prompt[-1], *tokens[:5]])
+    tree = chain_of([prompt[-1], *tokens[:5]])
     decoder = pair(case).decoder_after(prompt[:-1], chunk=20)
     fitting = len(KVQuantization(4, 64, start).fitting(tree, decoder.caches[0]))
     assert fitting == 2

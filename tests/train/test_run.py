@@ -3,10 +3,8 @@
 import json
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 import pytest
-from mlx_lm.tuner.utils import load_adapters
 from tiny_models import tiny_llama_directory
 from tiny_training import Reports, make_run
 
@@ -67,18 +65,6 @@ def test_the_log_of_a_run_that_was_interrupted(tmp_path):
     log.write_text(first + again)
     assert logged(log, "train_loss") == [(10, 3.0)]
     assert logged(log, "accepted_length") == [(0, 1.0)]
-
-
-def test_stock_mlx_lm_reads_the_lora(base, tmp_path):
-    run = make_run(base, tmp_path / "out", mode="shared", iters=8, num_layers=2)
-    run.iterate(Reports())
-    run.write_adapter()
-    stock, _ = mlx_lm.load(str(base))
-    load_adapters(stock, str(tmp_path / "out"))
-    ours, _ = load(base, adapter_path=tmp_path / "out")
-    tokens = mx.array([[5, 7, 300, 12, 80]])
-    assert mx.allclose(stock(tokens), ours.model(tokens), atol=1e-4)
-    assert not mx.allclose(stock(tokens), mlx_lm.load(str(base))[0](tokens), atol=1e-2)
 
 
 @pytest.mark.parametrize("vocabulary", [0, 6], ids=["all tokens", "a draft vocabulary"])

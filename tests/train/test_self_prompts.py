@@ -112,12 +112,6 @@ def test_what_is_left_out(text, fault):
     assert _fault(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
 
 
-def test_other_scripts_where_they_are_asked_for():
-    for text in ("Что такое мир и война?", "请问怎样才能学好一门新的语言?"):
-        assert _fault(text, True, (), "latin") == "had letters of another script"
-        assert _fault(text, True, (), "any") is None
-
-
 def drawing(monkeypatch, *texts):
     """Let the base draw these texts, in a circle."""
 
@@ -182,15 +176,6 @@ def test_what_stands_before_the_draws_is_read_once(loaded):
     )
     assert once == whole
     assert all(cache.offset == len(ids) - 1 for cache in read)
-
-
-def test_each_seed_has_prompts_of_its_own(loaded, tmp_path):
-    zero, one = (
-        ask_itself(*loaded, tmp_path / str(seed), Asking(6, seed=seed)).prompts for seed in (0, 1)
-    )
-    assert not set(zero) & set(one)
-    with pytest.raises(UserError, match=r"prompts.json: seed was 0, expected 1: go on with"):
-        ask_itself(*loaded, tmp_path / "0", Asking(6, seed=1))
 
 
 def test_a_damaged_file_of_prompts(loaded, tmp_path):

@@ -13,8 +13,6 @@ from benchmarks.prediction.apple_machines import CHIPS, chip
 from benchmarks.prediction.metal_cost import (
     Bits,
     batch_limit,
-    bytes_per_weight,
-    forward_ms,
     work,
 )
 from benchmarks.prediction.published_points import points
@@ -78,29 +76,11 @@ def test_kernels_switch_where_mlx_does():
     assert batch_limit(chip("M3 Ultra"), 2048, 2048) == 32
 
 
-def test_a_row_reads_every_weight_once():
-    assert [bytes_per_weight(bits) for bits in ALL_BITS] == [0.5625, 1.0625, 2.0]
-    assert LARGE.gigabytes(16) == pytest.approx(15.0, abs=0.1)  # 8.03 B, embedding counted once
-    assert SMALL.gigabytes(16) == pytest.approx(2.47, abs=0.01)  # 1.24 B, tied
-    assert MIDDLE.gigabytes(16) == pytest.approx(6.43, abs=0.01)  # 3.21 B, tied
-    floor = 1e3 * LARGE.gigabytes(4) / chip("M4 Max").bandwidth
-    assert floor < forward_ms(chip("M4 Max"), LARGE, 4, 1, 0) < 1.5 * floor
-
-
 def test_the_expected_length_is_one_and_the_paths_acceptances():
     tree = AcceptanceTable(((0.5, 0.25), (0.4, 0.2)))
     shape = best_shape(tree, 3)
     assert expected_length(tree, shape) == pytest.approx(1 + 0.5 + 0.25 + 0.5 * 0.4)
     assert expected_length(tree, best_shape(NEVER, 3)) == 1
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("bits", ALL_BITS)
-def test_without_acceptance_plain_decoding_is_chosen(mode, bits):
-    for machine in CHIPS:
-        found = predict(machine, SMALL, bits, mode, NEVER)
-        assert (found.placement, found.draft, found.rows, found.speedup) == ("plain", "none", 1, 1)
-        assert found.cell() == "plain"
 
 
 def test_nothing_is_slower_than_plain_and_more_acceptance_never_hurts():
