@@ -96,13 +96,6 @@ def test_a_sampler_for_each_prompt(mode, deferred):
     assert response.stats.accepted_length > 1.02, "drafts were accepted"
 
 
-def test_past_the_growth_of_the_cache():
-    model = speculative_model(seed=1)
-    prompts = [random_prompt(240), random_prompt(20)]
-    expected = [alone(model, prompt, 40) for prompt in prompts]
-    assert together(model, prompts, 40).token_ids == expected
-
-
 def test_end_tokens():
     """Texts end at different times."""
     model = speculative_model(seed=1)

@@ -4,14 +4,11 @@ import itertools
 
 import pytest
 from changing_drafts import FEW, KINDS, AnyDrafting, switching
-from mlx_lm.sample_utils import make_logits_processors
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx import UserError, loop
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import decode
-
-PROCESSORS = {"repetition_penalty": 1.4, "logit_bias": {0: 0.5, 2: -0.5}}
 
 
 @pytest.mark.parametrize(("seed", "base"), [(0, "grouped heads, tied"), (1, "sliding windows")])
@@ -49,15 +46,6 @@ def test_a_call_under_way_is_used_when_drafting_begins(monkeypatch):
     steps = list(decode(model, request(prompt, drafting, max_tokens=60)))
     assert calls == ["plain" if step.plan.pipelined else "tree" for step in steps]
     assert len(set(calls)) == 2
-
-
-def test_lossless_with_processors():
-    """A call ahead that is taken back leaves no history behind."""
-    model, prompt = speculative_model(), random_prompt(9)
-    processors = make_logits_processors(**PROCESSORS)
-    expected = plain_tokens(model.model, prompt, 50, logits_processors=processors)
-    assert expected != plain_tokens(model.model, prompt, 50)
-    assert switching(model, prompt, 50, 3, logits_processors=processors)[0] == expected
 
 
 def test_shared_is_one_token_a_step():

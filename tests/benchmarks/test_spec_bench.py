@@ -233,16 +233,3 @@ def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again
     assert run(base, *options).stdout == first.stdout
     assert len(made) == 1
     assert len((here / "runs.jsonl").read_text().splitlines()) == 8
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "q.jsonl, line 1 is not valid JSON"),
-        (json.dumps(line(1, "qa", "noon " * 9000)), "every question is longer than the model's"),
-    ],
-)
-def test_questions_that_cannot_be_asked_are_one_sentence(base, here, text, sentence):
-    (here / "q.jsonl").write_text(text)
-    assert sentence in command_line.refusal(run(base))
-    assert [path.name for path in here.iterdir()] == ["q.jsonl"]

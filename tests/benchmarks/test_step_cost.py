@@ -3,8 +3,6 @@
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards
@@ -37,18 +35,3 @@ def test_a_short_run(tmp_path, monkeypatch):
         assert row["overhead"] == pytest.approx(1 - 1 / row["ratio"], rel=1e-2, abs=2e-3)
     assert result["plain_decoding"]["rate_ratio"] > 0
     assert "Plain decoding" in path.with_suffix(".md").read_text()
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_timed(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_cost, "measure", None)
-    built = typer.Typer()
-    built.command()(step_cost.main)
-    for flags, sentence in (
-        (["--random-llama", "8"], "the random Llama is '8'"),
-        (["--model", str(tmp_path)], "found one of --model and --streams"),
-        (["--adapter", str(tmp_path / "none")], "none"),
-        (["--random-llama", "8x64", "--vocabulary", "10"], "--vocabulary is 10, expected at least"),
-    ):
-        result = CliRunner().invoke(built, [*flags, "--output", str(tmp_path)])
-        assert result.exit_code == 2 and not list(tmp_path.iterdir())
-        assert result.stderr.startswith("error: ") and sentence in result.stderr

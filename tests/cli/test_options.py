@@ -149,17 +149,6 @@ def test_a_group_of_which_what_was_given_matters():
     assert "Of the shape. Default: 2." in command("--help").output
 
 
-def test_a_group_has_its_panel_where_panels_are_shown():
-    for panels in (True, False):
-        shown = area(panels=panels)("--help").output
-        assert "Show the area." in shown and "Of the shape." in shown
-        assert ("─ Shape ─" in shown) == panels
-    shown = area(Box, panels=True)("--help").output
-    assert shown.index("─ Box ─") < shown.index("─ Shape ─")
-    shown = area(Box, panels=("Shape",))("--help").output
-    assert shown.index("─ Shape ─") < shown.index("─ Box ─")
-
-
 @pytest.mark.parametrize(
     ("group", "given", "sentence"),
     [

@@ -140,17 +140,3 @@ def test_a_busy_machine_is_measured_again_after_a_while(path, monkeypatch):
     assert "quiet" in costs.curve.state()
     costs.refresh()
     assert costs.wanted() is None
-
-
-def test_a_second_measurement_that_is_worse_changes_nothing_and_all_can_be_forgotten(
-    path, monkeypatch
-):
-    costs = StepCosts(path, {}, SHARED)
-    measured(costs, busy)
-    first = costs.curve
-    monkeypatch.setattr(cost, "_AGAIN_AFTER", -1.0)
-    costs.refresh()
-    measured(costs, lambda number: busy(number) ** 3)
-    assert costs.curve.points == first.points
-    costs.forget()
-    assert costs.curve.spread is None and costs.missing == cost._ROUNDS * 2 * len(cost._SIZES)

@@ -104,17 +104,6 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
             assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
 
 
-def test_lookup_goes_on_behind_a_stream_and_past_the_streams():
-    """Streams know of a corrected word, lookup of what follows it."""
-    text = [1, 2, 3, 4, 5, 6, 9]
-    settings = DraftSettings(drafter="lookup", lookup_size=5, tree_size=5)
-    candidates, log_probs = np.array([[2]], np.int32), np.array([[-0.1]], np.float32)
-    tree = grow(settings, 9, candidates, log_probs, text)
-    assert tree.is_chain
-    assert tree.tokens.tolist() == [9, 2, 3, 4, 5, 6]
-    assert len(grow(replace(settings, lookup_size=3), 9, candidates, log_probs, text)) == 4
-
-
 @pytest.mark.parametrize(
     ("settings", "gamma", "nodes", "depth"),
     [

@@ -18,12 +18,10 @@ from random_models import (
     STREAMS,
     Oracle,
     assert_same_tokens,
-    chain_of,
     plain_tokens,
     random_prompt,
     relative_error,
     request,
-    take,
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
@@ -141,23 +139,6 @@ def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, m
     found = tokens_of(model, prompt, count, chunk, kv_cache, speculation=speculation)
     assert found[:count] == expected
     assert_rows_of(oracle.decoders[0].caches, caches)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_row_from_which_mlx_lm_reads_quantized_rows(case):
-    """What ``fitting`` leaves out would be another text; what it leaves is the right one."""
-    prompt = prompt_of(case)
-    start = len(prompt) + 1
-    tokens, log_probs, _ = plain(case, 4, start)
-    tree = chain_of([prompt[-1], *tokens[:5]])
-    decoder = pair(case).decoder_after(prompt[:-1], chunk=20)
-    fitting = len(KVQuantization(4, 64, start).fitting(tree, decoder.caches[0]))
-    assert fitting == 2
-    logits = take(decoder, tree, "none").logits
-    found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    errors = np.abs(found - log_probs[: len(tree)]).max(axis=1)
-    assert errors[:fitting].max() < 1e-3
-    assert errors[fitting:].min() > 1e-2
 
 
 def test_quantized_rows_are_read():

@@ -19,9 +19,6 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
-from tiny_models import stream_adapter_directory, tiny_llama_directory
-
-from specstream_mlx import load
 
 
 def row_list(model, tokens, prompt=PROMPT):
@@ -77,28 +74,6 @@ def test_accepted_paths(base, streams, settings, monkeypatch):
     monkeypatch.undo()
     _, _, caches = empty_tree(model, len(found))
     assert_same_rows(oracle.decoders[0].caches, caches)
-
-
-def test_past_the_growth_of_the_cache(monkeypatch):
-    model, prompt = speculative_model(mode="shared", seed=1), random_prompt(240)
-    expected, logits, _ = empty_tree(model, 40, prompt)
-    Oracle(expected).install(monkeypatch)
-    assert_same_tokens(tokens_of(model, prompt, 30), expected, logits.__getitem__)
-
-
-def test_adapter_directory(tmp_path, monkeypatch):
-    """LoRA on main stream and streams alike, loaded from a directory, a quantized base."""
-    base = tiny_llama_directory(tmp_path / "base", bits=4, seed=3, tie_word_embeddings=False)
-    adapter = stream_adapter_directory(
-        tmp_path / "adapter", base, mode="shared", lora_rank=4, lora_scale=2.0
-    )
-    model, _ = load(base, adapter_path=adapter, weights="expanded")
-    tokens, logits, _ = empty_tree(model, 16)
-    expected, _, _ = row_list(model, [*PROMPT, *tokens[:-1]])
-    assert_close(logits, expected[len(PROMPT) - 1 :])
-    oracle = Oracle(tokens).install(monkeypatch)
-    assert_same_tokens(tokens_of(model, PROMPT, 10), tokens, logits.__getitem__)
-    assert oracle.longest >= 3
 
 
 def test_fewer_streams_limit_the_depth_only():

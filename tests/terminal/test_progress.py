@@ -19,27 +19,12 @@ print("result")
 """
 
 
-_SILENCED = """
-import contextlib, io, sys, time
-from specstream_mlx.terminal import progress
-progress.SECONDS = {seconds}
-with progress.progress("exporting") as show:
-    show(1, 2, "functions")
-    time.sleep(1)
-    with contextlib.redirect_stderr(io.StringIO()):
-        print("noise", file=sys.stderr)
-        show(0, None, "converting")
-        time.sleep(5 * {pause})
-print("result")
-"""
-
-
-def shown(seconds, pause, work=_WORK):
+def shown(seconds, pause):
     """What such work writes to a terminal on stderr, and what to stdout."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(
-        [sys.executable, "-c", work.format(seconds=seconds, pause=pause)],
+        [sys.executable, "-c", _WORK.format(seconds=seconds, pause=pause)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         env=environment,
@@ -81,12 +66,3 @@ def test_nothing_is_shown_where_stderr_is_no_terminal():
         timeout=60,
     )
     assert (process.stdout, process.stderr) == (b"result\n", b"")
-
-
-def test_a_bar_without_a_total_moves_on_though_stderr_is_replaced():
-    """As while coremltools converts: it is silenced, and tells nobody how far it is."""
-    written, result = shown(seconds=0.1, pause=0.2, work=_SILENCED)
-    assert "functions" in written and "converting" in written
-    assert "noise" not in written
-    assert re.search(r"converting.*-:--:--", written)
-    assert result == "result\n"

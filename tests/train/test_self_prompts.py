@@ -165,19 +165,6 @@ def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, 
     assert ask_itself(*loaded, tmp_path / "b", Asking(7)).prompts == asked.prompts[:7]
 
 
-def test_what_stands_before_the_draws_is_read_once(loaded):
-    """And they are those that would be drawn behind all of it."""
-    model, tokenizer = loaded
-    ids = tokenizer.encode(" ".join(["<|user|>", *WORDS[:9]]), add_special_tokens=False)
-    read = self_prompts._read(model, ids[:-1])
-    once, whole = (
-        list(self_prompts._draws(model, tokenizer, caches, last, 0, range(6)))
-        for caches, last in ((read, ids[-1:]), (self_prompts._read(model, []), ids))
-    )
-    assert once == whole
-    assert all(cache.offset == len(ids) - 1 for cache in read)
-
-
 def test_a_damaged_file_of_prompts(loaded, tmp_path):
     ask_itself(*loaded, tmp_path, Asking(2))
     for wrong in ('{"prompt": "check the report"}', '{"prompt": 3, "draw": 1}', "[]"):

@@ -115,16 +115,3 @@ def test_everything_says_that_it_is_a_prediction(app, tmp_path):
     assert len(values["predictions"]) == len(CHIPS) * len(MODELS) * len(ALL_BITS)
     lines = (tmp_path / "simulation-tree-shared.md").read_text().splitlines()
     assert all("rediction" in line for line in lines if line.startswith("#"))
-
-
-def test_a_bad_table_file_ends_in_one_sentence(app, tmp_path):
-    result = app("--tree", tmp_path / "none.json", "--output", tmp_path)
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {tmp_path / 'none.json'} is missing\n"
-    for table in ({}, {"acceptance": 3}, {"acceptance": [[0.5], []]}, {"acceptance": [[0.7, 0.6]]}):
-        (tmp_path / "bad.json").write_text(json.dumps(table))
-        result = app("--tree", tmp_path / "bad.json", "--output", tmp_path)
-        assert result.exit_code == 2
-        assert result.stderr.startswith(f"error: {tmp_path / 'bad.json'}: acceptance ")
-    assert app("--msa-layers", 16, "--output", tmp_path).exit_code == 2
-    assert app("--context", -1, "--output", tmp_path).exit_code == 2

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, written
-from specstream_mlx.convert.demo_model.exchange import Exchanger, coining, lists
+from specstream_mlx.convert.demo_model.exchange import Exchanger
 from typed_texts import eight_words
 
 SHARES = {"sentences": 400, "dialogues": 300, "rewrites": 500, "notes": 200, "records": 400}
@@ -96,30 +96,3 @@ def test_numbers_and_exchanged_names_of_the_answer_stand_in_the_input(exchanged)
                 short = next((w for w in known if word.lower().startswith(w) and len(w) >= 3), None)
                 assert short, (word, new)
     assert changed > len(exchanged) / 2
-
-
-def test_names_keep_their_possessives_and_gender():
-    text = "Anna: Where's Anna's bike? Bram: Anna, it's in Bram's shed."
-    for seed in range(40):
-        new = exchange("dialogues", seed, text=text, summary="Anna's bike is in Bram's shed.")
-        one, other = re.fullmatch(
-            r"(\w+)'s \w+ is in (\w+)'s shed\.", new.values["summary"]
-        ).groups()
-        assert new.input.startswith(f"{one}: Where's {one}'s ")
-        assert f"{other}: {one}, it's in {other}'s shed." in new.input
-    summary = "She asked for the key and Bram told her he had it."
-    for seed in range(40):
-        new = exchange("dialogues", seed, text="Anna: The key? Bram: With Bram.", summary=summary)
-        woman, man = re.match(r"(\w+): The key\? (\w+):", new.input).groups()
-        assert woman in lists.entries("women") and man in lists.entries("men")
-
-
-def test_articles_fit_what_comes_behind_them():
-    text = "I have a blue car and an aubergine. It takes an 80 minute trip to an Ustr office."
-    seen = set()
-    for seed in range(200):
-        new = exchange("sentences", seed, text=text).input
-        for article, word in re.findall(r"\b(an?) (\S+)", new):
-            assert (article == "an") == coining.takes_an(word), new
-        seen.update(re.findall(r"\ban? \S+", new))
-    assert len(seen) > 20

@@ -9,8 +9,6 @@ from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adap
 from specstream_mlx.convert.pytorch.training_data import read_pairs
 from toy_model import TOY
 
-from specstream_mlx import UserError
-
 
 def settings(tmp_path, part, start=None):
     options = train_adapters.MakingOptions(tmp_path, iters=7, items=24, start=start)
@@ -65,13 +63,3 @@ def test_what_is_finished_is_bundled(finished, tmp_path):
     shutil.rmtree(finished / "streams")
     bundle.bundle(finished, tmp_path / "out")
     assert (tmp_path / "out" / "streams" / "weights").exists()
-
-
-@pytest.mark.parametrize(("part", "most"), [("streams", 1_500_000), ("sql", 3 << 20)])
-def test_parts_that_are_too_large_are_refused_and_nothing_is_written(
-    part, most, finished, tmp_path
-):
-    (finished / part / "adapter" / "size").write_text(str(most + 1))
-    with pytest.raises(UserError, match=f"has {most + 1:,} bytes, expected at most {most:,}"):
-        bundle.bundle(finished, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

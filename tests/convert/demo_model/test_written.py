@@ -34,16 +34,6 @@ def test_nothing_stands_there_twice(lines):
     assert not [text for text, count in found.items() if count > 1]
 
 
-def test_what_people_would_type_and_what_they_would_get():
-    line = written.Written("notes", "a", {"text": "Bring tea. Come at 5.", "points": ["x", "y"]})
-    assert (line.input, line.answer) == ("Bring tea. Come at 5.", "- x; - y")
-    values = {"table": "t(a, b)", "question": "how many?", "query": "SELECT COUNT(*) FROM t"}
-    line = written.Written("tables", "a", values)
-    assert (line.input, line.answer) == ("table t(a, b): how many?", "SELECT COUNT(*) FROM t")
-    line = written.Written("sentences", "a-uk", {"text": "Yes."})
-    assert line.input == line.answer == "Yes."
-
-
 def test_queries_run_and_their_values_stand_in_the_question(lines):
     databases = {}
     for line in lines:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
-from specstream_mlx.convert.pytorch.training_data import Pair, collate, read_pairs, tokenize
+from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, tokenize
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import tiny_tokenizer
@@ -294,14 +294,6 @@ def test_items_are_tokenized_as_the_runtime_sees_them():
     assert len(tokenize(pairs, tokenizer, None, 60)) == 1
     with pytest.raises(UserError, match="at most 5 tokens"):
         tokenize([Pair("noon", "the team")], tokenizer, None, 5)
-
-
-def test_batches_are_padded_on_the_right(data):
-    items = tokenize(read_pairs(data), tiny_tokenizer(), None, 100)[:3]
-    batch = collate(items)
-    rows = [row[:n].tolist() for row, n in zip(batch.tokens, batch.lengths, strict=True)]
-    assert rows == [list(item.tokens) for item in items]
-    assert batch.stream_from.tolist() == [item.stream_from for item in items]
 
 
 def cli(*arguments):

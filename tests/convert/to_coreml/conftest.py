@@ -40,32 +40,20 @@ def pair_of(common):
     return pair
 
 
-@pytest.fixture(scope="session")
-def lossless(pair_of):
-    from coreml_packages import CASES, LOSSLESS
+def pair_fixture(fixture, arguments_of):
+    @pytest.fixture(scope="session", name=fixture)
+    def pair(pair_of):
+        import coreml_packages
 
-    return pair_of("lossless", CASES[LOSSLESS])
+        return pair_of(fixture, *arguments_of(coreml_packages))
 
-
-@pytest.fixture(scope="session")
-def shared(pair_of):
-    from coreml_packages import TWO_ADAPTERS
-
-    return pair_of("shared", *TWO_ADAPTERS)
+    return pair
 
 
-@pytest.fixture(scope="session")
-def conditioned(pair_of):
-    from coreml_packages import CASES, CONDITIONED_HEADS
-
-    return pair_of("conditioned", CASES[CONDITIONED_HEADS])
-
-
-@pytest.fixture(scope="session")
-def bare(pair_of):
-    from coreml_packages import BARE, CASES
-
-    return pair_of("bare", CASES[BARE])
+lossless = pair_fixture("lossless", lambda p: [p.CASES[p.LOSSLESS]])
+shared = pair_fixture("shared", lambda p: p.TWO_ADAPTERS)
+conditioned = pair_fixture("conditioned", lambda p: [p.CASES[p.CONDITIONED_HEADS]])
+bare = pair_fixture("bare", lambda p: [p.CASES[p.BARE]])
 
 
 @pytest.fixture(scope="session")

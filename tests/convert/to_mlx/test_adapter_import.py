@@ -129,19 +129,6 @@ def test_a_quantized_base(hf, tmp_path):
         assert close(mlx_logits(stock), mlx_logits(ours.model))
 
 
-def test_streams_from_a_torch_file(hf, mlx, tmp_path):
-    """Embeddings, rank-eta initialization, stream adapters and pruner."""
-    torch.manual_seed(2)
-    streams = {"stream_init": "linear", "stream_init_rank": 4}
-    write_adapter(tiny_model(base=load_base(hf), **streams), tmp_path / "streams")
-    file = tmp_path / "streams" / "speculative_streaming.safetensors"
-    torch.save(load_file(file), file.with_suffix(".pt"))
-    file.unlink()
-    convert_adapter(tmp_path / "streams", hf, tmp_path / "out")
-    differences = layer_differences(hf, tmp_path / "streams", mlx, tmp_path / "out", TOKENS, 5)
-    assert max(d.relative for d in differences) <= BOUND
-
-
 @pytest.mark.parametrize("variant", ["dora", "patterns of single modules, rslora"])
 def test_streams_beside_any_lora(variant, hf, mlx, tmp_path):
     """Shared mode: streams pass through the same LoRA, layer by layer as in PyTorch."""

@@ -295,13 +295,9 @@ def test_the_command_line(tmp_path):
     result = run(*flags)
     assert result.exit_code == 0, result.output
     assert "8 of Q4_1 in 4 bits, exact" in result.stderr
-    assert "exists already" in refusal(run(*flags))
-    assert run(*flags, "--overwrite").exit_code == 0
     other = ("convert", "--model", file, "--mlx-path", tmp_path / "other")
     assert "--bits was given with the file" in refusal(run(*other, "--bits", 4))
     assert "--verify was given" in refusal(run(*other, "--verify"))
-    inside = ("convert", "--model", file, "--mlx-path", tmp_path, "--overwrite")
-    assert "holds the model" in refusal(run(*inside))
     assert "is missing, expected a GGUF file" in refusal(
         run("convert", "--model", tmp_path / "none.gguf", "--mlx-path", tmp_path / "other")
     )

@@ -100,37 +100,19 @@ def scaled(name, scale, kind):
     return change
 
 
-UP = "blk.0.ffn_up.weight"
+UP, KEY = "blk.0.ffn_up.weight", "blk.0.attn_k.weight"
 TENSORS = {
     "an infinite scale of 8 bits": (scaled(UP, np.inf, Kind.Q8_0), "up_proj.weight is not finite"),
     "NaN in 6 bits": (scaled(UP, np.nan, Kind.Q6_K), "up_proj.weight is not finite"),
     "missing": (without("blk.1.attn_v.weight"), "has no tensor blk.1.attn_v.weight"),
     "beside": (dense("blk.0.ffn_gate_inp.weight", 4, 32), "unexpected tensor blk.0.ffn_gate_inp"),
     "of another layer": (dense("blk.2.attn_norm.weight", 256), "unexpected tensor blk.2.attn_norm"),
-    "transposed": (
-        dense("blk.0.attn_k.weight", HIDDEN, 2 * HEAD_DIM),
-        "blk.0.attn_k.weight has shape (256, 128), expected (128, 256)",
-    ),
-    "a row less": (
-        dense("token_embd.weight", VOCAB_SIZE - 1, HIDDEN),
-        "token_embd.weight has shape (319, 256), expected (320, 256)",
-    ),
-    "a packed norm": (
-        packed("output_norm.weight"),
-        "output_norm.weight is of type Q8_0, expected one of F16, BF16, F32",
-    ),
-    "NaN": (
-        dense("blk.0.attn_norm.weight", 256, fill=np.nan),
-        "layers.0.input_layernorm.weight is not finite in float32",
-    ),
-    "an infinite scale": (
-        dense("blk.0.ffn_up.weight", 256, 256, fill=np.inf, kind=Kind.F16),
-        "up_proj.weight is not finite in float16",
-    ),
-    "rope of another kind": (
-        dense("rope_freqs.weight", 32, fill=3.0),
-        "rope_freqs.weight holds other factors than Llama 3's of 3",
-    ),
+    "transposed": (dense(KEY, HIDDEN, 2 * HEAD_DIM), "(256, 128), expected (128, 256)"),
+    "a row less": (dense("token_embd.weight", VOCAB_SIZE - 1, HIDDEN), "(319, 256), expected (320"),
+    "a packed norm": (packed("output_norm.weight"), "is of type Q8_0, expected one of F16, BF16"),
+    "NaN": (dense("blk.0.attn_norm.weight", 256, fill=np.nan), "is not finite in float32"),
+    "infinity": (dense(UP, 256, 256, fill=np.inf, kind=Kind.F16), "is not finite in float16"),
+    "another rope": (dense("rope_freqs.weight", 32, fill=3.0), "other factors than Llama 3's of 3"),
     "rope of another width": (dense("rope_freqs.weight", 16), "rope_freqs.weight is F32 of shape"),
 }
 
@@ -148,31 +130,16 @@ METADATA = {
     "architecture": ({"general__architecture": "phi3"}, "general.architecture is 'phi3', expected"),
     "layers": ({"ARCH__block_count": 2**31}, "block_count is 2147483648, expected no more than"),
     "layers missing": ({"ARCH__block_count": None}, "block_count is missing, expected an integer"),
-    "heads by layer": (
-        {"ARCH__attention__head_count_kv": [2, 1]},
-        "head_count_kv is a list of 2, expected an integer",
-    ),
+    "heads by layer": ({"ARCH__attention__head_count_kv": [2, 1]}, "is a list of 2, expected an"),
     "heads": ({"ARCH__attention__head_count": 10**9}, "attn_q.weight has shape"),
-    "half a rope": (
-        {"ARCH__rope__dimension_count": 32},
-        "dimension_count is 32, expected the width",
-    ),
-    "epsilon": (
-        {"ARCH__attention__layer_norm_rms_epsilon": float("nan")},
-        "rms_epsilon is nan, expected a number above 0",
-    ),
+    "half a rope": ({"ARCH__rope__dimension_count": 32}, "count is 32, expected the width"),
+    "epsilon": ({"ARCH__attention__layer_norm_rms_epsilon": float("nan")}, "rms_epsilon is nan"),
     "yarn": ({"ARCH__rope__scaling__type": "yarn"}, "scaling.type is 'yarn', expected none or"),
     "experts": ({"ARCH__expert_count": 8}, "llama.expert_count is a setting that is not known"),
-    "parts": (
-        {"split__count": np.uint16(3)},
-        "split.count is 3, expected a whole model in one file",
-    ),
+    "parts": ({"split__count": np.uint16(3)}, "split.count is 3, expected a whole model in one"),
     "a long architecture": ({"general__architecture": "y" * 9999}, "architecture is 'yyyyy"),
     "alignment": ({"general__alignment": 48}, "general.alignment is 48, expected a power of two"),
-    "a pre-tokenizer": (
-        {"tokenizer__ggml__pre": "some-new-one"},
-        "tokenizer.ggml.pre is 'some-new-one', which is not known here, expected one of gpt-2",
-    ),
+    "a pre-tokenizer": ({"tokenizer__ggml__pre": "new"}, "pre is 'new', which is not known here"),
     "a tokenizer model": ({"tokenizer__ggml__model": "rwkv"}, "model is 'rwkv', expected gpt2 or"),
     "tokens": ({"tokenizer__ggml__tokens": None}, "tokens is missing, expected a list of texts"),
     "twice": ({"tokenizer__ggml__tokens": ["a"] * 320}, "tokens has 'a' twice"),
@@ -216,6 +183,10 @@ def header(pairs=b"", tensors=b"", *, version=3, pair_count=1, tensor_count=0):
     return b"GGUF" + counts + pairs + tensors
 
 
+def pair(key, kind, value=b""):
+    return text(key) + struct.pack("<I", kind) + value
+
+
 def described(name, *shape, kind=0, offset=0):
     dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     return text(name) + dims + struct.pack("<IQ", kind, offset)
@@ -227,6 +198,8 @@ def tensors(*described_ones, data=b"\0" * 4096):
 
 
 HUGE = 2**63
+LONG, FOUR = struct.pack("<Q", HUGE), struct.pack("<I", 4)
+NESTED = struct.pack("<I", 9) + struct.pack("<QIQ", 1, 9, 1) * 5000
 HOSTILE = {
     "empty": (b"", "is no GGUF file"),
     "magic alone": (b"GGUF", "its header goes on behind byte 4"),
@@ -234,43 +207,25 @@ HOSTILE = {
     "metadata": (header(pair_count=HUGE), f"announces {HUGE} metadata, expected at most 65536"),
     "many metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
     "tensors": (header(tensor_count=HUGE), f"announces {HUGE} tensors, expected at most"),
-    "a key's length": (header(struct.pack("<Q", HUGE) + b"\0" * 9), "a name of the metadata has"),
-    "a text's length": (
-        header(text("a") + struct.pack("<IQ", 8, HUGE) + b"\0" * 9),
-        "it is cut short or damaged",
-    ),
-    "an array's length": (
-        header(text("a") + struct.pack("<IIQ", 9, 4, HUGE)),
-        f"announces {HUGE} values of a, more than it can hold",
-    ),
+    "a key's length": (header(LONG + b"\0" * 9), "a name of the metadata has"),
+    "a text's length": (header(pair("a", 8, LONG + b"\0" * 9)), "it is cut short or damaged"),
+    "an array's length": (header(pair("a", 9, FOUR + LONG)), f"announces {HUGE} values of a, more"),
     "arrays in arrays": (
-        header(text("a") + struct.pack("<II", 9, 9) + struct.pack("<QIQ", 1, 9, 1) * 5000),
-        "a has a value of type 9, expected a number or a text",
+        header(pair("a", 9, NESTED)),
+        "a has a value of type 9, expected a number",
     ),
-    "a value's type": (header(text("a") + struct.pack("<II", 77, 0)), "a has a value of type 77"),
+    "a value's type": (header(pair("a", 77, FOUR)), "a has a value of type 77"),
     "a key that is not UTF-8": (header(text(b"\xff\xfe") + b"\0" * 9), "is not UTF-8 text"),
-    "a text that is not UTF-8": (
-        header(text("a") + struct.pack("<I", 8) + text(b"\xff")),
-        "a is not UTF-8 text",
-    ),
-    "a key of control characters": (
-        header(text("a\n\x1b[2J") + struct.pack("<II", 4, 0)),
-        "'a\\n\\x1b[2J' is among the names of the metadata",
-    ),
-    "a key twice": (
-        header((text("a") + struct.pack("<II", 4, 0)) * 2, pair_count=2),
-        "the metadata have a twice",
-    ),
+    "a text that is not UTF-8": (header(pair("a", 8, text(b"\xff"))), "a is not UTF-8 text"),
+    "a key of control characters": (header(pair("a\n\x1b[2J", 4, FOUR)), "'a\\n\\x1b[2J' is among"),
+    "a key twice": (header(pair("a", 4, FOUR) * 2, pair_count=2), "the metadata have a twice"),
     "no dimensions": (tensors(described("t")), "t has 0 dimensions, expected 1 to 4"),
     "an empty one": (tensors(described("t", 32, 0)), "t has shape (0, 32), expected one whose"),
     "part of a block": (tensors(described("t", 33, 4, kind=2)), "whole blocks of 32 for Q4_0"),
     "an unknown type": (tensors(described("t", 32, kind=200)), "t has the type 200, which GGUF"),
     "behind the end": (tensors(described("t", 32, offset=2**40)), "t reaches beyond its end"),
     "not aligned": (tensors(described("t", 32, offset=4)), "t is at offset 4, expected a multiple"),
-    "overlapping": (
-        tensors(described("t", 32), described("u", 32, offset=96)),
-        "u and t overlap",
-    ),
+    "overlapping": (tensors(described("t", 32), described("u", 32, offset=96)), "u and t overlap"),
     "twice": (tensors(described("t", 32), described("t", 32, offset=128)), "the tensor t twice"),
     "a long name": (tensors(described("t" * 300, 32)), "a name of the tensors has 300 bytes"),
 }

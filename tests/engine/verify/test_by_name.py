@@ -57,12 +57,6 @@ def test_rejection_refuses_guesses_that_depend_on_drawn_ones():
         decode(conditioned, asked)
 
 
-def test_a_generation_is_refused_with_them():
-    asked = request([1], DraftSettings(tree_size=8), sampler=Sampling(temp=1), verify="rejection")
-    with pytest.raises(UserError, match=KEPT):
-        decode(speculative_model(), asked)
-
-
 @pytest.mark.parametrize(
     ("verify", "sampler", "expected"),
     [
