@@ -74,12 +74,11 @@ def together() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the user interrupts rank 0
     try:
         yield
-    except UserError as error:
+    except Exception as error:
+        if not isinstance(error, UserError):
+            time.sleep(_NEWS)  # if a peer is gone, its thread here says so and ends this process
         if not present.is_first:
-            present.failed(str(error))
-        raise
-    except RuntimeError:
-        time.sleep(_NEWS)  # if a peer is gone, its thread here says so and ends this process
+            present.failed(str(error) or repr(error))
         raise
 
 

@@ -10,6 +10,7 @@ from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree
 from . import Drafting
+from .proposal import NOTHING_TESTED, Tested
 
 
 class ToldPlans:
@@ -31,9 +32,9 @@ class ToldPlans:
         """Learn from a step; see ``Drafting``."""
         self._drafting.accept(plan, tokens, seconds)
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         """Plan a step; see ``Drafting``."""
-        return self._tell(self._drafting.plan(root, guesses))
+        return self._tell(self._drafting.plan(root, guesses, tested))
 
     def finish(self) -> None:
         """Keep what is to outlive the text."""
@@ -61,7 +62,7 @@ class HeardPlans:
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Do nothing: rank 0 learns."""
 
-    def plan(self, root: int, guesses: StreamGuesses) -> Plan:
+    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
         """Wait for the plan of the next step."""
         return self._hear()
 
