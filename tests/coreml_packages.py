@@ -273,7 +273,10 @@ class Told:
     def accept(self, tokens):
         self._left = self._left[len(tokens) :]
 
-    def grow(self, root, guesses):
+    def finish(self):
+        pass
+
+    def grow(self, root, guesses, _):
         told = tuple(self._left[: self._rng.integers(0, 5)])
 
         def children(path):

@@ -288,7 +288,10 @@ class TrueTrees:
     def accept(self, tokens):
         self._truth = self._truth[len(tokens) :]
 
-    def grow(self, root, _):
+    def finish(self):
+        pass
+
+    def grow(self, root, *_):
         right = self._truth[: self._rng.integers(0, 5)]
         return random_tree(self._rng, root, depth=4, width=self._width, truth=right)
 

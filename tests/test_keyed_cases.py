@@ -1,6 +1,8 @@
 """Random cases of keyed sampling: whatever is combined, the text is plain decoding's own."""
 
+import os
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -21,9 +23,11 @@ from tiny_models import tiny_tokenizer
 
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedDrafting
+from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.engine import guessing
 from specstream_mlx.engine import step as engine_step
 from specstream_mlx.loop import decode
+from specstream_mlx.options.generation import DRAFTERS
 
 MODELS = [
     ("grouped heads, tied", "lossless", "adapter"),
@@ -143,6 +147,53 @@ def check_case(number, models=EVERY):
         check_batch(rng, model_of(choice))
     else:
         check_one(rng, model_of(choice))
+
+
+def random_drafters(rng):
+    """Some of the drafters beside the streams, each with what it needs."""
+    names = rng.sample(DRAFTERS, rng.randint(1, len(DRAFTERS)))
+    fields = {"drafter": rng.choice([",".join(names), names])}
+    if "draft-model" in names:
+        draft = model_of(rng.choice(EVERY))
+        fields |= {
+            "draft_model": rng.choice([draft, draft.model]),
+            "num_draft_tokens": rng.randint(1, 8),
+        }
+    return fields
+
+
+def check_drafters(number, models=EVERY):
+    """One case of drafters beside the streams, by the rule or in a tree of any shape."""
+    rng = random.Random(number)
+    model = model_of(rng.choice(models))
+    prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999))
+    prompt *= rng.choice([1, 1, 2])
+    make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 30)
+    expected = plain(model, prompt, count, make(), processors)
+    options = {"sampler": make(), "logits_processors": processors}
+    options["prefill_step_size"] = rng.choice([3, 2048])
+    fields = random_drafters(rng)
+    if rng.random() < 0.4:
+        drafting = Drafters(**fields)
+    else:
+        drafting = DraftSettings(**rng.choice(list(TREES.values())) | fields)
+        if not model.streams or (drafting.num_streams == 0 and model.mode == "lossless"):
+            drafting = replace(drafting, max_nodes=None, prune_threshold=None)
+    if rng.random() < 0.3:
+        cache = options["prompt_cache"] = PromptCache()
+        before = prompt[: rng.randint(1, len(prompt))]
+        texts(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
+    assert texts(model, prompt, count, drafting, **options) == expected, (number, fields, drafting)
+
+
+CASES_OF_DRAFTERS = int(os.environ.get("CASES_OF_DRAFTERS", "24"))
+"""``CASES_OF_DRAFTERS=1000 pytest -k cases_of_drafters`` runs so many."""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_cases_of_drafters(part):
+    for number in range(5000 + part, 5000 + CASES_OF_DRAFTERS, 4):
+        check_drafters(number)
 
 
 @pytest.mark.parametrize("first", range(0, 20, 5))

@@ -101,6 +101,11 @@ def best_nodes(children: Children, size: int | None, threshold: float | None = N
     return list(islice(likeliest(children, least), size))
 
 
+def best_first(root: int, children: Children, size: int | None) -> DraftTree:
+    """Make the tree of ``best_nodes`` below ``root``."""
+    return tree_of(root, best_nodes(children, size))
+
+
 def with_paths(nodes: Sequence[Node], paths: Sequence[Path]) -> list[Node]:
     """Append the nodes of some paths that are not there yet; their probabilities count as none."""
     nodes = list(nodes)
