@@ -29,7 +29,7 @@ from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.proposal import NOTHING_TESTED, Material, Tested
+from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import USUAL
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
@@ -157,11 +157,13 @@ class _Noted:
         self.calls.append((tuple(tokens), self._guesses))
         self.drafting.accept(plan, tokens, seconds)
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         few = self.plans[-1].beside is not None
         self.missed += few and not guesses.depth
         self._guesses = guesses
-        return self.drafting.plan(root, guesses, tested)
+        return self.drafting.plan(root, guesses, verified)
 
     def finish(self) -> None:
         self.drafting.finish()

@@ -18,7 +18,7 @@ from .distributed.lockstep import Lockstep
 from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
-from .drafting.proposal import Tested
+from .drafting.proposal import Verified
 from .drafting.proposals import check_drafters_fit
 from .drafting.settings import USUAL, Drafters, DraftSettings
 from .drafting.shared_plans import HeardPlans, ToldPlans
@@ -275,8 +275,8 @@ class Text:
         if self.ended:
             return
         result = step.result
-        tested = Tested(step.tree, result.predictions_of(step.tree))
-        plan = self._drafting.plan(self.root, result.guesses(), tested)
+        verified = Verified(step.tree, result.predictions_of(step.tree))
+        plan = self._drafting.plan(self.root, result.guesses(), verified)
         if cache is not None:
             tree = self.request.quantization.fitting(plan.tree, cache)
             plan = plan if tree is plan.tree else replace(plan, tree=tree)

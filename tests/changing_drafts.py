@@ -42,13 +42,13 @@ class AnyDrafting:
         for kind in self._kinds:
             kind.accept(plan, tokens, seconds)
 
-    def plan(self, root, guesses, tested):
+    def plan(self, root, guesses, verified):
         if not self._left:
             self._left = self._rng.randint(1, 3)
             self._current = self._rng.randrange(len(self._kinds))
             self._now = self._kinds[self._current]
         self._left -= 1
-        return self._now.plan(root, guesses, tested)
+        return self._now.plan(root, guesses, verified)
 
     def finish(self):
         pass

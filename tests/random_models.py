@@ -315,8 +315,8 @@ class Oracle:
         oracle = self
 
         class WatchedDecoder(Decoder):
-            def __init__(self, *args):
-                super().__init__(*args)
+            def __init__(self, *args, **more):
+                super().__init__(*args, **more)
                 oracle.decoders.append(self)
 
             def commit(self, paths, kept_paths):

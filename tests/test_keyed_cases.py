@@ -159,6 +159,8 @@ def random_drafters(rng):
             "draft_model": rng.choice([draft, draft.model]),
             "num_draft_tokens": rng.randint(1, 8),
         }
+    if "lookahead" in names:
+        fields["lookahead_size"] = (rng.randint(1, 5), rng.randint(2, 5), rng.randint(1, 4))
     return fields
 
 

@@ -27,7 +27,7 @@ from specstream_mlx.drafting import constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.cost import StepCosts
 from specstream_mlx.drafting.pace import pace_of
-from specstream_mlx.drafting.proposal import NOTHING_TESTED, Material, Tested
+from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import Drafters, DraftSettings
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
@@ -99,7 +99,9 @@ class _Recorder:
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         pass
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         self.guesses.append(guesses)
         return self.first(root)
 

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
-from .proposal import NOTHING_TESTED, Tested
+from .proposal import NOTHING_VERIFIED, Verified
 
 
 @runtime_checkable
@@ -28,13 +28,15 @@ class Drafting(Protocol):
             seconds: time from the reading of the step before to its own; ``None``: unknown.
         """
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Plan the step after the one accepted last.
 
         Args:
             root: the newest committed token, which has been accepted.
             guesses: the streams' guesses for the tokens after it.
-            tested: the tree of the step accepted last, and the target's tokens in it.
+            verified: the tree of the step accepted last, and the target's tokens in it.
         """
 
     def finish(self) -> None:

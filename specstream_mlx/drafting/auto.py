@@ -23,10 +23,10 @@ from ..engine.tree import DraftTree, root_only
 from ..stream_config import StreamConfig
 from . import constants
 from .best_first import UNLIKELY, Children, Node, likeliest, tree_of, with_paths
-from .constants import MOST_NODES
+from .constants import MOST_NODES, MOST_ROWS
 from .corrections import StreamAverages
 from .cost import Place, StepCosts
-from .proposal import NOTHING_TESTED, Price, Proposal, Tested
+from .proposal import NOTHING_VERIFIED, Price, Proposal, Verified
 from .proposals import beside, together
 
 
@@ -134,7 +134,7 @@ class AutoDrafting:
         self.averages = StreamAverages()
         # Steps for which streams still rest; at 0 they must run. None: they do not rest.
         self._rest: int | None = None if self._stream_place is None else 0
-        self._plain_run = 0
+        self._plain_run = self._asked = 0  # nodes that proposals ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
         pace.costs.refresh()
@@ -160,16 +160,21 @@ class AutoDrafting:
         if not measured:
             curve = self.pace.costs.curve
             drafting = 0.0 if curve.spread is None else spent / curve.plain
-            nodes = min(len(plan.tree), MOST_NODES)
-            self.pace.note(len(tokens), self._cost[place][nodes] + drafting)
+            rows = min(len(plan.tree), MOST_ROWS)
+            self.pace.note(len(tokens), self._cost[place][rows] + drafting)
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Plan the step that is worth most; see ``Drafting``."""
         self.averages.take(guesses)
         price = self._price()
         for proposal in self._proposals:
-            proposal.begin(tested, price)
+            proposal.begin(verified, price)
         nodes = self._likeliest(together(self._proposals, self.averages.behind))
+        paths = beside(self._proposals)
+        self._asked = len(with_paths((), paths))
+        nodes = nodes[: max(1, MOST_NODES - 1 - self._asked)]
         if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
@@ -183,9 +188,7 @@ class AutoDrafting:
             return self._plans[job[0]](tree_of(root, timed))
         if self._rest is None and self._stream_place is not None:
             self._keep_span(choice.place)
-        chosen = with_paths(nodes[: choice.nodes], beside(self._proposals))
-        place = "none" if chosen and choice.place == "plain" else choice.place
-        return self._plans[place](tree_of(root, chosen))
+        return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
 
     def finish(self) -> None:
         """Keep the timings of this text, and what proposals keep."""
@@ -206,7 +209,9 @@ class AutoDrafting:
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
-        rate, places = self.pace.rate, self._open()
+        rate, places, asked = self.pace.rate, self._open(), self._asked
+        if asked:
+            places = tuple(place for place in places if place != "plain") or ("none",)
         drawn = [place for place in places if place != "plain"]
         best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
@@ -219,7 +224,7 @@ class AutoDrafting:
             for place in drawn:
                 if place == "none" and not count and "plain" in places:
                     continue
-                value = tokens - rate * self._cost[place][count + 1]
+                value = tokens - rate * self._cost[place][min(count + asked + 1, MOST_ROWS)]
                 if place == self._stream_place:
                     value += self.pace.value * (1.0 if place == "beside" else max(last))
                 if value > best.value:

@@ -12,6 +12,9 @@ import math
 MOST_NODES = 16
 """Nodes of a step, the root included; 8 bring less (the study)."""
 
+MOST_ROWS = 4 * MOST_NODES
+"""Nodes up to which costs are told apart: those that drafters ask for come on top."""
+
 WIDTH = 4
 """Candidates of each stream: more save hardly any calls ("How wide and how deep should a full tree
 be?")."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..hardware import user_cache
-from .constants import MOST_NODES
+from .constants import MOST_NODES, MOST_ROWS
 
 Place = Literal["plain", "none", "beside 1", "beside"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
@@ -84,13 +84,13 @@ class CostCurve:
         return less + (most - less) * (nodes - fewer) / (more - fewer)
 
     def relative(self, place: Place) -> list[float]:
-        """Return the costs of steps of 0 to ``MOST_NODES`` nodes, in plain steps; 0 means nothing.
+        """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps; 0 means nothing.
 
         Points of a busy machine are off by tenths, and a cost that is too low does more harm than
         one that is too high, so then no cost is below the typical one.
         """
         plain = self.plain
-        steps = [self.seconds(place, nodes) / plain for nodes in range(MOST_NODES + 1)]
+        steps = [self.seconds(place, nodes) / plain for nodes in range(MOST_ROWS + 1)]
         if not self.busy:
             return steps
         typical = CostCurve({one: _typical(one) for one in self.points})

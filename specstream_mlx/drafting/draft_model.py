@@ -25,7 +25,8 @@ from ..hardware import device
 from ..loading import SpeculativeModel
 from . import constants
 from .corrections import StreamAverages
-from .proposal import Material, Price, Proposal, Tested
+from .proposal import Material, Price, Proposal, Verified
+from .rests import Rests
 
 _CHUNK = 512  # tokens of a prompt in a pass
 _EXPANDED = 4  # paths of a level behind which the model guesses again
@@ -53,12 +54,10 @@ class DraftModel(Proposal):
         self._nodes = material.nodes
         self._unread = list(material.prompt)
         self._averages, self._guesses = StreamAverages(), _PathGuesses({})
-        self._gain, self._rounds = 0.0, 0  # tokens of a round that were right, and their number
+        self._rests = Rests()
         self._cost = 0.0  # of the last round, in tokens
         self._seconds: float | None = None  # of a pass
         self._spent = 0.0
-        # Steps for which the model still rests, of how many; whether it drafts again behind them.
-        self._rest, self._span, self._due = 0, 1, False
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Read tokens, and judge the guesses by them."""
@@ -71,13 +70,12 @@ class DraftModel(Proposal):
             if all(guess != token for guess, _ in self._guesses.behind(path)):
                 break
             path = (*path, token)
-        self._rounds = min(self._rounds + 1, constants.VALUE_MEMORY)
-        self._gain += (len(path) - self._gain) / self._rounds
+        self._rests.note(len(path))
 
-    def begin(self, tested: Tested, price: Price) -> None:
+    def begin(self, verified: Verified, price: Price) -> None:
         """Let the model read what is new and guess, level by level."""
         self._guesses = _PathGuesses({})
-        if not self._rests(price):
+        if not self._rests.begin(self._cost if price.rate else 0.0):
             with mx.stream(device.generation_stream):
                 self._guesses = _PathGuesses(self._grown(price))
         self._averages.take(self._guesses)
@@ -90,23 +88,6 @@ class DraftModel(Proposal):
         """Return the seconds of the passes since the last call."""
         spent, self._spent = self._spent, 0.0
         return spent
-
-    def _rests(self, price: Price) -> bool:
-        """Whether the model rests in this step, since it has not been worth its passes."""
-        if not self._rounds or not price.rate:
-            return False
-        if self._rest:
-            self._rest -= 1
-            return True
-        if self._due:
-            self._due = False
-            return False
-        if self._gain >= self._cost:
-            self._span = max(1, self._span // 2)
-            return False
-        self._rest, self._due = self._span - 1, True
-        self._span = min(2 * self._span, constants.LONGEST_REST)
-        return True
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
         """Return the guesses behind all paths that the model has read."""

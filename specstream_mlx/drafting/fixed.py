@@ -12,7 +12,7 @@ from ..options.generation import DrafterOptions
 from . import constants
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .constants import DOUBT
-from .proposal import FREE, NOTHING_TESTED, Material, Proposal, Tested
+from .proposal import FREE, NOTHING_VERIFIED, Material, Proposal, Verified
 from .proposals import beside, proposals_of, together
 from .settings import DraftSettings
 
@@ -23,7 +23,9 @@ class Drafter(Protocol):
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
 
-    def grow(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> DraftTree:
+    def grow(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> DraftTree:
         """Grow the next tree; see ``Drafting.plan`` for the arguments."""
 
     def finish(self) -> None:
@@ -49,9 +51,11 @@ class FixedDrafting:
         """Let the drafter read the tokens."""
         self._drafter.accept(tokens)
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Let the drafter grow the tree."""
-        return self._plan_of(self._drafter.grow(root, guesses, tested))
+        return self._plan_of(self._drafter.grow(root, guesses, verified))
 
     def finish(self) -> None:
         """Let the drafter keep what is to outlive the text."""
@@ -80,11 +84,13 @@ class FixedTrees:
         for proposal in self._proposals:
             proposal.accept(tokens)
 
-    def grow(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> DraftTree:
+    def grow(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> DraftTree:
         """Grow the full tree, or the likeliest nodes of all."""
         settings, depth = self._settings, guesses.depth if self._streams else 0
         for proposal in self._proposals:
-            proposal.begin(tested, FREE)
+            proposal.begin(verified, FREE)
         if settings.num_streams is not None:
             depth = min(depth, settings.num_streams)
 

@@ -36,7 +36,7 @@ class Material:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class Verified:
     """A tree that the target has tested, and its own tokens there.
 
     Attributes:
@@ -59,7 +59,7 @@ class Tested:
         return None if token < 0 else token
 
 
-NOTHING_TESTED = Tested(root_only(0), np.full(1, -1, np.int32))
+NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Proposal(Protocol):
             probabilities sum to less than 1; what is missing belongs to all other tokens.
         """
 
-    def begin(self, tested: Tested, price: Price) -> None:
+    def begin(self, verified: Verified, price: Price) -> None:
         """Prepare guesses behind the text, which ``accept`` has read; ``children`` comes next.
 
         Args:
-            tested: the tree of the step that wrote the newest tokens.
+            verified: the tree of the step that wrote the newest tokens.
             price: what the time that this takes is worth.
         """
         return

@@ -11,6 +11,7 @@ from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from .best_first import Children
 from .draft_model import DraftModel, check_draft_model
+from .lookahead import Lookahead
 from .lookup import Lookup
 from .pld import PromptLookup
 from .pooling import pooled
@@ -28,6 +29,7 @@ PROPOSALS: dict[str, Callable[[Material], Proposal]] = {
     "pld": PromptLookup,
     "suffix": Suffix,
     "draft-model": DraftModel,
+    "lookahead": Lookahead,
 }
 """Makers of proposals, by the names that users choose them by."""
 

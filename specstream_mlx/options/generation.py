@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_number
+from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_integer, is_number
 from .fields import option
 from .kinds import (
     FLAG,
@@ -43,7 +43,7 @@ _TOKEN_BIAS = what(
 NOBODY = "none"
 """The name for no drafter beside the streams."""
 
-DRAFTERS = ("lookup", "pld", "suffix", "draft-model")
+DRAFTERS = ("lookup", "pld", "suffix", "draft-model", "lookahead")
 """Names of the drafters beside the streams."""
 
 
@@ -77,7 +77,8 @@ class DrafterOptions:
         "Who drafts beside the streams, in one tree with them and with each other: lookup (what "
         "followed the newest n-gram in the prompt and the text so far), pld (the run behind the "
         "earliest one, as in the papers), suffix (what followed the longest repeated end of the "
-        "text, also in earlier answers), draft-model, or none. Several: by commas, or given "
+        "text, also in earlier answers), draft-model, lookahead (the model's own Jacobi "
+        "iterations, which take rows of every step), or none. Several: by commas, or given "
         "again. Works without streams. Default: lookup, or nobody in a tree whose shape is given; "
         "and draft-model where --draft-model is given.",
     )
@@ -105,6 +106,26 @@ class DrafterOptions:
         8,
         integer(1, MAX_TREE_SIZE),
         "With --draft-model: the most tokens that it drafts ahead.",
+    )
+
+    lookahead_size: tuple[int, int, int] = option(
+        (5, 3, 5),
+        what(
+            "three integers of at least 1, 2 and 1, such as 5,7,7",
+            lambda value: (
+                isinstance(value, tuple)
+                and len(value) == 3
+                and all(map(is_integer, value))
+                and value[0] >= 1
+                and value[1] >= 2
+                and value[2] >= 1
+                and value[0] * (value[1] - 1) <= MAX_TREE_SIZE // 2
+            ),
+            lambda text: tuple(int(part) for part in text.split(",")),
+        ),
+        "With lookahead: columns of the window, tokens of an n-gram, n-grams to keep behind a "
+        "token. The authors' 5,7,7 adds 29 rows to every step. Default: 5,3,5.",
+        metavar="W,N,G",
     )
 
     @property

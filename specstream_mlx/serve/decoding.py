@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..config import UserError
 from ..drafting import Drafting
 from ..drafting.pace import auto_drafting
-from ..drafting.proposal import NOTHING_TESTED, Tested
+from ..drafting.proposal import NOTHING_VERIFIED, Verified
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.kv_quantization import NEVER_QUANTIZED
@@ -392,10 +392,12 @@ class Watched:
             self._drafters.append("streams" if token in guessed else "lookup")
         self._drafting.accept(plan, tokens, seconds if self._is_alone() else None)
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Plan the next step."""
         self._guesses = guesses
-        return self._drafting.plan(root, guesses, tested)
+        return self._drafting.plan(root, guesses, verified)
 
     def finish(self) -> None:
         """Keep what outlives the text."""

@@ -19,7 +19,7 @@ from random_models import (
 
 from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
-from specstream_mlx.drafting.proposal import FREE, NOTHING_TESTED, Material, Price
+from specstream_mlx.drafting.proposal import FREE, NOTHING_VERIFIED, Material, Price
 from specstream_mlx.drafting.settings import Drafters, DraftSettings
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
 from specstream_mlx.loop import decode
@@ -50,7 +50,7 @@ def test_every_guess_is_a_plain_pass_over_its_path(base, monkeypatch):
     for tokens in ([5], [7, 8, 9], [11]):
         text += tokens
         drafter.accept(tokens)
-        drafter.begin(NOTHING_TESTED, FREE)
+        drafter.begin(NOTHING_VERIFIED, FREE)
         paths = list(drafter._guesses._guessed)
         assert max(map(len, paths)) == 3
         assert len(paths) > 4
@@ -93,15 +93,15 @@ def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
         module._Reader, "branch", lambda self, paths: passes.append(1) or branch(self, paths)
     )
     drafter = DraftModel(material(bare(), most=8, nodes=1))
-    drafter.begin(NOTHING_TESTED, FREE)
+    drafter.begin(NOTHING_VERIFIED, FREE)
     assert not passes
 
 
 def test_passes_that_cost_more_than_they_bring_are_not_made():
     draft = bare(seed=2)
     cheap, dear = DraftModel(material(draft, nodes=30)), DraftModel(material(draft, nodes=30))
-    cheap.begin(NOTHING_TESTED, Price(rate=1e-6))
-    dear.begin(NOTHING_TESTED, Price(rate=50.0))
+    cheap.begin(NOTHING_VERIFIED, Price(rate=1e-6))
+    dear.begin(NOTHING_VERIFIED, Price(rate=50.0))
     assert len(dear._guesses._guessed) == 1 < len(cheap._guesses._guessed)
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_is_never_right_rests_for_ever_longer():
     drafter, ran = DraftModel(material(bare(seed=2))), []
     price = Price(rate=1.0, row=0.01, plain=1e-6)
     for _ in range(150):
-        drafter.begin(NOTHING_TESTED, price)
+        drafter.begin(NOTHING_VERIFIED, price)
         ran.append(drafter._guesses.depth > 0)
         assert (drafter.spent() > 0) == ran[-1]
         guessed = {token for token, _ in drafter.children(())}
