@@ -2,9 +2,12 @@
 
 import os
 import random
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 from changing_drafts import KINDS, AnyDrafting
 from mlx_lm.sample_utils import make_logits_processors
@@ -22,6 +25,7 @@ from random_models import (
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
+from specstream_mlx.drafting.datastore import write_datastore
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.engine import guessing
@@ -56,6 +60,15 @@ DRAFTS = [
 def model_of(number):
     base, mode, streams = MODELS[number]
     return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
+
+
+@cache
+def datastore():
+    """What the models write by themselves, for ``rest``."""
+    path = Path(tempfile.mkdtemp()) / "datastore"
+    written = [plain_tokens(model_of(one).model, random_prompt(5), 60) for one in (0, 2, 4, 5)]
+    write_datastore(path, np.concatenate(written), VOCAB_SIZE)
+    return path
 
 
 def random_sampler(rng):
@@ -159,6 +172,8 @@ def random_drafters(rng):
             "draft_model": rng.choice([draft, draft.model]),
             "num_draft_tokens": rng.randint(1, 8),
         }
+    if "rest" in names:
+        fields["datastore"] = datastore()
     if "lookahead" in names:
         fields["lookahead_size"] = (rng.randint(1, 5), rng.randint(2, 5), rng.randint(1, 4))
     return fields

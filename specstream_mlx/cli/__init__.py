@@ -19,6 +19,7 @@ from .cache_prompt import cache_prompt
 from .chat import chat
 from .convert import convert
 from .coreml_verify import coreml_verify
+from .datastore import datastore
 from .doctor import doctor
 from .export_coreml import export_coreml
 from .generate import generate
@@ -61,6 +62,7 @@ app.add_typer(
 )
 app.command()(cache_prompt)
 app.command()(convert)
+app.command()(datastore)
 app.command("export-coreml")(export_coreml)
 app.command("coreml-verify")(coreml_verify)
 app.command()(inspect)

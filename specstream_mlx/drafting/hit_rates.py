@@ -1,8 +1,10 @@
 """How often a drafter's guesses of one kind have been right in a text."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from ..engine.guesses import Guesses
 from . import constants
 
 Kind = TypeVar("Kind")
@@ -31,3 +33,36 @@ class HitRates(Generic[Kind]):
         # A bounded weight lets the average follow a text that changes.
         more = min(weight + 1, constants.LOOKUP_MEMORY)
         self._known[kind] = rate + (right - rate) / (weight + 1), more
+
+
+Shares = Sequence[tuple[int, float]]
+"""Tokens, with their shares of all that a drafter has seen in that place."""
+
+
+class HitShares(Generic[Kind]):
+    """Corrections of shares by hits over expected hits, by the kind of the guess.
+
+    What was common elsewhere is not as common here.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Kind, tuple[float, float]] = {}  # hits, and how many were expected
+
+    def corrected(self, kind: Kind, shares: Shares) -> Guesses:
+        """Turn shares into guesses."""
+        hits, expected = self._known.get(kind, (0.0, 0.0))
+        factor = (hits + constants.START * constants.WEIGHT) / (expected + constants.WEIGHT)
+        certain = [min(constants.MOST, share * factor) for _, share in shares]
+        scale = min(1.0, constants.MOST_TOGETHER / max(sum(certain), _LEAST))
+        return [
+            (token, math.log(max(one * scale, _LEAST)))
+            for (token, _), one in zip(shares, certain, strict=True)
+        ]
+
+    def judge(self, kind: Kind, shares: Shares, token: int) -> None:
+        """Take in the token that came where these shares were expected."""
+        hits, expected = self._known.get(kind, (0.0, 0.0))
+        hits += sum(guess == token for guess, _ in shares)
+        expected += sum(share for _, share in shares)
+        kept = min(1.0, constants.LOOKUP_MEMORY / max(expected, _LEAST))
+        self._known[kind] = hits * kept, expected * kept

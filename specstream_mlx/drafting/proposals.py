@@ -6,16 +6,19 @@ and its name in ``options.generation.DRAFTERS``, by which users choose it.
 
 from collections.abc import Callable, Sequence
 
+from ..config import UserError
 from ..engine.guesses import Guesses, Path
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from .best_first import Children
+from .datastore import open_datastore
 from .draft_model import DraftModel, check_draft_model
 from .lookahead import Lookahead
 from .lookup import Lookup
 from .pld import PromptLookup
 from .pooling import pooled
 from .proposal import Material, Proposal
+from .rest import Retrieval
 from .suffix import Suffix
 
 
@@ -30,6 +33,7 @@ PROPOSALS: dict[str, Callable[[Material], Proposal]] = {
     "suffix": Suffix,
     "draft-model": DraftModel,
     "lookahead": Lookahead,
+    "rest": Retrieval,
 }
 """Makers of proposals, by the names that users choose them by."""
 
@@ -42,6 +46,13 @@ def check_drafters_fit(options: DrafterOptions, model: SpeculativeModel) -> None
     """
     if options.draft_model is not None:
         check_draft_model(options.draft_model, model)
+    if options.datastore is not None:
+        store, count = open_datastore(options.datastore), model.config["vocab_size"]
+        if store.most >= count:
+            raise UserError(
+                f"the datastore {store.path} has token {store.most}, expected those of the model, "
+                f"0 to {count - 1}"
+            )
 
 
 def proposals_of(names: Sequence[str], material: Material) -> list[Proposal]:

@@ -18,7 +18,7 @@ DEFAULT = ("lookup",)
 """The drafters beside the streams, if nobody chose and the rule decides how much they draft."""
 
 
-_NEEDS = {"draft-model": "draft_model"}
+_NEEDS = {"draft-model": "draft_model", "rest": "datastore"}
 """What drafters need to be given, by their names."""
 
 

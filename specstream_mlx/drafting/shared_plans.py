@@ -10,7 +10,7 @@ from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree
 from . import Drafting
-from .proposal import NOTHING_TESTED, Tested
+from .proposal import NOTHING_VERIFIED, Verified
 
 
 class ToldPlans:
@@ -32,9 +32,11 @@ class ToldPlans:
         """Learn from a step; see ``Drafting``."""
         self._drafting.accept(plan, tokens, seconds)
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Plan a step; see ``Drafting``."""
-        return self._tell(self._drafting.plan(root, guesses, tested))
+        return self._tell(self._drafting.plan(root, guesses, verified))
 
     def finish(self) -> None:
         """Keep what is to outlive the text."""
@@ -62,7 +64,9 @@ class HeardPlans:
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Do nothing: rank 0 learns."""
 
-    def plan(self, root: int, guesses: StreamGuesses, tested: Tested = NOTHING_TESTED) -> Plan:
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
         """Wait for the plan of the next step."""
         return self._hear()
 

@@ -7,11 +7,10 @@ times how often guesses behind matches of that length were right in this text ov
 were expected to be.
 """
 
-import math
 from collections.abc import Hashable, Sequence
 
 from ..engine.guesses import Guesses, Path
-from . import constants
+from .hit_rates import HitShares
 from .proposal import Material, Proposal
 from .suffix_automaton import Match, SuffixAutomaton
 
@@ -55,7 +54,7 @@ class Suffix(Proposal):
             answers = _ANSWERS.setdefault(model.path, _Answers()) if model else _Answers()
         self._answers, self._written = answers, list[int]()
         self._matches = Match(self._own), Match(answers.automaton)
-        self._hits: dict[int, tuple[float, float]] = {}  # and what was expected, by kind of match
+        self._hits: HitShares[int] = HitShares()
         for token in material.prompt:
             self._read(token)
 
@@ -64,7 +63,7 @@ class Suffix(Proposal):
         for token in tokens:
             length, shares = _shares(max(self._matches, key=lambda match: match.length))
             if shares:
-                self._judge(_kind(length), shares, token)
+                self._hits.judge(_kind(length), shares, token)
             self._read(token)
             self._written.append(token)
 
@@ -84,11 +83,7 @@ class Suffix(Proposal):
         length, shares = _shares(best)
         if not shares:
             return []
-        hits, expected = self._hits.get(_kind(length), (0.0, 0.0))
-        factor = (hits + constants.START * constants.WEIGHT) / (expected + constants.WEIGHT)
-        certain = [(token, min(constants.MOST, share * factor)) for token, share in shares]
-        scale = min(1.0, constants.MOST_TOGETHER / sum(p for _, p in certain))
-        return [(token, math.log(max(p * scale, 1e-9))) for token, p in certain]
+        return self._hits.corrected(_kind(length), shares)
 
     def finish(self) -> None:
         """Add the answer to those of the process."""
@@ -99,14 +94,6 @@ class Suffix(Proposal):
         for match in self._matches:  # before the text grows: its own end is no match
             match.follow(token)
         self._own.extend((token,))
-
-    def _judge(self, kind: int, shares: Sequence[tuple[int, float]], token: int) -> None:
-        hits, expected = self._hits.get(kind, (0.0, 0.0))
-        for guess, share in shares:
-            hits, expected = hits + (guess == token), expected + share
-        if expected > constants.LOOKUP_MEMORY:
-            hits, expected = hits * constants.LOOKUP_MEMORY / expected, constants.LOOKUP_MEMORY
-        self._hits[kind] = hits, expected
 
 
 def _kind(length: int) -> int:

@@ -10,6 +10,7 @@ from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_integer, is_number
 from .fields import option
 from .kinds import (
     FLAG,
+    PATH,
     POSITIVE,
     PROBABILITY,
     SHARE,
@@ -43,7 +44,7 @@ _TOKEN_BIAS = what(
 NOBODY = "none"
 """The name for no drafter beside the streams."""
 
-DRAFTERS = ("lookup", "pld", "suffix", "draft-model", "lookahead")
+DRAFTERS = ("lookup", "pld", "suffix", "draft-model", "lookahead", "rest")
 """Names of the drafters beside the streams."""
 
 
@@ -78,9 +79,9 @@ class DrafterOptions:
         "followed the newest n-gram in the prompt and the text so far), pld (the run behind the "
         "earliest one, as in the papers), suffix (what followed the longest repeated end of the "
         "text, also in earlier answers), draft-model, lookahead (the model's own Jacobi "
-        "iterations, which take rows of every step), or none. Several: by commas, or given "
+        "iterations, which take rows of every step), rest, or none. Several: by commas, or given "
         "again. Works without streams. Default: lookup, or nobody in a tree whose shape is given; "
-        "and draft-model where --draft-model is given.",
+        "and draft-model and rest where --draft-model and --datastore are given.",
     )
     lookup_size: int = option(
         10,
@@ -126,6 +127,13 @@ class DrafterOptions:
         "With lookahead: columns of the window, tokens of an n-gram, n-grams to keep behind a "
         "token. The authors' 5,7,7 adds 29 rows to every step. Default: 5,3,5.",
         metavar="W,N,G",
+    )
+
+    datastore: Path | None = option(
+        None,
+        PATH,
+        "A file of the command datastore, from which rest drafts what followed the same words.",
+        metavar="FILE",
     )
 
     @property

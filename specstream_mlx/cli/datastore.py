@@ -1,0 +1,50 @@
+"""``specstream-mlx datastore``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from ..terminal.commands import grouped
+from ..terminal.notes import note
+from .options import ModelOptions
+
+
+@grouped()
+def datastore(
+    *,
+    data: Annotated[
+        Path,
+        Option(metavar="FILE", help="Texts, a JSONL file of one of the formats that train takes."),
+    ],
+    datastore: Annotated[Path, Option(metavar="FILE", help="Where to.")],
+    model: ModelOptions,
+) -> None:
+    """Make the datastore that generate --datastore drafts from.
+
+    It holds the texts' tokens, in the format of REST: six bytes a token.
+
+    [bold]Example[/bold]
+
+    [cyan]  specstream-mlx datastore --model my-model --data answers.jsonl --datastore answers.idx[/cyan]
+
+    [cyan]  specstream-mlx generate --model my-model --datastore answers.idx -p Hello[/cyan]
+    """  # noqa: E501
+    source = model.source()
+
+    import numpy as np
+
+    from ..drafting.datastore import write_datastore
+    from ..loading import model_directory, read_config, read_tokenizer
+    from ..terminal.progress import progress
+    from ..train.data import read_split
+
+    directory = model_directory(source.model)
+    config = read_config(directory)
+    tokenizer = read_tokenizer(directory, config)
+    split = read_split(data, tokenizer, 1 << 40, config["vocab_size"])
+    tokens = np.concatenate([np.array(item.tokens) for item in split.items])
+    with progress("Sorting"):
+        write_datastore(datastore, tokens, config["vocab_size"])
+    size = datastore.stat().st_size / 1e6
+    note(f"Wrote {len(tokens)} tokens to {datastore} ({size:.1f} MB)")
