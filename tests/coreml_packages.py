@@ -19,7 +19,7 @@ from specstream_mlx.convert.to_coreml.supported import Sizes
 from tiny_models import tiny_streams
 
 from specstream_mlx.adapters.lora import put_on
-from specstream_mlx.drafting.best_first import best_first
+from specstream_mlx.drafting import best_first
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
@@ -276,7 +276,7 @@ class Told:
     def finish(self):
         pass
 
-    def grow(self, root, guesses, _):
+    def grow(self, root, guesses, tested):
         told = tuple(self._left[: self._rng.integers(0, 5)])
 
         def children(path):
@@ -286,7 +286,7 @@ class Told:
             token = told[len(path)]
             return [(token, -0.5), *((other, score) for other, score in found if other != token)]
 
-        return best_first(root, children, self._size)
+        return best_first.tree_of(root, best_first.best_nodes(children, self._size))
 
 
 class WithoutNoise(KeyedRule):

@@ -24,8 +24,11 @@ import numpy as np
 import typer
 
 from specstream_mlx.config import Mode, UserError
-from specstream_mlx.drafting.best_first import best_first
+from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.tree import DraftTree
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import choice, integer
+from specstream_mlx.terminal.commands import grouped
 from specstream_mlx.terminal.errors import one_line_errors
 
 from ..report import RESULTS, Output, table, write_report
@@ -140,7 +143,8 @@ def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
         size: nodes besides the root, or fewer where no further one can be right.
     """
     rows = [[(rank, math.log(p)) for rank, p in enumerate(row) if p] for row in table.acceptance]
-    return best_first(0, lambda path: rows[len(path)] if len(path) < len(rows) else [], size)
+    nodes = best_nodes(lambda path: rows[len(path)] if len(path) < len(rows) else [], size)
+    return tree_of(0, nodes)
 
 
 def expected_length(tree: AcceptanceTable, shape: DraftTree) -> float:
@@ -171,40 +175,42 @@ def stream_heads_ms(chip: Chip, model: Shape, bits: Bits, streams: int, head: He
     return streams * each + head_ms(chip, model, bits, streams)
 
 
-def step_ms(
-    chip: Chip,
-    model: Shape,
-    bits: Bits,
-    rows: int,
-    streams: int,
-    placement: str,
-    msa_layers: int,
-    context: int,
-    head: Head = HEAD,
-) -> float:
-    """Milliseconds of a step: the tree through the model, the streams, both through the head.
+@dataclass(frozen=True)
+class Setting:
+    """The streams and the text of a prediction."""
 
-    Args:
-        chip, model, bits: what runs where.
-        rows: nodes that are verified, the root included.
-        streams: of a node.
-        placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
-        msa_layers: top layers in which streams run.
-        context: tokens in the cache.
-        head: of the streams.
-    """
-    heads = head_ms(chip, model, bits, rows)
-    heads += stream_heads_ms(chip, model, bits, streams, head)
-    lower = model.layers - msa_layers
-    if placement == "deferred":
-        through = layers_ms(chip, model, bits, rows, model.layers, context)
-        through += layers_ms(chip, model, bits, streams, msa_layers, context)
-        built = model.layers + msa_layers
-    else:
-        through = layers_ms(chip, model, bits, rows, lower, context)
-        through += layers_ms(chip, model, bits, rows * (1 + streams), msa_layers, context)
-        built = model.layers
-    return through + heads + HOST_STEP_MS + HOST_LAYER_MS * built
+    context: int = option(CONTEXT, integer(0), "Tokens in the cache.")
+    msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run.")
+    head: Head = option(HEAD, choice(*get_args(Head)), "Of the streams.", "--stream-head")
+
+    def step_ms(
+        self, chip: Chip, model: Shape, bits: Bits, rows: int, streams: int, placement: str
+    ) -> float:
+        """Milliseconds of a step: the tree through the model, the streams, both through the head.
+
+        Args:
+            chip, model, bits: what runs where.
+            rows: nodes that are verified, the root included.
+            streams: of a node.
+            placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
+        """
+
+        def layers(rows: int, count: int) -> float:
+            return layers_ms(chip, model, bits, rows, count, self.context)
+
+        heads = head_ms(chip, model, bits, rows)
+        heads += stream_heads_ms(chip, model, bits, streams, self.head)
+        if placement == "deferred":
+            built = model.layers + self.msa_layers
+            through = layers(rows, model.layers) + layers(streams, self.msa_layers)
+        else:
+            built = model.layers
+            through = layers(rows, model.layers - self.msa_layers)
+            through += layers(rows * (1 + streams), self.msa_layers)
+        return through + heads + HOST_STEP_MS + HOST_LAYER_MS * built
+
+
+USUAL = Setting()
 
 
 def predict(
@@ -213,16 +219,14 @@ def predict(
     bits: Bits,
     mode: Mode,
     tree: AcceptanceTable,
-    msa_layers: int = MSA_LAYERS,
-    context: int = CONTEXT,
-    head: Head = HEAD,
+    setting: Setting = USUAL,
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
     All trained streams run, as many as ``tree`` is deep: in shared mode beside every node, in
     lossless mode there or deferred.
     """
-    plain = forward_ms(chip, model, bits, 1, context)
+    plain = forward_ms(chip, model, bits, 1, setting.context)
     named = (chip.name, model.name, bits, mode)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
         return Prediction(*named, "does not fit", "none", 1, plain, plain, 1.0)
@@ -235,20 +239,16 @@ def predict(
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
         for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
-            cost = step_ms(
-                chip, model, bits, rows, len(tree.acceptance), placement, msa_layers, context, head
-            )
+            cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance), placement)
             found = Prediction(*named, placement, draft, rows, plain, cost, length)
             best = max(best, found, key=lambda p: p.speedup)
     return best
 
 
-def predict_all(
-    tables: dict[Mode, AcceptanceTable], msa_layers: int, context: int, head: Head
-) -> list[Prediction]:
+def predict_all(tables: dict[Mode, AcceptanceTable], setting: Setting) -> list[Prediction]:
     """Every chip, model and number of bits."""
     return [
-        predict(chip, model, bits, mode, tree, msa_layers, context, head)
+        predict(chip, model, bits, mode, tree, setting)
         for mode, tree in tables.items()
         for chip in CHIPS
         for model in MODELS
@@ -351,52 +351,55 @@ def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, AcceptanceTab
     return found
 
 
-def file_name(tree: Path | None, mode: Mode, context: int, msa_layers: int, head: Head) -> str:
+def file_name(tree: Path | None, mode: Mode, setting: Setting) -> str:
     """Of the result files, without a suffix: ``simulation`` with what is not the default."""
     parts = ["simulation"]
     if tree is not None:
         parts += [tree.stem, mode]
-    if context != CONTEXT:
-        parts.append(f"context-{context}")
-    if msa_layers != MSA_LAYERS:
-        parts.append(f"msa-{msa_layers}")
-    if head != HEAD:
-        parts.append(f"head-{head}")
+    if setting.context != CONTEXT:
+        parts.append(f"context-{setting.context}")
+    if setting.msa_layers != MSA_LAYERS:
+        parts.append(f"msa-{setting.msa_layers}")
+    if setting.head != HEAD:
+        parts.append(f"head-{setting.head}")
     return "-".join(parts)
 
 
 @one_line_errors
+@grouped()
 def main(
+    *,
     tree: Annotated[
         Path | None, typer.Option(help="Acceptance table; the demonstration model's.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
-    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=0)] = CONTEXT,
-    msa_layers: Annotated[int, typer.Option(help="MSA layers.", min=1, max=15)] = MSA_LAYERS,
-    head: Annotated[Head, typer.Option("--stream-head", help="Of the streams.")] = HEAD,
+    setting: Setting,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
     output: Output = RESULTS,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)
-    found, checked = predict_all(tables, msa_layers, context, head), points()
-    setting = f"{context} tokens in the cache, {msa_layers} MSA layers; stream heads: {head}."
+    found, checked = predict_all(tables, setting), points()
+    about = (
+        f"{setting.context} tokens in the cache, {setting.msa_layers} MSA layers; stream heads: "
+        f"{setting.head}."
+    )
     values = {
         "label": LABEL,
         "kind": "prediction",
         "replaced_by": COMMAND,
-        "context": context,
-        "msa_layers": msa_layers,
-        "stream_head": head,
+        "context": setting.context,
+        "msa_layers": setting.msa_layers,
+        "stream_head": setting.head,
         "assumptions": list(ASSUMPTIONS),
         "acceptance": {name: table.acceptance for name, table in tables.items()},
         "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
         "published_points": [p.values() for p in checked],
         "predictions": [p.values() for p in found],
     }
-    name = file_name(tree, mode, context, msa_layers, head)
+    name = file_name(tree, mode, setting)
     output.mkdir(parents=True, exist_ok=True)
-    text = write_report(output, name, values, markdown(found, tables, checked, setting))
+    text = write_report(output, name, values, markdown(found, tables, checked, about))
     print(json.dumps(values) if as_json else text)
 
 
