@@ -171,7 +171,7 @@ def batch_generate(
         )
     if isinstance(settings, DraftSettings):
         for own in models:
-            settings.check(model.config["vocab_size"], own.streams and own.streams.config)
+            settings.check(model.config["vocab_size"], own.guessing)
     kept = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(

@@ -33,9 +33,12 @@ from .checked_files import (
 from .config import Mode, UserError, shown
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
+from .engine.draft_head import HeadConfig, MountedHead
 from .engine.gathered import Layout, layout_of, with_same_weights
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
+from .heads.files import read_head
+from .heads.watch import HeadWatch
 from .models.architectures import (
     architecture_of,
     check_config,
@@ -47,6 +50,7 @@ from .models.architectures import (
 from .models.fingerprint import fingerprint
 from .models.rope import with_changes
 from .models.streams import Streams
+from .stream_config import StreamConfig
 
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
@@ -68,6 +72,8 @@ class SpeculativeModel:
         streams: the mounted adapter's streams, or ``None``.
         held: whether the base's weights are packed or expanded in memory, and why.
         ranks: the processes that run the model together; ``None``: it is this one alone.
+        head: the mounted draft head, which guesses where there are no streams, or ``None``.
+        head_watch: is told whether the head's guesses are right.
     """
 
     model: nn.Module
@@ -77,6 +83,8 @@ class SpeculativeModel:
     streams: Streams | None = None
     held: HeldWeights | None = None
     ranks: Ranks | None = None
+    head: MountedHead | None = None
+    head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     _replaced: list[tuple[str, mx.array]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )  # the base's own weights, where an adapter has others
@@ -102,6 +110,13 @@ class SpeculativeModel:
     def mode(self) -> Mode:
         """The mounted adapter's mode; ``lossless`` without streams."""
         return self.streams.config.mode if self.streams else "lossless"
+
+    @property
+    def guessing(self) -> StreamConfig | HeadConfig | None:
+        """The configuration of what guesses in the target's pass: the streams, or the head."""
+        if self.streams is not None:
+            return self.streams.config
+        return None if self.head is None else self.head.config
 
     @property
     def prompt_template(self) -> str | None:
@@ -135,6 +150,11 @@ class SpeculativeModel:
         if self.ranks is not None:
             self._check_divided(Path(directory), self.ranks)
         adapter = read_adapter(directory, self.model, self.config, full=True)
+        if self.head is not None and adapter.stream_config is not None:
+            raise UserError(
+                f"the adapter {directory} has streams and a {self.head.config.kind} head is "
+                "mounted, expected one of them"
+            )
         previous, self.adapter, self.streams = self.adapter, None, None
         try:
             if adapter.is_full or self._replaced:
@@ -238,6 +258,31 @@ class SpeculativeModel:
                 "several processes run the model, since each sees a part of the heads"
             )
 
+    def mount_head(self, directory: str | Path | None) -> None:
+        """Mount a draft head in place of the present one; ``None``: leave none.
+
+        Args:
+            directory: a head's directory, see ``heads.files.read_head``.
+
+        Raises:
+            UserError: the directory is no head for this base, or streams are mounted.
+        """
+        if directory is None:
+            self.head = self.head_watch = None
+            return
+        if self.ranks is not None:
+            raise UserError(
+                f"the draft head {directory} was given and several processes run the model, "
+                "expected one"
+            )
+        if self.streams is not None:
+            raise UserError(
+                f"the draft head {directory} was given and streams are mounted, expected one of "
+                "them"
+            )
+        self.head = read_head(Path(directory), self.model, self.config)
+        self.head_watch = HeadWatch(f"{self.head.config.kind} head {directory}")
+
     def _unmount(self) -> None:
         """Leave the bare base, with its own weights."""
         unmount(self.model)
@@ -287,6 +332,7 @@ def load(
     *,
     weights: str = "auto",
     group: mx.distributed.Group | None = None,
+    draft_head: str | Path | None = None,
 ) -> (
     tuple[SpeculativeModel, TokenizerWrapper]
     | tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]
@@ -308,6 +354,7 @@ def load(
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
             its part of the model, and what rank 0 decides all do. If one of them goes away, the
             others end with a sentence and exit code 1. ``None``: this process alone.
+        draft_head: directory of a published draft head for the base, such as Medusa's.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -334,6 +381,7 @@ def load(
     speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
+    speculative.mount_head(draft_head)
     if return_config:
         return speculative, tokenizer, full_config
     return speculative, tokenizer

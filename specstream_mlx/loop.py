@@ -22,6 +22,7 @@ from .drafting.proposal import Verified
 from .drafting.proposals import check_drafters_fit
 from .drafting.settings import USUAL, Drafters, DraftSettings
 from .drafting.shared_plans import HeardPlans, ToldPlans
+from .engine.guesses import NO_GUESSES
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
@@ -31,6 +32,7 @@ from .engine.tree import DraftTree, root_only
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .hardware import device
+from .heads.watch import HeadWatch
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache
@@ -183,7 +185,7 @@ class Request:
                     "tree of fixed shape"
                 )
             return
-        streams = model.streams and model.streams.config
+        streams = model.guessing
         if rule.draws_drafts:
             self.drafting.check_drawn(streams)
         self.drafting.check(vocab_size, streams)
@@ -235,6 +237,7 @@ class Text:
         request: the prompt and how to go on from it.
         drafting: the object that plans the steps.
         rule: the verify rule; ``None``: a new one.
+        watch: is told of the guesses of a draft head; ``None``: none is mounted.
 
     Attributes:
         request, rule: see above.
@@ -244,8 +247,15 @@ class Text:
         count: number of steps so far.
     """
 
-    def __init__(self, request: Request, drafting: Drafting, rule: VerifyRule | None = None):
+    def __init__(
+        self,
+        request: Request,
+        drafting: Drafting,
+        rule: VerifyRule | None = None,
+        watch: HeadWatch | None = None,
+    ):
         self.request, self._drafting = request, drafting
+        self._watch, self._guesses = watch, NO_GUESSES
         self.rule = rule or request.new_rule()
         self.root, self._left = request.prompt[-1], request.max_tokens
         self.ended, self.count = False, 0
@@ -274,9 +284,12 @@ class Text:
         self.count += 1
         if self.ended:
             return
-        result = step.result
+        result, guesses = step.result, step.result.guesses()
+        if self._watch is not None:
+            self._watch.judge(self._guesses, step.tokens)
+            self._guesses = guesses
         verified = Verified(step.tree, result.predictions_of(step.tree))
-        plan = self._drafting.plan(self.root, result.guesses(), verified)
+        plan = self._drafting.plan(self.root, guesses, verified)
         if cache is not None:
             tree = self.request.quantization.fitting(plan.tree, cache)
             plan = plan if tree is plan.tree else replace(plan, tree=tree)
@@ -330,7 +343,7 @@ class Together:
         decoder = rows.read()
         profile.border("prefill")
         rule = request.new_rule()
-        text = Text(request, _drafting(model, request, rule), rule)
+        text = Text(request, _drafting(model, request, rule), rule, model.head_watch)
         if self._loop is None:
             self._loop = _Loop(decoder, text)
         else:
@@ -389,7 +402,7 @@ class _KeptRows:
 
     def __init__(self, model: SpeculativeModel, request: Request):
         self._model, self._request, given = model, request, request.prompt_cache
-        self._adapter, self._streams = model.adapter, model.streams
+        self._adapter, self._streams, self._head = model.adapter, model.streams, model.head
         self._cache = PromptCache() if given is None else given
         self._generation = self._cache.begin(model, request.prompt, request.quantization)
         self._newest, self._progress = request.prompt[-1], request.progress
@@ -400,8 +413,14 @@ class _KeptRows:
         cache, request = self._cache, self._request
         prompt, progress, reused = request.prompt, request.progress or _nobody, cache.reused
         model, ranks = self._model, self._model.ranks
-        share = None if ranks is None else ranks.share
-        decoder = Decoder(model.model, model.streams, cache.caches, request.profile, share=share)
+        decoder = Decoder(
+            model.model,
+            model.streams,
+            cache.caches,
+            request.profile,
+            share=None if ranks is None else ranks.share,
+            head=model.head,
+        )
         cache.caches = decoder.caches
         unread = prompt[reused:-1]
         progress(reused, len(prompt))
@@ -448,7 +467,9 @@ class _KeptRows:
         """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
         self._cache.check_current(self._generation)
         model = self._model
-        if model.adapter is not self._adapter or model.streams is not self._streams:
+        mounted = model.adapter, model.streams, model.head
+        before = self._adapter, self._streams, self._head
+        if any(now is not then for now, then in zip(mounted, before, strict=True)):
             raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
@@ -477,7 +498,8 @@ def check_side_by_side(model: SpeculativeModel) -> None:
 
 def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     """Whether texts of two models can be decoded side by side: one base, adapters of one layout."""
-    return first is second or first.layout.is_same(second.layout)
+    same_head = first.head is second.head
+    return first is second or (same_head and first.layout.is_same(second.layout))
 
 
 def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:

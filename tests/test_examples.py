@@ -272,6 +272,12 @@ def torch_streams(directory: Path, hf: Path) -> None:
     write_adapter(model, directory)
 
 
+def torch_medusa(directory: Path) -> None:
+    directory.mkdir()
+    heads = {f"{i}.0.linear.weight": torch.zeros(64, 64) for i in range(4)}
+    torch.save(heads, directory / "medusa_lm_head.pt")
+
+
 def mlx_model(directory: Path) -> None:
     tiny_llama_directory(directory, intermediate_size=128)  # whole groups of 64
 
@@ -312,6 +318,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "my-streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
     "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
     "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
+    "medusa-llama": torch_medusa,
     "tools.mlpackage": core_ml_package,
     "sql": lambda path: peft_directory(hf_beside(path), path),
     "summarize": lambda path: peft_directory(hf_beside(path), path),

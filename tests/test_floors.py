@@ -14,6 +14,7 @@ FLOORS = [
     {"hardware", "models"},
     {"distributed"},
     {"bundled", "engine", "adapters"},
+    {"heads"},
     {"loading", "prompts"},
     {"drafting", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},

@@ -21,8 +21,10 @@ _RECIPES = (
     *("embeddings_4_8", "msa_4_6", "msa_4_8"),
 )
 _NOT_OF_GGUF = (
-    *("adapter_path", "bits", "quant_predicate", "num_msa_layers", "to_pytorch", "verify"),
+    *("adapter_path", "draft_head", "bits", "quant_predicate", "num_msa_layers"),
+    *("to_pytorch", "verify"),
 )
+_NOT_OF_A_HEAD = "adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch", "verify"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ class ConvertOptions:
         "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
         "With it, the adapter is converted instead of the base. Given several times, each becomes "
         "a directory of its name in --mlx-path.",
+        metavar="DIR",
+    )
+    draft_head: Path | None = option(
+        None,
+        PATH,
+        "A published draft head for the base, such as Medusa's, in torch's files or within a whole "
+        "model. With it, the head is converted instead of the base.",
         metavar="DIR",
     )
     bits: int | None = option(
@@ -105,6 +114,10 @@ class ConvertOptions:
                 raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
         elif self.mlx_path is None:
             raise UserError("--mlx-path is missing, expected where the result goes")
+        for name in _NOT_OF_A_HEAD if self.draft_head is not None else ():
+            if getattr(self, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag} and --draft-head were both given, expected one of them")
         if self.adapter_path and (self.bits or self.quant_predicate):
             given = "--bits" if self.bits else "--quant-predicate"
             raise UserError(
@@ -148,6 +161,11 @@ def convert(*, options: ConvertOptions) -> None:
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
     --mlx-path adapters[/cyan]
 
+    A draft head, for generate --draft-head:
+
+    [cyan]  specstream-mlx convert --model hf-llama --draft-head medusa-llama
+    --mlx-path llama-medusa[/cyan]
+
     An adapter that was trained in MLX, for PyTorch:
 
     [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
@@ -158,6 +176,8 @@ def convert(*, options: ConvertOptions) -> None:
         _to_pytorch(options.model, adapters[0], options.to_pytorch)
     elif target is not None and options.is_gguf:
         _from_gguf(options, target)
+    elif target is not None and options.draft_head is not None:
+        _draft_head(options, options.draft_head, target)
     elif target is not None:
         _to_mlx(options, target, adapters)
 
@@ -188,6 +208,22 @@ def _from_gguf(options: ConvertOptions, target: Path) -> None:
             f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
             "exactly; with --dtype float16 they are rounded to it"
         )
+    note(f"wrote {target}")
+
+
+def _draft_head(options: ConvertOptions, source: Path, target: Path) -> None:
+    """Convert a draft head and say what it is."""
+    from specstream_mlx.convert.to_mlx.draft_head import convert_head
+
+    from ..engine.borrowed_model import FINAL
+    from ..loading import model_directory
+
+    base = model_directory(options.model)
+    mounted = convert_head(source, base, target, overwrite=options.overwrite)
+    head, reads = mounted.config, map(str, mounted.boundaries)
+    note(f"a {head.kind} head of {head.parameters:,} parameters, to depth {head.num_streams}")
+    if mounted.boundaries != (FINAL,):
+        note(f"it reads the hidden states that go into layers {', '.join(reads)}")
     note(f"wrote {target}")
 
 

@@ -229,7 +229,7 @@ def _note_what_is_used(model: ModelOptions, source: Source) -> None:
 
 def _note_missing_streams(run: "Run", source: Source) -> None:
     """Say that there are no streams, where that makes a difference."""
-    if run.model.streams is not None:
+    if run.model.guessing is not None:
         return
     if run.settings is not None and run.settings.drafters:
         return

@@ -48,6 +48,7 @@ class Source:
         adapter, adapter_name: the adapter; ``None``: none is mounted.
         weights: form of the weights in memory.
         unasked: whether the adapter is the bundled streams, mounted because they fit.
+        draft_head: directory of a draft head; ``None``: none is mounted.
     """
 
     model: str | Path
@@ -56,6 +57,7 @@ class Source:
     adapter_name: str | None
     weights: str
     unasked: bool = False
+    draft_head: Path | None = None
 
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
@@ -69,6 +71,7 @@ class Source:
             adapter_path=self.adapter,
             weights=self.weights,
             group=launched.group(),
+            draft_head=self.draft_head,
         )
         return model, tokenizer
 
@@ -99,6 +102,13 @@ class ModelOptions:
     adapter_path: Path | None = option(None, PATH, "An adapter directory.", metavar="DIR")
     no_streams: bool = option(
         False, FLAG, "Leave out the bundled streams, which a model that they fit has otherwise."
+    )
+    draft_head: Path | None = option(
+        None,
+        PATH,
+        "A published draft head for the model: a directory with the tensors of Medusa, Hydra or "
+        "EAGLE, which convert makes of torch's files. It guesses in the place of streams.",
+        metavar="DIR",
     )
     weights: str = option(
         "auto",
@@ -133,12 +143,12 @@ class ModelOptions:
         tell = demonstration.silent if quiet else note
         path = demonstration.model_path(self.model, tell)
         name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
-        if adapter is None and not self.no_streams:
+        if adapter is None and self.draft_head is None and not self.no_streams:
             path = model_directory(path)
             adapter = bundled.streams_for(read_config(path))
             unasked = adapter is not None
             adapter_name = "the bundled streams" if unasked else None
-        return Source(path, name, adapter, adapter_name, self.weights, unasked)
+        return Source(path, name, adapter, adapter_name, self.weights, unasked, self.draft_head)
 
 
 # Text -------------------------------------------------------------------------------------------

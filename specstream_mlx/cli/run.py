@@ -71,12 +71,14 @@ class Run:
     @property
     def drafts(self) -> str:
         """The drafting in a few words."""
-        streams = self.model.streams is not None
+        guessing, head = self.model.guessing, self.model.head
         if self.settings is None or isinstance(self.settings, Drafters):
-            names = [*["streams"] * streams, *(self.settings or USUAL).drafters]
+            own = "streams" if head is None else f"the {head.config.kind} head"
+            names = [*[own] * (guessing is not None), *(self.settings or USUAL).drafters]
             drafters = " and ".join([", ".join(names[:-1]), *names[-1:]]).removeprefix(" and ")
             return f"what is worth most, step by step, of {drafters or 'nobody'}"
-        return describe(self.settings, streams)
+        described = describe(self.settings, guessing is not None)
+        return described if head is None else f"{described}, by the {head.config.kind} head"
 
     @property
     def verify(self) -> str:

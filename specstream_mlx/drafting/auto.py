@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from ..engine.draft_head import HeadConfig
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
@@ -66,29 +67,37 @@ class Pace:
         self.value += (gain - self.value) / self.valued
 
 
-def new_pace(costs: StepCosts, streams: StreamConfig | None) -> Pace:
+def new_pace(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> Pace:
     """Make the pace of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
     return Pace(costs, tokens=constants.RATE_MEMORY * (constants.SHARED_RATE if shared else 1.0))
 
 
-def places_of(streams: StreamConfig | None) -> tuple[Place, ...]:
+def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
     """List the places that the rule chooses from, the one where streams guess last.
 
     Shared streams run in every step, since the text depends on them; only their head may rest.
     """
     if streams is None:
         return ("plain", "none")
+    if isinstance(streams, HeadConfig):
+        return ("plain", "none", "head")
     return ("none", "beside") if streams.mode == "shared" else ("plain", "none", "beside 1")
 
 
-def _plans(streams: StreamConfig | None, width: int) -> dict[Place, Callable[[DraftTree], Plan]]:
+def _plans(
+    streams: StreamConfig | HeadConfig | None, width: int
+) -> dict[Place, Callable[[DraftTree], Plan]]:
     """Make the functions that turn a tree into a plan, by place."""
     plain, none = partial(Plan, place="plain"), partial(Plan, place="none")
     if streams is None:
         return {"plain": plain, "none": none}
     count = streams.num_streams
-    run = partial(Plan, place="beside", streams=count, expand=(LIKELIEST,) * (count - 1))
+    expand = (LIKELIEST,) * (count - 1)
+    if isinstance(streams, HeadConfig):
+        head = partial(Plan, place="head", streams=count, expand=expand, width=width)
+        return {"plain": plain, "none": none, "head": head}
+    run = partial(Plan, place="beside", streams=count, expand=expand)
     if streams.mode == "shared":
         return {"none": run, "beside": partial(run, width=width)}
     return {"plain": plain, "none": none, "beside 1": partial(run, width=width, beside=1)}
@@ -112,7 +121,7 @@ class AutoDrafting:
 
     Args:
         pace: the pace of this model and adapter, which is kept up to date.
-        streams: configuration of the mounted streams, or ``None``.
+        streams: configuration of the mounted streams or draft head, or ``None``.
         vocab_size: the model's number of tokens.
         proposals: proposals of this text, beside the streams.
     """
@@ -120,7 +129,7 @@ class AutoDrafting:
     def __init__(
         self,
         pace: Pace,
-        streams: StreamConfig | None,
+        streams: StreamConfig | HeadConfig | None,
         vocab_size: int,
         proposals: Sequence[Proposal] = (),
     ):
@@ -226,7 +235,7 @@ class AutoDrafting:
                     continue
                 value = tokens - rate * self._cost[place][min(count + asked + 1, MOST_ROWS)]
                 if place == self._stream_place:
-                    value += self.pace.value * (1.0 if place == "beside" else max(last))
+                    value += self.pace.value * (max(last) if place == "beside 1" else 1.0)
                 if value > best.value:
                     best = _Choice(place, count, value)
         return best

@@ -21,10 +21,11 @@ from typing import Any, Literal
 from ..hardware import user_cache
 from .constants import MOST_NODES, MOST_ROWS
 
-Place = Literal["plain", "none", "beside 1", "beside"]
+Place = Literal["plain", "none", "beside 1", "beside", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
 (``plain``) or in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or
-beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses."""
+beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses. In ``head``
+a draft head guesses behind the accepted node."""
 
 Job = tuple[Place, int]
 """A place, and the number of nodes of a step to be timed, the root included."""
@@ -40,6 +41,7 @@ _TYPICAL: dict[Place, tuple[float, ...]] = {
     "none": (1.17, 1.35, 1.6, 1.9, 2.2),
     "beside 1": (1.9, 2.0, 2.1, 2.3, 2.7),
     "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
+    "head": (1.9, 2.0, 2.1, 2.3, 2.7),
 }
 """Relative costs of steps of ``_SIZES`` nodes, used until they are measured (2-core Linux)."""
 

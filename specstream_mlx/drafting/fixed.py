@@ -123,7 +123,7 @@ def fixed_drafting(
         prompt: token ids.
         rule: the text's verify rule, see ``Material``.
     """
-    streams = model.streams.config if model.streams else None
+    streams = model.guessing
     nodes = settings.tree_size or constants.MOST_NODES
     material = Material(prompt, settings, model, rule, settings.tree_width, nodes)
     proposals = proposals_of(settings.drafters, material)

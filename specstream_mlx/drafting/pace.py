@@ -31,7 +31,7 @@ def pace_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTI
         model: base and adapter; adapters of the same shapes share one object of costs.
         quantization: settings of the KV cache's quantization.
     """
-    streams = model.streams.config if model.streams else None
+    streams = model.guessing
     adapter = model.adapter.path if model.adapter else None
     facts = _facts(model, quantization)
     path = _file(facts)
@@ -60,10 +60,9 @@ def auto_drafting(
         drafters: who drafts beside the streams.
         rule: the text's verify rule, see ``Material``.
     """
-    streams = model.streams.config if model.streams else None
     proposals = proposals_of(drafters.drafters, Material(prompt, drafters, model, rule))
     pace, vocab_size = pace_of(model, quantization), model.config["vocab_size"]
-    return AutoDrafting(pace, streams, vocab_size, proposals)
+    return AutoDrafting(pace, model.guessing, vocab_size, proposals)
 
 
 def _file(facts: dict[str, Any]) -> Path:
@@ -76,7 +75,8 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     kv_cache = None
     if quantization.bits is not None and quantization.start <= _LONG:
         kv_cache = [quantization.bits, quantization.group_size, quantization.start]
-    streams = model.streams and asdict(model.streams.config) | {"prompt_template": None}
+    guessing = model.guessing
+    streams = guessing and asdict(guessing) | {"mode": guessing.mode, "prompt_template": None}
     adapter, held = model.adapter and model.adapter.config, model.held
     facts = {
         "version": _VERSION,

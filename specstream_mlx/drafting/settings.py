@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..config import MAX_TREE_SIZE, UserError
+from ..engine.draft_head import HeadConfig
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
 from ..options.fields import check_options
@@ -110,7 +111,7 @@ class DraftSettings(DraftOptions):
         """Check if anybody drafts: ``streams`` (``None``: there are none), or others."""
         return bool(self.drafters) or (streams is not None and self.speculates)
 
-    def placement(self, streams: StreamConfig | None) -> StreamPlace:
+    def placement(self, streams: StreamConfig | HeadConfig | None) -> StreamPlace:
         """Return where a step's streams run; in shared mode beside every node, even without drafts.
 
         Never ``plain``: only ``plans`` knows whether others draft.
@@ -119,19 +120,21 @@ class DraftSettings(DraftOptions):
             return "beside"
         if streams is None or not self.speculates:
             return "none"
+        if isinstance(streams, HeadConfig):
+            return "head"
         return "deferred" if self.deferred and self.stream_nodes is None else "beside"
 
-    def streams_run(self, streams: StreamConfig) -> int:
+    def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
         """Count the streams that run, if any do; no stream sees a later one, so the last may go."""
         if streams.mode == "shared" or self.num_streams is None:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
 
-    def plans(self, streams: StreamConfig | None) -> Callable[[DraftTree], Plan]:
+    def plans(self, streams: StreamConfig | HeadConfig | None) -> Callable[[DraftTree], Plan]:
         """Return a function that makes the plan of a step over a tree.
 
         Args:
-            streams: configuration of the mounted streams, or ``None``.
+            streams: configuration of the mounted streams or draft head, or ``None``.
         """
         place = self.placement(streams)
         if streams is None or place == "none":
@@ -155,7 +158,7 @@ class DraftSettings(DraftOptions):
             return tuple(np.arange(self.tree_width**level) for level in range(1, depth))
         return (LIKELIEST,) * (depth - 1)
 
-    def check_drawn(self, streams: StreamConfig | None) -> None:
+    def check_drawn(self, streams: StreamConfig | HeadConfig | None) -> None:
         """Check that nothing but acceptance depends on the drafts, as the rule ``rejection`` needs.
 
         Raises:
@@ -190,7 +193,7 @@ class DraftSettings(DraftOptions):
             return full + self.lookup_size if size is None else size
         return full if size is None else min(full, size)
 
-    def check(self, vocab_size: int, streams: StreamConfig | None) -> None:
+    def check(self, vocab_size: int, streams: StreamConfig | HeadConfig | None) -> None:
         """Check that these settings fit a model and its streams.
 
         Raises:
@@ -205,7 +208,8 @@ class DraftSettings(DraftOptions):
         trained = 0 if streams is None else streams.num_streams
         depth = trained if self.num_streams is None else self.num_streams
         if streams is not None and depth > trained:
-            raise UserError(f"num_streams is {depth}, the adapter has {trained}")
+            owner = "adapter" if isinstance(streams, StreamConfig) else f"{streams.kind} head"
+            raise UserError(f"num_streams is {depth}, the {owner} has {trained}")
         drafted = self.most_nodes(min(depth, trained))
         if drafted > MAX_TREE_SIZE:
             raise UserError(
@@ -218,6 +222,10 @@ class DraftSettings(DraftOptions):
                     raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
         if streams is None:
             return
+        if self.stream_nodes is not None and isinstance(streams, HeadConfig):
+            raise UserError(
+                f"stream_nodes is {self.stream_nodes}, but the {streams.kind} head runs no streams"
+            )
         if self.stream_nodes is not None and streams.mode == "shared":
             raise UserError(
                 "stream_nodes needs an adapter in lossless mode, this one is shared: its target "
@@ -225,7 +233,8 @@ class DraftSettings(DraftOptions):
             )
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
-            raise UserError("max_nodes and prune_threshold need a pruner, the adapter has none")
+            owner = "the adapter" if isinstance(streams, StreamConfig) else "a draft head"
+            raise UserError(f"max_nodes and prune_threshold need a pruner, {owner} has none")
 
 
 LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)

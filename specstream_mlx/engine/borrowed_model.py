@@ -33,6 +33,10 @@ FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
 steps, trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
 
 
+FINAL = -1
+"""The boundary behind the final norm."""
+
+
 class UnsupportedModelError(UserError):
     """The model's structure is not one that can be run in pieces."""
 
@@ -51,6 +55,8 @@ class BorrowedModel:
         observe: called with number, input and output of every layer of a pass with streams.
         traced: whether passes are compiled or differentiated; then none keeps tables for the next,
             nor is any of it computed before it is complete.
+        boundaries: hidden states to keep of a pass without streams, see ``take_features``;
+            ``None``: no draft head is mounted.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -65,14 +71,24 @@ class BorrowedModel:
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         traced: bool = False,
+        boundaries: Sequence[int] | None = None,
     ):
-        self._traced = traced
+        self._traced, self.boundaries = traced, boundaries
         self._streams, self._architecture = streams, architecture_of(model_type_of(model))
         self._count = len(model.layers)
         self._rotations: set[Rotations] = set()  # told of every pass
         owner = _owner_of_layers(model)
         layers: list[Any] = self._with_positions(model.layers)
         lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
+        self._features: dict[int, mx.array] = {}
+        if boundaries is not None:
+            self._owner, self._given = owner, _Given(layers[0])
+            self._embedding = _embedding_of(model, owner)
+            norm = self._architecture.norm
+            self._bare_top = _with_layers(model, owner, [self._given], without=norm)
+            lower = [self._kept_around(number, layer) for number, layer in enumerate(lower)]
+            if FINAL in boundaries:
+                model = _with_norm(model, owner, norm, partial(self._keep, FINAL))
         self._filling = _with_layers(model, owner, lower)
         whole = lower
         if profile is not NO_PROFILE:
@@ -171,6 +187,33 @@ class BorrowedModel:
         self._begin()
         self._filling(tokens, cache=caches)  # its head is never computed
 
+    def _kept_around(self, number: int, layer: Any) -> Any:
+        """Return a layer that keeps its input, or the last one's output, if that was asked for."""
+        behind = number + 1 == self._count and self._count in self.boundaries
+        if number not in self.boundaries and not behind:
+            return layer
+
+        def keep(number: int, hidden: mx.array, output: mx.array) -> None:
+            self._keep(number, hidden)
+            self._keep(number + 1, output)
+
+        return _Observed(number, layer, keep)
+
+    def _keep(self, boundary: int, hidden: mx.array) -> None:
+        self._features[boundary] = hidden
+
+    def take_features(self) -> tuple[mx.array, ...]:
+        """Return what the last pass without streams kept, and let go of it.
+
+        Returns:
+            (sequences, rows, h) for each of the ``boundaries``: the input of that layer; of the
+            number of layers, the output of the last one; of ``FINAL``, what the head reads, the
+            final norm's output.
+        """
+        features = tuple(self._features[boundary] for boundary in self.boundaries)
+        self._features.clear()
+        return features
+
     def lower(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         """Run embedding and MHA layers; returns the main stream, the input of the first MSA layer.
 
@@ -224,6 +267,10 @@ class BorrowedModel:
     def read_vocabulary(self) -> None:
         """Take the head's rows of the tokens that the streams may draft now."""
         self._stream_head = self._streams.head_rows(self._lm_head)
+
+    def bare_head(self, hidden: mx.array) -> mx.array:
+        """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
+        return self._through(self._bare_top, hidden)
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
@@ -379,6 +426,18 @@ def _with_layers(
     return root
 
 
+def _with_norm(
+    model: nn.Module, owner: Sequence[str], name: str, keep: Callable[[mx.array], None]
+) -> nn.Module:
+    """Copy a model; ``keep`` is called with the output of its final norm, ``name``."""
+    root = module = copy(model)
+    for part in owner:
+        module[part] = copy(module[part])
+        module = module[part]
+    module[name] = _KeptNorm(module[name], keep)
+    return root
+
+
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
     """Find the name of the attention within ``layer``, the model's ``number``-th.
 
@@ -431,6 +490,24 @@ class _Given(_StandIn):
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
         return self.hidden
+
+
+class _KeptNorm(_StandIn):
+    """A stand-in for the final norm that keeps its output.
+
+    Args:
+        norm: the norm.
+        keep: called with the output.
+    """
+
+    def __init__(self, norm: nn.Module, keep: Callable[[mx.array], None]):
+        super().__init__(norm)
+        self._keep = keep
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        output = self._layer(hidden)
+        self._keep(output)
+        return output
 
 
 class _WithOwnMask(_StandIn):

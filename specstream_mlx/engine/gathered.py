@@ -110,7 +110,8 @@ class Gathered:
     def __init__(self, first: Mounted):
         self._model = with_same_weights(first.model)
         self.streams = None if first.streams is None else _GatheredStreams(first.streams.config)
-        self.borrowed = BorrowedModel(self._model, self.streams)
+        boundaries = first.borrowed.boundaries
+        self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
 
     def gather(self, adapters: Sequence[Mounted]) -> None:
         """Take the tensors of the sequences' adapters, one for each sequence."""

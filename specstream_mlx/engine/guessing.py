@@ -15,9 +15,10 @@ from .candidates import best_places
 SHORTLIST = 64
 """Number of tokens that a stream scores behind each path, where it does not score all."""
 
-Guess = Callable[[int, mx.array], tuple[mx.array, mx.array]]
-"""Function of a stream's number, from 0 on, and the tokens before it (sequences, paths); returns
-candidates (sequences, paths, k) and their log-probabilities."""
+Guess = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
+"""Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and the number
+among the paths of the stream before of the one that each path goes on from; returns candidates
+(sequences, paths, k) and their log-probabilities. One text may do without the first axis."""
 
 
 @dataclass(eq=False)
@@ -149,9 +150,11 @@ def guess(
     before, joint, parents = token[..., None], None, None
     levels: list[tuple[mx.array, mx.array, mx.array]] = []
     for stream in range(len(expansion) + 1):
-        tokens, log_probs = of_stream(stream, before)
         if parents is None:
             parents = mx.full(before.shape, -1, mx.int32)
+            tokens, log_probs = of_stream(stream, before, mx.zeros_like(parents))
+        else:
+            tokens, log_probs = of_stream(stream, before, parents // levels[-1][0].shape[-1])
         levels.append((tokens, log_probs, parents))
         if stream == len(expansion):
             break

@@ -8,10 +8,11 @@ import numpy as np
 
 from .tree import DraftTree
 
-StreamPlace = Literal["plain", "none", "beside", "deferred"]
+StreamPlace = Literal["plain", "none", "beside", "deferred", "head"]
 """Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
 accepted node alone (lossless mode only), or ``none``. ``plain`` is ``none`` where nothing is
-drafted either: the call behind such a step may be enqueued before its token is read."""
+drafted either: the call behind such a step may be enqueued before its token is read. ``head``: none
+run, and a draft head guesses behind the accepted node."""
 
 LIKELIEST: None = None
 """An expansion that takes the guesses of the highest joint probability, ``width`` of them."""

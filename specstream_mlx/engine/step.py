@@ -19,6 +19,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
+from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
 from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
 from .guessing import Shortlists, WholeHead, guess, without_barred
@@ -129,6 +130,7 @@ class Decoder:
             two steps quantized ones may replace them in the decoder's own list, ``caches``.
         profile: measures the parts of a step.
         observe: see ``BorrowedModel``.
+        head: a draft head, which guesses where there are no streams; ``None``: there is none.
         shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
             ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
         share: function that returns rank 0's array on all ranks, where several processes run the
@@ -148,6 +150,7 @@ class Decoder:
         observe: Observer | None = None,
         shortlists: bool | None = None,
         share: Callable[[mx.array], mx.array] | None = None,
+        head: MountedHead | None = None,
     ):
         self.streams, self.profile, self._share = streams, profile, share
         self.caches: list[CommittedRows] = list(caches)
@@ -159,7 +162,12 @@ class Decoder:
                     "expected a KVCache or a QuantizedKVCache"
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
-        self.model = BorrowedModel(model, streams, windowed, profile, observe)
+        boundaries = None if head is None else head.boundaries
+        self.model = BorrowedModel(
+            model, streams, windowed, profile, observe, boundaries=boundaries
+        )
+        # Of each sequence, none where no head is mounted.
+        self._heads: list[DraftHead] = [] if head is None else [head.begin(self.model)]
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
         self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []
@@ -180,6 +188,8 @@ class Decoder:
             own = other._adapters[0]
             adapters.append(next((one for one in adapters if one.is_same(own)), own))
         self._adapters = adapters
+        self._heads = [self._heads[number] for number in kept if self._heads]
+        self._heads += [head for other in joining for head in other._heads]
         self._mount()
         if not joining and len(kept) > 1:
             for cache in self.caches:
@@ -212,6 +222,8 @@ class Decoder:
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) of a single sequence without streams."""
         self.model.fill(tokens[None], self._new_rows(Rows(self.caches[0].offset)))
+        for head, features in self._read_by_heads():
+            head.read(tokens, features)
         commit(self._uncommitted, [range(tokens.size)])
         self._uncommitted = []  # else the prompt's keys and values stay in memory twice
 
@@ -234,13 +246,16 @@ class Decoder:
         pairs = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
         predictions = self._shared([predictions for predictions, _ in pairs])
         self.profile.border("verify", predictions)
+        for number, (head, features) in enumerate(self._read_by_heads()):
+            head.follow(AcceptedRows(features, tokens[number], predictions[number], mx.array(1)))
+            head.commit(1)
         results = zip(predictions, pairs, strict=True)
         return [StepResult(mx.array(0), shared, own) for shared, (_, own) in results]
 
     def uncommit(self, count: int) -> None:
         """Take the last ``count`` rows back."""
-        for cache in self.caches:
-            cache.trim(count)
+        for rows in (*self.caches, *self._heads):
+            rows.trim(count)
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
         """Verify the plans' trees against the target and let the accepted nodes' streams guess.
@@ -266,8 +281,17 @@ class Decoder:
             rows = Rows(offset)
         if not plan.runs_streams:
             logits = self.model.logits(tokens, self._new_rows(rows), early=True)
-            logits = _of_each(logits, sizes)
-            return [judged.result() for judged in self._judged(rules, trees, nodes, logits)]
+            judged = self._judged(rules, trees, nodes, _of_each(logits, sizes))
+            if not self._heads:
+                return [one.result() for one in judged]
+            found = [
+                self._guesses_of_head(head, features, one, own)
+                for (head, features), one, own in zip(
+                    self._read_by_heads(), judged, plans, strict=True
+                )
+            ]
+            self.profile.border("head", [one.candidates for one in found if one is not None])
+            return [one.result(guessed) for one, guessed in zip(judged, found, strict=True)]
 
         # 2. MHA layers, over the nodes alone.
         main = self.model.lower(tokens, self._new_rows(rows))
@@ -321,6 +345,48 @@ class Decoder:
         first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
         commit(self._uncommitted[:first], paths)
         commit(self._uncommitted[first:], kept_paths)
+        for head, path in zip(self._heads, paths, strict=bool(self._heads)):
+            head.commit(len(path))
+
+    # Draft heads --------------------------------------------------------------------------------
+
+    def _read_by_heads(self) -> list[tuple[DraftHead, tuple[mx.array, ...]]]:
+        """Return each sequence's draft head, and what the pass has kept for it."""
+        if not self._heads:
+            return []
+        features = self.model.take_features()
+        return [
+            (head, tuple(one[number] for one in features))
+            for number, head in enumerate(self._heads)
+        ]
+
+    @staticmethod
+    def _guesses_of_head(
+        head: DraftHead, features: tuple[mx.array, ...], judged: "_Judged", plan: Plan
+    ) -> StreamResult | None:
+        """Tell a head what was accepted, and let it guess if that is planned."""
+        tree, nodes, verdict = judged.tree, judged.nodes, judged.verdict
+        head.follow(
+            accepted_rows(
+                tuple(one[: len(tree)] for one in features),
+                nodes.tokens,
+                nodes.ancestors,
+                verdict.predictions,
+                verdict.last,
+                int(tree.depths[-1]),
+            )
+        )
+        if plan.place != "head" or not plan.width:
+            return None
+        depth = judged.depth()
+
+        def rank(
+            logits: mx.array, ids: mx.array | None, level: int | None
+        ) -> tuple[mx.array, mx.array]:
+            ask = Ask(logits, plan.width, tree, depth, ids, level)
+            return judged.rule.rank_guesses(ask)
+
+        return StreamResult(*head.guess(rank, plan.expand, plan.width))
 
     # Parts of a step ----------------------------------------------------------------------------
 
@@ -496,7 +562,7 @@ class Decoder:
         scorer = Shortlists if short else WholeHead
         scores = scorer(model, head, hidden, token, ids, streams.barred)
 
-        def of_stream(stream: int, before: mx.array) -> tuple[mx.array, mx.array]:
+        def of_stream(stream: int, before: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
             drafts = drafted(*scores.logits(stream, before), stream)
             tokens, log_probs = zip(*drafts, strict=True)
             return mx.stack(tokens), mx.stack(log_probs)

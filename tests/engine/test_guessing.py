@@ -217,9 +217,9 @@ def test_rows_of_a_draft_vocabulary_are_copied_once_for_the_same_head():
 
 
 def table(seed, gamma=4):
-    """A function of stream and token before that guesses by random tables."""
+    """A function of stream, token before and row before that guesses by random tables."""
     tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
-    return lambda stream, before: ranked(tables[stream][before])
+    return lambda stream, before, rows=None: ranked(tables[stream][before])
 
 
 def ranked(logits, width=3):

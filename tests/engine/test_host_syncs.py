@@ -8,6 +8,7 @@ is read is a wait of its own.
 import mlx.core as mx
 import numpy as np
 import pytest
+from draft_heads import HEADS, model_with_head
 from mlx.utils import tree_flatten
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import paired, random_prompt, request, speculative_model
@@ -71,6 +72,18 @@ def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
     asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
     steps = decode(speculative_model(mode=mode, stream_keys=keys), asked)
     next(steps)  # the prompt and the tables of the first shapes
+    waits = Waits(monkeypatch)
+    for count in range(1, 13):
+        mx.async_eval(next(steps).log_probs())
+        assert waits.count == count
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_step_with_a_draft_head_waits_once(head, tmp_path, monkeypatch):
+    model, _ = model_with_head(head, tmp_path / "head")
+    options = {"sampler": Sampling(temp=0.8)}
+    steps = decode(model, request(random_prompt(9), DraftSettings(tree_size=9), **options))
+    next(steps)
     waits = Waits(monkeypatch)
     for count in range(1, 13):
         mx.async_eval(next(steps).log_probs())

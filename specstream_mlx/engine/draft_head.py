@@ -1,0 +1,178 @@
+"""Draft heads: what guesses from the target's hidden states, beside the target or behind it.
+
+Medusa, Hydra and EAGLE are such heads. They are trained for a target, touch nothing that it
+computes, and draft what streams would: candidates with log-probabilities, by depth or by path. So
+trees, lookup and the rule take their guesses as they take the streams'.
+
+A step stays on the device from the target's pass to the guesses: which nodes were accepted, and how
+many, a head knows as arrays alone. The host tells it the number afterwards, by ``commit``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import Mode
+from .borrowed_model import BorrowedModel
+
+Candidates = tuple[mx.array, mx.array]
+"""(rows, k) token ids, best first, and their log-probabilities."""
+
+Rank = Callable[[mx.array, mx.array | None, int | None], Candidates]
+"""Function of logits (rows, n), the tokens (n,) of their columns (``None``: all tokens) and the
+depth of all rows, from 0 on (``None``: row i has depth i): the choice of the text's verify rule."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What drafting knows of a draft head: fields of ``StreamConfig``'s names mean the same.
+
+    Args:
+        kind: the head's name, such as ``medusa``.
+        num_streams: the most tokens that it guesses one behind the other.
+        stream_head: ``plain``: a guess depends on its depth alone; ``conditioned``: on its path.
+        draft_vocabulary: number of tokens that it scores; 0: all.
+        parameters: number of its own weights; those that it shares with the target are not counted.
+    """
+
+    kind: str
+    num_streams: int
+    stream_head: str
+    draft_vocabulary: int = 0
+    parameters: int = 0
+
+    @property
+    def mode(self) -> Mode:
+        """``lossless``: a head touches nothing that the target computes."""
+        return "lossless"
+
+    @property
+    def pruner_rank(self) -> int:
+        """0: there is no early exit beside a head."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class AcceptedRows:
+    """The rows of one text that a step of the target accepts, on the device.
+
+    Where a step has more places than accepted rows, what lies behind these means nothing.
+
+    Attributes:
+        features: (places, h) of each boundary that the head asked for.
+        tokens: (places,) int32 the rows' own tokens.
+        following: (places,) int32 the token behind each row; behind the last one, the target's own.
+        count: () int32, the number of accepted rows, at least 1.
+    """
+
+    features: tuple[mx.array, ...]
+    tokens: mx.array
+    following: mx.array
+    count: mx.array
+
+    @property
+    def root(self) -> mx.array:
+        """() int32, the token behind the accepted rows: the next root."""
+        return self.following[self.count - 1]
+
+
+class DraftHead(Protocol):
+    """A head at work on one text."""
+
+    def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
+        """Take in committed rows of the prompt.
+
+        Args:
+            tokens: (rows,) int32.
+            features: (rows, h) of each boundary.
+        """
+
+    def follow(self, rows: AcceptedRows) -> None:
+        """Take in the rows that a step accepts; ``commit`` then says how many there are."""
+
+    def guess(
+        self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Guess the tokens behind the next root; this comes after ``follow``.
+
+        Args:
+            rank: function that chooses candidates from logits.
+            expansion: see ``Plan.expand``; one entry fewer than there are depths to guess.
+            width: number of paths that ``LIKELIEST`` expands.
+
+        Returns:
+            Tokens, log-probabilities and parents as in ``StreamGuesses``, on the device.
+        """
+
+    def commit(self, count: int) -> None:
+        """Keep the first ``count`` rows of the last ``follow``."""
+
+    def trim(self, count: int) -> None:
+        """Take back the last ``count`` committed rows."""
+
+
+class MountedHead(Protocol):
+    """The weights of a head, checked against a target."""
+
+    @property
+    def config(self) -> HeadConfig:
+        """What drafting knows of the head."""
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The hidden states that it reads, see ``BorrowedModel.take_features``."""
+
+    def begin(self, model: BorrowedModel) -> DraftHead:
+        """Begin a text.
+
+        Args:
+            model: runs the target, whose embedding and LM head a head may share.
+        """
+
+
+class WithoutRows:
+    """What heads have in common that keep nothing of earlier rows."""
+
+    def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
+        """Do nothing."""
+
+    def commit(self, count: int) -> None:
+        """Do nothing."""
+
+    def trim(self, count: int) -> None:
+        """Do nothing."""
+
+
+def accepted_rows(
+    features: Sequence[mx.array],
+    tokens: mx.array,
+    ancestors: mx.array,
+    predictions: mx.array,
+    last: mx.array,
+    depth: int,
+) -> AcceptedRows:
+    """Gather the accepted path of a tree.
+
+    Args:
+        features: (n, h) of each boundary, at the nodes.
+        tokens: (n,) int32 the nodes' tokens.
+        ancestors: (n, n) bool, ancestors-or-self.
+        predictions: (n,) int32 the target's token after each node.
+        last: () int32 the last accepted node.
+        depth: the tree's, which bounds the path's length.
+    """
+    if not depth:
+        return AcceptedRows(tuple(features), tokens[:1], predictions[:1], mx.array(1))
+    nodes = mx.arange(len(tokens))
+    on_path = ancestors[last]
+    # Breadth first, a node's ancestors come before it, each in its own depth.
+    path = mx.sort(mx.where(on_path, nodes, len(tokens) - 1))[: depth + 1]
+    count = on_path.sum()
+    own = tokens[path]
+    behind = mx.concatenate([own[1:], own[:1]])
+    places = mx.arange(depth + 1)
+    following = mx.where(places == count - 1, predictions[last], behind)
+    return AcceptedRows(tuple(one[path] for one in features), own, following, count)
