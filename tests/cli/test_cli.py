@@ -311,3 +311,22 @@ def test_autotune_shows_costs_and_what_it_expects(base, streams):
     result = run("autotune", "--model", base, "--adapter-path", streams, "--json")
     values = json.loads(result.stdout)
     assert values["expected_tps"] > 0 and set(values["seconds"]) == {"plain", "none", "beside 1"}
+
+
+def test_a_draft_model_of_the_same_vocabulary(base, tmp_path):
+    """Given by its directory it drafts by default; with another tokenizer it is refused."""
+    result = generate(base, "--draft-model", base, "--json", "--compare", prompt="the report")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert values["identical"] is True
+    assert values["tree"].endswith("lookup and draft-model")
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused = generate(base, "--draft-model", other, prompt="the report")
+    assert refused.exit_code == 2
+    assert "has another vocabulary: token" in refused.stderr
