@@ -382,23 +382,34 @@ def markdown(
     return lines
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The questions, and how they are answered.
+
+    Attributes:
+        questions: to be asked.
+        max_tokens: of an answer.
+        acceptance: whether acceptance alone is measured.
+    """
+
+    questions: Sequence[Question]
+    max_tokens: int
+    acceptance: bool = False
+
+
 def compare(
+    asked: Asked,
     subject: Subject,
-    questions: Sequence[Question],
-    max_tokens: int,
     output: Path,
-    acceptance: bool = False,
     answers: Path | None = None,
     kept: Path | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``.
 
     Args:
+        asked: the questions.
         subject: the base and its lossless streams, if it has any.
-        questions: to be asked.
-        max_tokens: of an answer.
         output: the directory of the result files.
-        acceptance: measure acceptance alone.
         answers: the directory of the answers in Spec-Bench's format, ``METHOD.jsonl``.
         kept: JSONL of runs, see ``report.Kept``.
 
@@ -409,6 +420,7 @@ def compare(
         UserError: the streams are shared, model and questions do not go together, or a file cannot
             be read.
     """
+    questions, max_tokens, acceptance = asked.questions, asked.max_tokens, asked.acceptance
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
     mounted = base.mount(subject.adapter)

@@ -10,7 +10,7 @@ from ..checked_files import prompt_lines
 from ..config import UserError
 from ..options.fields import option
 from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
-from ..terminal.commands import grouped, of_kind
+from ..terminal.commands import grouped
 from .options import ModelOptions, most_tokens
 
 if TYPE_CHECKING:
@@ -188,40 +188,45 @@ def quantization(
     print(benchmark.compare(subject, decoded, names, chosen, max_tokens, report.output))
 
 
+@dataclass(frozen=True)
+class SpecBenchOptions:
+    """The questions, and what is kept of the answers."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
+    per_category: int | None = option(
+        None, integer(1), "Questions of each of the six tasks. Default: all."
+    )
+    max_tokens: int = option(
+        256,
+        integer(2),
+        "Tokens of an answer at most; Spec-Bench itself has 1024.",
+        *("--max-tokens", "-m"),
+    )
+    acceptance: bool = option(
+        False,
+        FLAG,
+        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
+    )
+    answers: Path | None = option(
+        None, PATH, "Keep the answers here in Spec-Bench's format, by method.", metavar="DIR"
+    )
+    runs: Path | None = option(
+        None,
+        PATH,
+        "Keep every answer in this file as it comes; those that are there, from a run that was "
+        "broken off, are not made again.",
+        metavar="FILE",
+    )
+
+
 @app.command("spec-bench")
 @grouped(panels=True)
 def spec_bench(
     *,
     model: ModelOptions,
-    questions: Annotated[
-        Path, Option(metavar="FILE", help="Spec-Bench's question.jsonl.", show_default=False)
-    ],
-    per_category: Annotated[
-        int | None, of_kind(integer(1), "Questions of each of the six tasks. Default: all.")
-    ] = None,
-    max_tokens: Annotated[
-        int,
-        most_tokens("Tokens of an answer at most; Spec-Bench itself has 1024."),
-    ] = 256,
-    acceptance: Annotated[
-        bool,
-        Option(
-            "--acceptance",
-            help="Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
-        ),
-    ] = False,
-    answers: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Keep the answers here in Spec-Bench's format, by method."),
-    ] = None,
-    runs: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Keep every answer in this file as it comes; those that are there, from a run "
-            "that was broken off, are not made again.",
-        ),
-    ] = None,
+    bench: SpecBenchOptions,
     report: ReportOptions,
 ) -> None:
     """Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
@@ -239,10 +244,9 @@ def spec_bench(
     from specstream_mlx.benchmarks import spec_bench as benchmark
     from specstream_mlx.benchmarks.speedup import check_texts
 
-    asked = benchmark.spread(benchmark.read_questions(questions), per_category)
-    text, rows = benchmark.compare(
-        _subject(model), asked, max_tokens, report.output, acceptance, answers, runs
-    )
+    questions = benchmark.spread(benchmark.read_questions(bench.questions), bench.per_category)
+    asked = benchmark.Asked(questions, bench.max_tokens, bench.acceptance)
+    text, rows = benchmark.compare(asked, _subject(model), report.output, bench.answers, bench.runs)
     print(text)
     check_texts(rows)
 
