@@ -205,7 +205,7 @@ def assert_same_tokens(found, expected, logits_after):
             f"the top two logits are {best[0]:.6f} and {best[1]:.6f}, a gap of "
             f"{best[0] - best[1]:.2e}"
         )
-        assert device.backend() == "metal" and best[0] - best[1] < 1e-4, message
+        assert device.backend() != "cpu" and best[0] - best[1] < 1e-4, message
         warnings.warn(message, stacklevel=2)
         return
 
