@@ -15,6 +15,9 @@ from .options.kinds import TEXT, choice, integer, number, what
 FORMAT_VERSION = 2
 """Version of the ``speculative_streaming`` object that this release writes and reads."""
 
+FIRST_KEYS = 4
+"""Main rows at the beginning of the text that every stream sees, whatever its ``stream_window``."""
+
 _TEMPLATE = what(
     "text with {text} in it", lambda value: isinstance(value, str) and "{text}" in value
 )
@@ -97,6 +100,9 @@ class StreamConfig:
             sliding window, summed over the query heads. Rows with at least the
             ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
             still see the streams before them, and main rows see everything.
+        stream_window: number of main rows that a stream attends to in each MSA layer, from its own
+            main row backwards, besides the first ``FIRST_KEYS`` of the text (arXiv 2309.17453); 0:
+            all. Main rows see everything. Not beside ``stream_keys``.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
@@ -120,6 +126,7 @@ class StreamConfig:
     stream_head_rank: int = option(0, integer(0))
     draft_vocabulary: int = option(0, integer(0))
     stream_keys: int = option(0, integer(0))
+    stream_window: int = option(0, integer(0))
     pruner_rank: int = option(8, integer(0))
     pruner_form: str = option("residual", choice("residual", "literal"))
     base_model: str = option("", TEXT)
@@ -139,6 +146,11 @@ class StreamConfig:
             rank, kind = getattr(self, name), getattr(self, owner)
             if (kind in users) != (rank > 0):
                 raise UserError(f"{name} is {rank} with {owner} {kind!r}, expected {words}")
+        if self.stream_keys and self.stream_window:
+            raise UserError(
+                f"stream_keys is {self.stream_keys} with stream_window {self.stream_window}, "
+                "expected 0 for one of them"
+            )
 
     @property
     def first_msa_layer(self) -> int:

@@ -89,6 +89,8 @@ def _attention(layer, config, settings, rows, x):
     ]
     if settings is not None and settings.stream_keys:
         _select_keys(mask, rows, scores, settings.stream_keys)
+    if settings is not None and settings.stream_window:
+        _hide_far_keys(mask, rows, settings.stream_window)
     for head in range(heads):
         out[:, head] = _softmax(scores[head], mask) @ values[:, head // (heads // kv_heads)]
     return _linear(attention.o_proj, out.reshape(len(rows), -1))
@@ -109,6 +111,14 @@ def _select_keys(mask, rows, scores, count):
             seen = np.flatnonzero(mask[position, :main])
             left_out = sorted(seen, key=lambda key: -weights[position, key])[count:]
             mask[row, left_out] = False
+
+
+def _hide_far_keys(mask, rows, window):
+    """Streams see, among main rows, the last ``window`` up to their own and the first four."""
+    for row, (position, j) in enumerate(rows):
+        for key, (other, i) in enumerate(rows):
+            if j and not i and other >= 4 and position - other >= window:
+                mask[row, key] = False
 
 
 def _seed(hidden, j, tensors):

@@ -81,6 +81,7 @@ STREAMS = {
     },
 }
 STREAMS["few keys"] = STREAMS["adapter"] | {"stream_keys": 3}
+STREAMS["near keys"] = STREAMS["adapter"] | {"stream_window": 3}
 STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
     "draft_vocabulary": 60
 }

@@ -445,6 +445,7 @@ STREAM_FIELDS = [
     *each("stream_head_rank", "4", -1, 9, HUGE),
     *each("draft_vocabulary", "4", -1, 9, HUGE),
     *each("stream_keys", "4", -1, None, True, HUGE),
+    *each("stream_window", "4", -1, None, True, HUGE),
     *each("unknown", 1),
 ]
 TOP_FIELDS = [

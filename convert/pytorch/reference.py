@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specstream_mlx.config import UserError
-from specstream_mlx.stream_config import StreamConfig
+from specstream_mlx.stream_config import FIRST_KEYS, StreamConfig
 
 from .attention import (
     Scoring,
@@ -22,6 +22,7 @@ from .attention import (
     flat_rows,
     gather_rows,
     likeliest_keys,
+    nearest_keys,
     rotate,
     stream_attention,
     stream_positions,
@@ -473,6 +474,9 @@ class SpeculativeStreamingModel(nn.Module):
             selected = None
             if config.stream_keys:
                 selected = likeliest_keys(own_queries, keys, positions, scoring, config.stream_keys)
+            elif config.stream_window:
+                length = keys.shape[2]
+                selected = nearest_keys(positions, length, config.stream_window, FIRST_KEYS)
             if main_sees_streams:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
             attended = stream_attention(

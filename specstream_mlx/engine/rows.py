@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
+from ..stream_config import FIRST_KEYS
 from .tree import DraftTree
 
 _MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
@@ -39,6 +40,8 @@ class Rows:
             attends to; ``None``, of one sequence: those up to itself (a chain).
         anchors: (sequences, behind) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
+        stream_window: ``StreamConfig.stream_window``, of the streams among the rows.
+        main_rows: number of main rows, before the streams.
 
     Attributes:
         offset: ``positions`` in the form that layers take; (rows,) of one sequence.
@@ -49,8 +52,11 @@ class Rows:
         positions: mx.array | int,
         sees: mx.array | None = None,
         anchors: mx.array | None = None,
+        stream_window: int = 0,
+        main_rows: int = 0,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
+        self._stream_window, self._main_rows = stream_window, main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
         several = isinstance(positions, int) or len(positions) > 1
         self.offset: mx.array | int = positions if several else positions[0]
@@ -83,16 +89,31 @@ class Rows:
                 mask = create_causal_mask(count, prefix, window_size=window)
             else:
                 mask = mx.concatenate([mx.ones((count, prefix), mx.bool_), self.sees[0]], axis=1)
-                if window is not None:
-                    mask = mask & self._within(window, prefix, count)
+                if window is not None or self._stream_window:
+                    anchors = self._anchors[0]
+                    keys = mx.concatenate([mx.arange(prefix), anchors])
+                    back = anchors[-count:, None] - keys
+                    if window is not None:
+                        mask = mask & (back < window)
+                    if self._stream_window:
+                        mask = mask & self._seen_by_streams(back, keys)
             self._masks[key] = mask
         return self._masks[key]
 
-    def _within(self, window: int, prefix: int, count: int) -> mx.array:
-        """Return (count, prefix + behind) bool: less than ``window`` positions back."""
-        anchors = (self.positions if self.anchors is None else self.anchors)[0]
-        keys = mx.concatenate([mx.arange(prefix), anchors])
-        return anchors[-count:, None] - keys < window
+    @property
+    def _anchors(self) -> mx.array:
+        """(sequences, behind) int32 positions that windows count from."""
+        return self.positions if self.anchors is None else self.anchors
+
+    def _seen_by_streams(self, back: mx.array, keys: mx.array) -> mx.array:
+        """Return (.., rows, columns) bool: not out of reach of a stream's ``stream_window``.
+
+        Args:
+            back: (.., rows, columns) positions from the columns to the rows.
+            keys: positions of the columns, which broadcast to it.
+        """
+        is_main = (mx.arange(back.shape[-2]) < self._main_rows)[:, None]
+        return is_main | (back < self._stream_window) | (keys < FIRST_KEYS)
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
         """Make the mask of sequences whose committed rows differ in number.
@@ -111,7 +132,13 @@ class Rows:
             index = mx.clip(behind, 0, width - 1)[:, None]
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
             seen = mx.take_along_axis(sees, index, axis=-1) & (behind < width)[:, None]
-            self._side_by_side = ((behind < 0)[:, None] | seen)[:, None]
+            mask = (behind < 0)[:, None] | seen
+            if self._stream_window:
+                own = mx.take_along_axis(self._anchors, index[:, 0], axis=1)
+                keys = mx.where(behind < 0, mx.arange(columns), own)[:, None]
+                back = self._anchors[:, -sees.shape[1] :, None] - keys
+                mask = mask & self._seen_by_streams(back, keys)
+            self._side_by_side = mask[:, None]
         return self._side_by_side
 
 
@@ -308,6 +335,7 @@ def rows_with_streams(
     num_streams: int,
     main_sees_streams: bool,
     beside: Sequence[Sequence[int]] | None = None,
+    stream_window: int = 0,
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
@@ -318,6 +346,7 @@ def rows_with_streams(
         main_sees_streams: whether a main row sees its streams (Eq. 3, shared mode).
         beside: nodes of each tree that have streams, as many in all trees; only where nothing was
             pruned. ``None``: all kept nodes.
+        stream_window: see ``StreamConfig``.
     """
     gamma = num_streams
     sees = shapes.visibility(gamma, main_sees_streams, beside)
@@ -330,16 +359,20 @@ def rows_with_streams(
         seeds = mx.take_along_axis(positions, mx.array(beside), axis=1)
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
-    return Rows(mx.concatenate([positions, streams], axis=1), sees, anchors)
+    rows = mx.concatenate([positions, streams], axis=1)
+    return Rows(rows, sees, anchors, stream_window, len(nodes))
 
 
-def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int) -> Rows:
+def deferred_rows(
+    nodes: TreeNodes, last: mx.array, num_streams: int, stream_window: int = 0
+) -> Rows:
     """Make rows of the streams of one node of each tree, run behind the nodes' own rows.
 
     Args:
         nodes: the kept nodes, whose rows are not committed yet.
         last: (sequences, 1) index of the node of each tree.
         num_streams: gamma.
+        stream_window: see ``StreamConfig``.
     """
     gamma, sequences = num_streams, len(last)
     path, position = at(nodes.ancestors, last), mx.take_along_axis(nodes.positions, last, axis=1)
@@ -351,4 +384,5 @@ def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int) -> Rows:
         position + mx.arange(1, gamma + 1),
         mx.concatenate([path, earlier], axis=2),
         mx.concatenate([nodes.positions, own], axis=1),
+        stream_window,
     )

@@ -311,8 +311,9 @@ class Decoder:
             seeded = main if beside is None else at(main, mx.array(beside))
             seeds = self.streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
-            shared = self.streams.config.mode == "shared"
-            rows = rows_with_streams(nodes, shapes, count, shared, beside)
+            config = self.streams.config
+            shared, window = config.mode == "shared", config.stream_window
+            rows = rows_with_streams(nodes, shapes, count, shared, beside, window)
 
         # 5. MSA layers, over nodes and streams.
         hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
@@ -328,7 +329,7 @@ class Decoder:
         if plan.place == "beside":
             hidden, present = _streams_of(streams, count, last, beside)
         else:
-            rows = deferred_rows(nodes, last, count)
+            rows = deferred_rows(nodes, last, count, self.streams.config.stream_window)
             hidden = self.streams.seed(at(entry, last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
         guesses = self._guesses(judged, hidden, plan, present)

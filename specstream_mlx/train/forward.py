@@ -27,6 +27,7 @@ from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
+from ..stream_config import FIRST_KEYS
 from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
 
@@ -101,9 +102,10 @@ class StreamForward:
             hidden = mx.concatenate([of_segments, hidden], axis=1)
         parts = self._parts(len(main), hidden.size // hidden.shape[-1])
         windows = set(self._windows[first:])
+        masks = self._group_axis, config.stream_window
         visibilities = [
-            Visibility(sequences.of(p), config.num_streams, shared, windows, self._group_axis)
-            for p in parts.slices
+            Visibility(sequences.of(part), config.num_streams, shared, windows, *masks)
+            for part in parts.slices
         ]
         for number in range(first, config.num_hidden_layers):
             main, rows = self._main_rows(number, main)
@@ -262,6 +264,7 @@ class Visibility:
         shared: whether the main rows see their streams (Eq. 3).
         windows: sliding windows of the layers, ``None`` for a layer without one.
         group_axis: whether masks have an axis for groups of heads too.
+        stream_window: see ``StreamConfig``.
 
     Attributes:
         main_rows: number of main rows of each segment; 0 in lossless mode.
@@ -275,7 +278,9 @@ class Visibility:
         shared: bool,
         windows: Collection[int | None],
         group_axis: bool,
+        stream_window: int,
     ):
+        self._stream_window = stream_window
         self.sequences, self.num_streams, self._group_axis = sequences, num_streams, group_axis
         self.count = sequences.positions.shape[-1]
         self.main_rows = self.count if shared else 0
@@ -306,7 +311,13 @@ class Visibility:
     def _within(self, window: int | None) -> mx.array:
         """Return (B * S, rows, T) bool: the main rows that each row sees."""
         seen = self._behind >= 0
-        return seen if window is None else seen & (self._behind < window)
+        if window is not None:
+            seen = seen & (self._behind < window)
+        if not self._stream_window:
+            return seen
+        near = self._behind[:, self.main_rows :] < self._stream_window
+        of_streams = seen[:, self.main_rows :] & (near | (mx.arange(seen.shape[-1]) < FIRST_KEYS))
+        return mx.concatenate([seen[:, : self.main_rows], of_streams], axis=1)
 
     def mask(self, window: int | None) -> mx.array:
         """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).

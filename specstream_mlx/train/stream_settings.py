@@ -15,7 +15,8 @@ from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
 SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
-    *("stream_mlp", "stream_adapter_rank", "stream_keys", "pruner_rank", "pruner_form"),
+    *("stream_mlp", "stream_adapter_rank", "stream_keys", "stream_window"),
+    *("pruner_rank", "pruner_form"),
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
@@ -114,6 +115,13 @@ class StreamSettings:
         _KINDS["stream_keys"],
         "Keys of the main stream that a stream attends to, those that its main row weighs most; "
         "the papers take 64. 0: all.",
+        hidden=True,
+    )
+    stream_window: int = option(
+        0,
+        _KINDS["stream_window"],
+        "Keys of the main stream that a stream attends to, those right before it and the first "
+        "four. 0: all.",
         hidden=True,
     )
     pruner_rank: int = option(

@@ -51,6 +51,7 @@ def sentence(call, config: Path) -> str:
         ("rotated", {"value_rotation_epsilon": -0.3}, "value_rotation_epsilon is -0.3 with"),
         ("rotated", {"value_rotation_epsilon": 2 * math.pi / 3}, "expected more than 0 and less"),
         ("rotated", {"value_rotation_epsilon": None}, "is None, expected a number"),
+        ("lora", {"stream_keys": 2, "stream_window": 3}, "stream_keys is 2 with stream_window 3"),
         ("lora", {"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
     ],
 )

@@ -27,6 +27,8 @@ KINDS = {
     "lossless, value rotation, literal pruner": {"pruner_form": "literal", **ROTATION},
     "shared, linear": {"mode": "shared", **LINEAR},
     "shared, value rotation": {"mode": "shared", **ROTATION},
+    "lossless, near keys": {"stream_window": 3},
+    "shared, near keys": {"mode": "shared", "stream_window": 3},
 }
 
 

@@ -27,6 +27,7 @@ VARIANTS = {
     "base MLP, value rotation": BASE_MLP | ROTATION,
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
+    "near keys": {"stream_window": 2},
 }
 HEADS = {"plain": {}, "conditioned": CONDITIONED}
 
@@ -85,7 +86,8 @@ def brute_force(model, tokens, stream_from):
         for r, (p, j) in enumerate(rows):
             for s, (other, i) in enumerate(rows):
                 if i == 0:
-                    sees[r, s] = other <= p
+                    near = not j or not config.stream_window or p - other < config.stream_window
+                    sees[r, s] = other <= p and (near or other < 4)
                 elif j == 0:
                     sees[r, s] = config.mode == "shared" and other == p
                 else:
