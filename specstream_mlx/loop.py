@@ -15,7 +15,8 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from .arguments import check_arguments
 from .config import UserError, shown
 from .distributed.lockstep import Lockstep
-from .drafting import Drafting
+from .drafting import Drafting, Sharing
+from .drafting.batch_cost import BatchCosts
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
 from .drafting.proposal import Verified
@@ -37,6 +38,9 @@ from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache
 from .prompts import check_prompt
+
+_AWAY = 0.2
+"""Share of a step's time that others may have had the thread, if it is to count as the step's."""
 
 Progress = Callable[[int, int], Any]
 """Called with the number of a prompt's tokens that have been read, and of all."""
@@ -265,6 +269,10 @@ class Text:
     def goes_on(self) -> bool:
         """True if another plain step follows, as far as is known before this one is read."""
         return self.plan.pipelined and self._left != 1 and not self.ended
+
+    def beside(self, texts: int) -> BatchCosts | None:
+        """Tell the drafting of how many texts the next pass is; see ``Sharing``."""
+        return self._drafting.beside(texts) if isinstance(self._drafting, Sharing) else None
 
     def plan_next(self, step: Step, seconds: float | None, cache: Any) -> None:
         """Take in a step; unless it ends the text, plan the next one.
@@ -605,6 +613,8 @@ class _Loop:
         self._joining: list[tuple[Text, Decoder]] = []
         self._count = 0
         self._last_read: float | None = None
+        self._away = 0.0  # seconds since then in which others had the thread
+        self._on_time = False  # whether the last step's time is its own
 
     def join(self, text: Text, decoder: Decoder) -> None:
         """Let a text go on beside the others from the next call on.
@@ -631,7 +641,10 @@ class _Loop:
         """Yield every step up to the end, switching between plain steps and tree steps."""
         while self._seated():
             plain = all(text.plan.pipelined for text in self._texts)
-            yield from self.plain_steps() if plain else self.tree_steps()
+            for steps in self.plain_steps() if plain else self.tree_steps():
+                left = time.perf_counter()
+                yield steps
+                self._away += time.perf_counter() - left
 
     def _seated(self) -> bool:
         """Drop texts that have ended and take in those that join; returns whether any is left."""
@@ -752,14 +765,17 @@ class _Loop:
     def _seconds(self, start: float) -> float:
         """Return the seconds since the last step was read; for the first step, since ``start``."""
         now, last = time.perf_counter(), self._last_read
-        self._last_read = now
-        return now - (start if last is None else last)
+        seconds = now - (start if last is None else last)
+        self._on_time = last is not None and self._away < _AWAY * seconds
+        self._last_read, self._away = now, 0.0
+        return seconds
 
     def _note(self, steps: Steps) -> None:
         """Plan the texts' next steps."""
         # A profile takes its own time, and a call of several texts tells nothing of one of them.
         timed = self._decoder.profile is NO_PROFILE and len(self._texts) == 1
         cache = self._decoder.caches[0] if self._decoder.caches else None
+        self._note_costs(steps)
         for text, step in steps:
             if text.ended:  # it was left while the call was under way
                 continue
@@ -767,6 +783,23 @@ class _Loop:
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()
+
+    def _note_costs(self, steps: Steps) -> None:
+        """Tell those who weigh it what a pass of several texts has cost."""
+        count = len(self._texts)
+        told: list[BatchCosts] = []
+        for text in self._texts:
+            costs = text.beside(count)
+            if costs is not None and costs not in told:
+                told.append(costs)
+        if count < 2 or not steps:
+            return
+        rows = count * max(len(step.tree) for _, step in steps)
+        guesses = any(step.plan.width for _, step in steps)
+        tokens = sum(len(step.tokens) for _, step in steps)
+        seconds = steps[0][1].seconds if self._on_time else None
+        for costs in told:
+            costs.note(count, rows, guesses, tokens, seconds)
 
 
 def _arrays(results: Sequence[StepResult]) -> list[mx.array]:

@@ -7,8 +7,9 @@ from changing_drafts import FEW, KINDS, AnyDrafting, switching
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx import UserError, loop
+from specstream_mlx.drafting.batch_cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Together, decode
 
 
 @pytest.mark.parametrize(("seed", "base"), [(0, "grouped heads, tied"), (1, "sliding windows")])
@@ -121,3 +122,46 @@ def test_tree_steps_are_one_call_ahead_but_for_the_first(monkeypatch):
     steps = decode(model, request(prompt, DraftSettings(tree_width=2, tree_size=4)))
     ahead = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
     assert ahead == [0, 1, 1, 1, 1]
+
+
+class Told(BatchCosts):
+    """Notes what it is told of passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = []
+
+    def note(self, *values):
+        self.passes.append(values)
+
+
+class Weighing(AnyDrafting):
+    """A drafting that weighs what passes cost."""
+
+    costs, beside_others = None, ()
+
+    def beside(self, texts):
+        self.beside_others = (*self.beside_others, texts)
+        return self.costs
+
+
+def test_passes_of_several_texts_are_told_with_their_rows_and_tokens():
+    model, costs = speculative_model(mode="shared"), Told()
+    together, draftings, seen = Together(model), [], []
+    for number, limit in enumerate((30, 12, 12)):
+        prompt = random_prompt(5 + number, seed=number)
+        draftings.append(Weighing(model, prompt, number, KINDS[:3]))
+        draftings[-1].costs = costs
+        together.join(request(prompt, draftings[-1], max_tokens=limit))
+    for steps in together.steps():
+        if len(steps) > 1:
+            plans = [step.plan for _, step in steps]
+            rows = len(steps) * max(len(plan.tree) for plan in plans)
+            tokens = sum(len(step.tokens) for _, step in steps)
+            seen.append((len(steps), rows, any(plan.width for plan in plans), tokens))
+    assert [values[:4] for values in costs.passes] == seen
+    assert {values[0] for values in seen} >= {3}
+    times = [values[4] for values in costs.passes]
+    assert times[0] is None  # the pass in which they joined
+    assert any(times)
+    assert set(draftings[0].beside_others) >= {1, 3}

@@ -5,7 +5,20 @@ from typing import Protocol, runtime_checkable
 
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
+from .batch_cost import BatchCosts
 from .proposal import NOTHING_VERIFIED, Verified
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A drafting that weighs what a pass of several texts costs."""
+
+    def beside(self, texts: int) -> BatchCosts | None:
+        """Take note that the next pass is of so many texts, this one included.
+
+        Returns:
+            What is told of each pass; ``None``: nobody wants to know.
+        """
 
 
 @runtime_checkable

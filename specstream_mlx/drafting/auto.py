@@ -8,7 +8,8 @@ what streams beside it will be worth to the step after it::
 r is the recent number of tokens per plain step's time, v the amount by which the streams' guesses
 have raised this value, and q the chance that streams run beside the node accepted last. The tokens
 of a step over its time would be the wrong measure: a step need not be efficient by itself, it has
-to beat the tokens that other steps write in the same time.
+to beat the tokens that other steps write in the same time. In a pass of several texts, r and cost
+are those of the pass, see ``batch_cost``.
 """
 
 import math
@@ -23,6 +24,7 @@ from ..engine.plan import LIKELIEST, Plan
 from ..engine.tree import DraftTree, root_only
 from ..stream_config import StreamConfig
 from . import constants
+from .batch_cost import BatchCosts, Share
 from .best_first import UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .constants import MOST_NODES, MOST_ROWS
 from .corrections import StreamAverages
@@ -146,6 +148,8 @@ class AutoDrafting:
         self._plain_run = self._asked = 0  # nodes that proposals ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
+        self._texts = 1  # of the next pass
+        self._share: Share | None = None  # of it, where there are several
         pace.costs.refresh()
 
     def first(self, root: int) -> Plan:
@@ -166,7 +170,7 @@ class AutoDrafting:
         own = None if seconds is None else max(seconds - spent, 1e-9)
         measured = self._measures and self._note(place, len(plan.tree), own)
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
-        if not measured:
+        if not measured and self._share is None:
             curve = self.pace.costs.curve
             drafting = 0.0 if curve.spread is None else spent / curve.plain
             rows = min(len(plan.tree), MOST_ROWS)
@@ -184,6 +188,7 @@ class AutoDrafting:
         paths = beside(self._proposals)
         self._asked = len(with_paths((), paths))
         nodes = nodes[: max(1, MOST_NODES - 1 - self._asked)]
+        self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
             self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
@@ -198,6 +203,20 @@ class AutoDrafting:
         if self._rest is None and self._stream_place is not None:
             self._keep_span(choice.place)
         return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
+
+    def beside(self, texts: int) -> BatchCosts:
+        """Weigh what a pass of so many texts costs; see ``Sharing``."""
+        self._texts = texts
+        return self.pace.costs.batches
+
+    def _share_of(self, nodes: Sequence[Node]) -> Share | None:
+        """This text's share of the next pass; ``None``: it is alone."""
+        if self._texts < 2:
+            return None
+        costs, curve = self.pace.costs.batches, self.pace.costs.curve
+        costs.note_gains(self._texts, [math.exp(node.score) for node in nodes])
+        guessing = self._stream_place or "none"
+        return costs.share(self._texts, (curve.line("none"), curve.line(guessing)))
 
     def finish(self) -> None:
         """Keep the timings of this text, and what proposals keep."""
@@ -218,11 +237,15 @@ class AutoDrafting:
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
-        rate, places, asked = self.pace.rate, self._open(), self._asked
+        rate, cost, places, asked = self.pace.rate, self._cost, self._open(), self._asked
+        if self._share is not None:
+            rate = self._share.rate
+            cost = {one: self._share.costs(one == self._stream_place) for one in self._places}
         if asked:
             places = tuple(place for place in places if place != "plain") or ("none",)
         drawn = [place for place in places if place != "plain"]
-        best = _Choice(places[0], 0, 1 - rate if "plain" in places else -math.inf)
+        plain = 1 - rate * cost["plain"][1] if "plain" in places else -math.inf
+        best = _Choice(places[0], 0, plain)
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
         for count, node in enumerate([None, *nodes]):
             if node is not None:
@@ -233,7 +256,7 @@ class AutoDrafting:
             for place in drawn:
                 if place == "none" and not count and "plain" in places:
                     continue
-                value = tokens - rate * self._cost[place][min(count + asked + 1, MOST_ROWS)]
+                value = tokens - rate * cost[place][min(count + asked + 1, MOST_ROWS)]
                 if place == self._stream_place:
                     value += self.pace.value * (max(last) if place == "beside 1" else 1.0)
                 if value > best.value:

@@ -31,6 +31,13 @@ SHARED_RATE = 1.5
 VALUE_MEMORY = 4
 """Number of steps that v averages: flat in the study."""
 
+BATCH_MEMORY = 64
+"""Passes of several texts after which the times of another number of rows are forgotten (not
+studied)."""
+
+BATCH_TIMES = 5
+"""Times of passes of several texts that are kept for each number of rows (not studied)."""
+
 LONGEST_REST = 64
 """Steps that streams rest at most; 16 cost tokens (the study)."""
 

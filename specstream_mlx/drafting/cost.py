@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..hardware import user_cache
+from .batch_cost import BatchCosts
 from .constants import MOST_NODES, MOST_ROWS
 
 Place = Literal["plain", "none", "beside 1", "beside", "head"]
@@ -85,6 +86,12 @@ class CostCurve:
         (fewer, less), (more, most) = points[right - 1], points[right]
         return less + (most - less) * (nodes - fewer) / (more - fewer)
 
+    def line(self, place: Place) -> tuple[float, float]:
+        """Extend the largest steps: seconds that all rows of a pass share, and of each row."""
+        (fewer, less), (more, most) = self.points[place][-2:]
+        row = (most - less) / (more - fewer)
+        return max(0.0, most - row * more), row
+
     def relative(self, place: Place) -> list[float]:
         """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps; 0 means nothing.
 
@@ -110,6 +117,10 @@ class CostCurve:
 class StepCosts:
     """The cost curve of one model on this machine, and the timings that are still missing.
 
+    Attributes:
+        curve: of steps of one text.
+        batches: costs of passes of several texts, as long as the program runs.
+
     Args:
         path: file in the user's cache.
         facts: all that the costs depend on, as JSON values; a file with other facts is ignored.
@@ -125,6 +136,7 @@ class StepCosts:
         names: Mapping[str, str | None] | None = None,
     ):
         self._path, self._facts, self._names = path, facts, dict(names or {})
+        self.batches = BatchCosts()
         self._jobs = [(place, size) for place in places for size in _sizes(place, places)]
         self._timings: list[tuple[Job, float]] = []
         self._saved, self._order = 0, random.Random(0)

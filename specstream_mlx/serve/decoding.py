@@ -12,7 +12,8 @@ from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import UserError
-from ..drafting import Drafting
+from ..drafting import Drafting, Sharing
+from ..drafting.batch_cost import BatchCosts
 from ..drafting.pace import auto_drafting
 from ..drafting.proposal import NOTHING_VERIFIED, Verified
 from ..drafting.settings import DraftSettings
@@ -398,6 +399,10 @@ class Watched:
         """Plan the next step."""
         self._guesses = guesses
         return self._drafting.plan(root, guesses, verified)
+
+    def beside(self, texts: int) -> BatchCosts | None:
+        """Weigh what a pass of so many texts costs."""
+        return self._drafting.beside(texts) if isinstance(self._drafting, Sharing) else None
 
     def finish(self) -> None:
         """Keep what outlives the text."""

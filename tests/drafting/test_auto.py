@@ -262,3 +262,20 @@ def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path
     assert left <= all_of_them - 5
     kept = (user_cache.read(path) for path in kept_costs.directory().glob("*.json"))
     assert any(len(values["timings"]) == all_of_them - left for values in kept)
+
+
+def test_the_rule_drafts_less_beside_others(tmp_path):
+    drafting = drafting_at(tmp_path, SHARED, streams_of("shared"))
+    rng = random.Random(0)
+    alone = [len(drafting.plan(5, guesses(rng)).tree) for _ in range(20)]
+    costs = drafting.beside(8)
+    for nodes in (1, 2, 4, 1, 2, 4):
+        costs.note(8, 8 * nodes, True, 8, 0.01 + 0.01 * 8 * nodes)  # rows are all that costs
+    assert {len(drafting.plan(5, guesses(rng)).tree) for _ in range(20)} == {1}
+    tokens, time = drafting.pace.tokens, drafting.pace.time
+    plan = drafting.plan(5, guesses(rng))
+    drafting.accept(plan, [7], None)
+    assert (drafting.pace.tokens, drafting.pace.time) == (tokens, time)  # the pace is of one text
+    drafting.beside(1)
+    again = [len(drafting.plan(5, guesses(rng)).tree) for _ in range(20)]
+    assert max(again) > 1 and max(alone) > 1
