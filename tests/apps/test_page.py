@@ -196,6 +196,55 @@ def test_corrections_grow_and_are_taken_one_by_one(page):
     assert page.until("window.copied") == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
 
 
+GRAMMAR = [
+    ("needs", "need"),
+    ("recieve", "receive"),
+    ("teh", "the"),
+    ("friday", "Friday"),
+    ("", "the "),
+    ("i has", "I have"),
+    ("team meet", "team meets,"),
+    ("adress", "address"),
+    ("writting", "writing"),
+]
+STYLE = [
+    ("use", "utilize"),
+    ("hi", "Dear"),
+    ("very", ""),
+    ("", "kindly "),
+    ("can't wait", "look forward"),
+    ("big red", "red big"),
+    ("at 9", "at 10"),
+    ("not", ""),
+]
+
+
+def test_grammar_only_leaves_out_other_words(page):
+    script = "return import('/grammar.js').then((m) => arguments[0].map((p) => m.isGrammar(...p)))"
+    assert page.run(script, GRAMMAR) == [True] * len(GRAMMAR)
+    assert page.run(script, STYLE) == [False] * len(STYLE)
+    before = "hi ana,\n\nwe needs it very soon"
+    page.run(CANNED)
+    put(page, before)
+    page.click("[data-tool=proofread]")
+    page.until("!!window.feed")
+    page.run("feed('Hello Ana, we need it soon.'); end('stop')")
+    page.until(WRITTEN)
+    everything = changes(page)
+    assert ["needs", "need"] in everything
+    page.click("#grammar-only")
+    assert changes(page) == [["ana", "Ana"], ["needs", "need"], ["", "."]]
+    left_out = len(everything) - 3
+    said = f"3 changes: 0 taken, 3 open. {left_out} with other words left out."
+    assert page.text("#status").strip() == said
+    page.click("#take-all")
+    page.click("#replace")
+    assert page.run(f"return {OWN_TEXT}") == "hi Ana,\n\nwe need it very soon."
+    page.click("#undo")
+    page.click("#grammar-only")
+    assert changes(page) == everything
+
+
 def test_what_goes_wrong_is_told_in_a_sentence(window, address):
     window.open(address)
     window.click("[data-tool=friendly]")

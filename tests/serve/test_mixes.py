@@ -1,6 +1,10 @@
-"""Random mixes of texts that come and go: each is that of its solo run, whoever shares its pass."""
+"""Random mixes of texts that come and go: each is that of its solo run, whoever shares its pass.
+
+``MIXES=250 python -m pytest -m slow tests/serve/test_mixes.py`` tries 250 of each of the two kinds.
+"""
 
 import json
+import os
 import random
 from dataclasses import replace
 from threading import Event
@@ -31,11 +35,12 @@ SCHEMAS = [
 ]
 
 
+MOST = int(os.environ.get("MIXES", "60"))
 MIXES = pytest.mark.parametrize(
     "seeds",
     [
         range(10),
-        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(10, 60, 10)),
+        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(10, MOST, 10)),
     ],
     ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
 )

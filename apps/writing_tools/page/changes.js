@@ -2,12 +2,17 @@
 
 import { applied, difference } from "./diff.js";
 import { element } from "./elements.js";
+import { isGrammar } from "./grammar.js";
 
 export class Changes {
-  // `onDecision` is called whenever a change was taken or left.
-  constructor(place, before, onDecision) {
+  // `onDecision` is called whenever a change was taken or left. With `grammarOnly`, changes that put
+  // other words are left out.
+  constructor(place, before, grammarOnly, onDecision) {
     [this.place, this.before, this.onDecision] = [place, before, onDecision];
+    this.grammarOnly = grammarOnly;
     this.changes = [];
+    this.leftOut = 0; // changes that are not shown
+    this.newest = ["", false];
     this.taken = new Map(); // by key: true, or false where it is left; undecided ones are not here
     this.pieces = []; // {key, node}: what is shown, in order
     place.replaceChildren();
@@ -15,8 +20,12 @@ export class Changes {
 
   // Show the corrections of `after`, which is still being written unless it is `complete`.
   update(after, complete) {
+    this.newest = [after, complete];
     const { changes, read } = difference(this.before, after, complete);
-    this.changes = changes;
+    this.changes = this.grammarOnly
+      ? changes.filter(({ start, end, text }) => isGrammar(this.before.slice(start, end), text))
+      : changes;
+    this.leftOut = changes.length - this.changes.length;
     const wanted = [];
     let place = 0;
     for (const change of this.changes) {
@@ -34,6 +43,13 @@ export class Changes {
       this.place.append(node);
       this.pieces.push({ key, node });
     }
+  }
+
+  // Leave changes out that put other words, or show them again.
+  showGrammarOnly(grammarOnly) {
+    this.grammarOnly = grammarOnly;
+    this.update(...this.newest);
+    this.onDecision();
   }
 
   // The text with the changes that were taken.

@@ -78,6 +78,7 @@ function begin(title) {
 
 function showActions() {
   for (const id of ["take-all", "leave-all"]) at(id).hidden = !changes?.changes.length;
+  at("grammar").hidden = !changes;
   at("copy").disabled = !result;
   at("replace").disabled = !result || (changes !== null && !changes.count(true));
 }
@@ -117,10 +118,12 @@ function showText() {
 function showChanges(before) {
   const told = () => {
     const [all, taken, left] = [own.changes.length, own.count(true), own.count(false)];
-    if (!all) return "Nothing to correct. ";
-    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${all - taken - left} open. `;
+    const others = own.leftOut ? `${own.leftOut} with other words left out. ` : "";
+    if (!all) return `Nothing to correct. ${others}`;
+    const open = all - taken - left;
+    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${open} open. ${others}`;
   };
-  const own = new Changes(output, before, () => {
+  const own = new Changes(output, before, at("grammar-only").checked, () => {
     if (!running) status.textContent = told();
     showActions();
   });
@@ -220,6 +223,7 @@ at("all").addEventListener("click", applyAll);
 at("stop").addEventListener("click", () => running?.abort());
 at("take-all").addEventListener("click", () => changes.decideAll(true));
 at("leave-all").addEventListener("click", () => changes.decideAll(false));
+at("grammar-only").addEventListener("change", (event) => changes?.showGrammarOnly(event.target.checked));
 at("replace").addEventListener("click", () => setText(result()));
 at("copy").addEventListener("click", () => copied(result(), at("copy")));
 at("undo").addEventListener("click", undo);

@@ -1,0 +1,61 @@
+// Which corrections are of grammar and spelling, and which put other words.
+//
+// Words that say something must stay, each in its place: in another spelling or form ("needs",
+// "need") they count as the same. Small words (articles, "is", "to") and punctuation may come, go and
+// change. What a model meant nobody knows; this looks at words alone.
+
+const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu;
+
+const SMALL = new Set(
+  (
+    "a an the this that these those i you he she it we they me him her us them my your his its our " +
+    "their who whom whose which what am is are was were be been being have has had having do does did " +
+    "will would shall should can could may might must to of in on at by for from with about into over " +
+    "under as than and or but so because if when while where there here"
+  ).split(" "),
+);
+
+// Does this change leave the words as they are, but for their form?
+export function isGrammar(before, after) {
+  const [old, made] = [wordsOf(before), wordsOf(after)];
+  // fits[i][j]: do the first i words become the first j so?
+  const fits = Array.from({ length: old.length + 1 }, () => []);
+  for (let i = 0; i <= old.length; i++) {
+    for (let j = 0; j <= made.length; j++) {
+      fits[i][j] =
+        (!i && !j) ||
+        (i > 0 && SMALL.has(old[i - 1]) && fits[i - 1][j]) ||
+        (j > 0 && SMALL.has(made[j - 1]) && fits[i][j - 1]) ||
+        (i > 0 && j > 0 && fits[i - 1][j - 1] && isForm(old[i - 1], made[j - 1]));
+    }
+  }
+  return fits[old.length][made.length];
+}
+
+const wordsOf = (text) => [...text.toLowerCase().matchAll(WORD)].map(([word]) => word);
+
+// Are these spellings or forms of one word?
+function isForm(a, b) {
+  if (/\d/.test(a + b)) return a === b; // a number is not misspelt
+  const [short, long] = [a, b].sort((x, y) => x.length - y.length);
+  let same = 0;
+  while (same < short.length && short[same] === long[same]) same += 1;
+  const ending = same >= 4 && short.length - same <= 1 && long.length - same <= 3;
+  return ending || distance(a, b) <= Math.max(1, Math.floor(long.length / 4));
+}
+
+// Letters to add, remove, replace or swap with their neighbour on the way from `a` to `b`.
+function distance(a, b) {
+  const costs = Array.from({ length: a.length + 1 }, (_, i) => [i]);
+  for (let j = 1; j <= b.length; j++) costs[0][j] = j;
+  for (let i = 1; i <= a.length; i++) {
+    for (let j = 1; j <= b.length; j++) {
+      const across = costs[i - 1][j - 1] + (a[i - 1] !== b[j - 1]);
+      costs[i][j] = Math.min(costs[i - 1][j] + 1, costs[i][j - 1] + 1, across);
+      if (i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]) {
+        costs[i][j] = Math.min(costs[i][j], costs[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return costs[a.length][b.length];
+}

@@ -1,0 +1,139 @@
+"""Texts of several adapters at once, or one after the other: tokens per second of both.
+
+    python -m benchmarks.several_adapters                    # all bundled adapters, 5 pairs
+    python -m benchmarks.several_adapters --counts           # times nothing: on a busy machine too
+
+Both ways plan their steps by the rule, and must write the same texts. Pairs are interleaved, behind
+two that do not count: in them steps are timed, to know what rows cost here.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from specstream_mlx import UserError, batch_generate, bundled, demonstration, load
+from specstream_mlx.batch import BatchResponse
+from specstream_mlx.hardware import device
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.progress import track
+
+from .report import RESULTS, Output, machine_suffix, measured_on, write_report
+
+TEXT = (
+    "hi ana, can you send me the sales report for march? we needs it on friday, and i has not seen "
+    "it yet. thanks, ben"
+)
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same texts written at once, and one after the other.
+
+    Attributes:
+        at_once, in_turn: tokens per second of decoding.
+        whole: time of all in turn over that at once, prompts included.
+        tokens: of all texts.
+        passes: of the target, at once and in turn.
+    """
+
+    at_once: float
+    in_turn: float
+    whole: float
+    tokens: int
+    passes: tuple[int, int]
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second at once over those in turn."""
+        return self.at_once / self.in_turn
+
+
+def measure(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    text: str,
+    adapters: Sequence[str | Path],
+    max_tokens: int,
+) -> Pair:
+    """Write a text with several adapters in both ways.
+
+    Raises:
+        UserError: the texts differ.
+    """
+
+    def write(names: Sequence[str | Path]) -> BatchResponse:
+        return batch_generate(
+            model, tokenizer, [text] * len(names), max_tokens=max_tokens, adapters=list(names),
+            settings=None,
+        )  # fmt: skip
+
+    together = write(adapters)
+    alone = [write([name]) for name in adapters]
+    for name, one, other in zip(adapters, together.texts, alone, strict=True):
+        if one != other.texts[0]:
+            raise UserError(f"{name} wrote {one!r} beside others and {other.texts[0]!r} alone")
+    stats, each = together.stats, [one.stats for one in alone]
+    tokens = stats.generation_tokens
+    return Pair(
+        tokens / stats.decode_time,
+        tokens / sum(one.decode_time for one in each),
+        sum(one.wall_time for one in each) / stats.wall_time,
+        tokens,
+        (stats.generation_steps, sum(one.generation_steps for one in each)),
+    )
+
+
+@one_line_errors
+def main(
+    text: Annotated[str, typer.Option(help="What all adapters are given.")] = TEXT,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs, behind those that do not count.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text at most.")] = 64,
+    counts: Annotated[bool, typer.Option("--counts", help="Count passes, time nothing.")] = False,
+    output: Output = RESULTS,
+) -> None:
+    """Write a text with all bundled adapters at once and in turn."""
+    model, tokenizer = load(demonstration.base_path())
+    names = bundled.adapter_names()
+    runs = 1 if counts else _WARM_UP + pairs
+    found = [
+        measure(model, tokenizer, text, names, max_tokens) for _ in track(range(runs), "pairs")
+    ]
+    if counts:
+        (one,) = found
+        print(
+            f"{one.tokens} tokens in {one.passes[0]} passes at once, {one.passes[1]} in turn; "
+            "the texts are the same"
+        )
+        return
+    found = found[_WARM_UP:]
+    facts = device.describe() | {"adapters": names, "max_tokens": max_tokens}
+    values: dict[str, Any] = {
+        "facts": facts,
+        "pairs": [vars(one) | {"speedup": one.speedup} for one in found],
+        "speedup": statistics.median(one.speedup for one in found),
+        "whole": statistics.median(one.whole for one in found),
+    }
+    rates = [
+        statistics.median(getattr(one, way) for one in found) for way in ("at_once", "in_turn")
+    ]
+    lines = [
+        f"{measured_on(facts)}; {len(names)} adapters, {pairs} pairs.",
+        "",
+        f"- decoding: {rates[0]:.1f} tokens/s at once, {rates[1]:.1f} in turn; "
+        f"{values['speedup']:.2f}x, median of pairs "
+        f"({min(one.speedup for one in found):.2f} to {max(one.speedup for one in found):.2f})",
+        f"- with prompts: {values['whole']:.2f}x",
+        f"- passes: {found[-1].passes[0]} at once, {found[-1].passes[1]} in turn; the same texts",
+    ]
+    print(write_report(output, f"several-adapters-{machine_suffix(facts)}", values, lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
