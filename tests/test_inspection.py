@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 import torch
-from architecture_models import pair
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters, load_model, save_config
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -26,7 +25,6 @@ from torch_tiny import tiny_model
 
 from specstream_mlx import UserError
 from specstream_mlx.inspection import describe_base, inspect_directory
-from specstream_mlx.loading import read_model
 
 
 def refused(path):
@@ -108,21 +106,6 @@ def test_a_hugging_face_directory_of_several_files(tmp_path):
     assert found["fingerprint"] == base_fingerprint(tmp_path / "hf")
     next((tmp_path / "hf").glob("model-00002*")).unlink()
     assert "model-00002" in refused(tmp_path / "hf")
-
-
-@pytest.mark.parametrize("case", ["Gemma 2", "Gemma 3", "OPT"])
-def test_a_head_that_is_tied_by_default(case, tmp_path):
-    """The configuration does not say so; it is loaded so, too."""
-    found = pair(case).model
-    copy = shutil.copytree(found.path, tmp_path / "base")
-    edit(copy / "config.json", lambda c: c.pop("tie_word_embeddings", None))
-    described = describe_base(copy)
-    assert described["tied_head"]
-    assert described["fingerprint"] == describe_base(found.path)["fingerprint"]
-    model, _ = read_model(copy)
-    assert described["parameters"] == get_total_parameters(model)
-    tokens = mx.array([[1, 2, 3]])
-    assert mx.array_equal(model(tokens), found.model(tokens))
 
 
 def test_counts_of_an_adapter(base, shared):

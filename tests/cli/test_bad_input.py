@@ -7,9 +7,7 @@ import pytest
 from command_line import generate, refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import tiny_tokenizer
-from toy_model import TOY
 
-from specstream_mlx import bundled, demonstration
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -57,11 +55,3 @@ def test_prompts(base, shared):
     sentence = refusal(generate(base, "--adapter-path", shared, prompt=text))
     assert f"the prompt has {found} tokens" in sentence
     assert "context (max_position_embeddings) holds 512" in sentence
-
-
-def test_no_bundled_adapters(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "ROOT", tmp_path)
-    monkeypatch.setattr(demonstration, "base_path", lambda *_: TOY / "base")
-    sentence = refusal(run("generate", "-p", "hi", "--adapter", "sql"))
-    assert "the bundled streams and adapters are missing from this installation" in sentence
-    assert "--adapter-path takes any adapter directory" in sentence

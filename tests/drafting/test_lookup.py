@@ -88,18 +88,6 @@ def test_rates_follow_what_the_target_writes():
     assert math.exp(departed.children(())[0][1]) < 0.1
 
 
-def test_rates_are_the_shares_of_right_guesses():
-    """Two continuations in turn: neither is forgotten, and both are about as likely."""
-    lookup = Lookup([1, 2, 1, 3], 1)
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        lookup.accept([1, int(rng.integers(2, 4))])
-    lookup.accept([1])
-    guesses = dict(lookup.children(()))
-    assert sorted(guesses) == [2, 3]
-    assert sum(map(math.exp, guesses.values())) == pytest.approx(1, abs=0.3)
-
-
 def test_continuations_of_one_match_sum_to_less_than_one():
     """Ranks are averaged over different tokens: first 2 is always right, then the token before."""
     lookup, sums = Lookup([1, 2], 1), []

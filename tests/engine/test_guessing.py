@@ -125,8 +125,8 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
     ids = model.streams.vocabulary if vocabulary else mx.arange(VOCAB_SIZE)
     guesses, own = result.guesses(), result.prediction()
     plain = decoder.model.head(model.streams.head.normalized(features)[None])[0][:, ids]
-    checked = 0
-    for path in guesses._by_path:
+    checked, paths = 0, [()]
+    for path in paths:
         listed = ids if not path else ids[mx.argsort(-plain[len(path)])[:5]]
         expected = alone(decoder, model.streams, features, [own, *path])[listed]
         expected = expected - mx.logsumexp(expected)
@@ -134,6 +134,7 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
         found = guesses.behind(path)
         assert [token for token, _ in found] == listed[best].tolist()
         assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
+        paths += [(*path, t) for t, _ in found if guesses.behind((*path, t))]
         checked += bool(path)
     assert checked > 3
 

@@ -172,14 +172,12 @@ def test_all_families(case, tmp_path):
     assert_equal(Sides(case, tmp_path))
 
 
-@pytest.mark.parametrize("case", ["Gemma 2", "OPT"])
-def test_lora_of_families_that_need_code_of_their_own(case, tmp_path):
-    assert_equal(Sides(case, tmp_path, "shared"))
+OWN_CODE = ("Gemma 2", "OPT")
+OTHERS = [pytest.param(c, marks=pytest.mark.slow) for c in FAMILIES if c not in OWN_CODE]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in FAMILIES if case not in ("Gemma 2", "OPT")])
-def test_lora_of_the_other_families(case, tmp_path):
+@pytest.mark.parametrize("case", [*OWN_CODE, *OTHERS])
+def test_lora(case, tmp_path):
     assert_equal(Sides(case, tmp_path, "shared"))
 
 

@@ -134,27 +134,23 @@ STREAMS = {
 }
 
 
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
+
+
+@pytest.mark.parametrize("more", [{}, {**CONDITIONED, "stream_keys": 5}], ids=["plain", "few keys"])
 @pytest.mark.parametrize("mode", STREAMS)
 @pytest.mark.parametrize("case", LINEAR)
-def test_streams_are_those_of_pytorch(case, mode, tmp_path):
-    """Hidden states of main stream and streams, layer by layer, then all logits."""
-    found = differences(case, mode, tmp_path, **STREAMS[mode])
+def test_streams_are_those_of_pytorch(case, mode, more, tmp_path):
+    """Hidden states of main stream and streams, layer by layer, then all logits.
+
+    Heads on true tokens, behind more tokens than are selected, and than a window reaches back.
+    """
+    found = differences(case, mode, tmp_path, **STREAMS[mode], **more)
     assert not {name: value for name, value in found.items() if not value <= BOUND}
     layers = pair(case).model.config["num_hidden_layers"]
     names = {f"layer {number} main" for number in range(layers)}
     names |= {f"layer {number} streams" for number in range(layers - 3, layers)}
     assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
-
-
-CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
-
-
-@pytest.mark.parametrize("mode", STREAMS)
-@pytest.mark.parametrize("case", LINEAR)
-def test_selected_keys_and_conditioned_heads_are_those_of_pytorch(case, mode, tmp_path):
-    """On true tokens, behind more tokens than are selected, and than a window reaches back."""
-    found = differences(case, mode, tmp_path, **STREAMS[mode], **CONDITIONED, stream_keys=5)
-    assert not {name: value for name, value in found.items() if not value <= BOUND}
 
 
 @pytest.mark.parametrize("detail", ["count", "scale", "softcap"])

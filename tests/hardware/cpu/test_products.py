@@ -18,7 +18,6 @@ from specstream_mlx.hardware.cpu.products import (
     BlockedEmbedding,
     BlockedLinear,
     blocks_pay,
-    in_blocks,
     stock_modules,
     use_blocks,
     use_fewer_operations,
@@ -38,15 +37,6 @@ def layer():
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return products.cache_file()
-
-
-@pytest.mark.parametrize(
-    "rows, multiplied", [(1, 1), (3, 3), (4, 16), (15, 16), (16, 16), (19, 19), (20, 32), (45, 48)]
-)
-def test_a_few_rows_are_left_and_more_are_filled_up(rows, multiplied):
-    seen = []
-    in_blocks(lambda x: seen.append(x.shape) or x, mx.ones((1, rows, 8)))
-    assert seen[0][-2:] == (multiplied, 8)
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (16,), (1, 5), (1, 19), (3, 7)])
