@@ -48,6 +48,9 @@ class Knowing:
     def accept(self, tokens):
         self._truth = self._truth[len(tokens) :]
 
+    def finish(self):
+        """Nothing outlives a text."""
+
     def grow(self, root, *_):
         right = self._truth[: self._rng.integers(0, 5)]
         return random_tree(self._rng, root, depth=4, width=2, truth=right)
@@ -68,7 +71,7 @@ def test_heads_guess_as_the_formulas_do(mounted, tree):
         lengths.add(len(step.tokens))
         compare(logits_of, [*PROMPT, *written], step, model)
     assert_lossless(model.model, PROMPT, written, text)
-    assert len(lengths) > 2
+    assert 1 in lengths and max(lengths) > 3
 
 
 @pytest.mark.parametrize("mounted", ONE_OF_EACH, indirect=True)
