@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..config import UserError
 from .lora import take_lora
@@ -42,7 +43,7 @@ def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Keep this rank's part of every layer; the weights are read, a layer at a time.
+    """Keep this rank's part of every layer; the weights are read, a matrix at a time.
 
     Args:
         model: a model that passes ``check_divisible``, not evaluated yet; changed in place.
@@ -59,9 +60,8 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
             f"{' '.join(str(error).split())}"
         ) from None
     take_lora(model)
-    for layer in model.layers:  # else whole matrices of all layers would be there at a time
-        mx.eval(layer.parameters())
-    mx.eval(model.parameters())
+    for _, tensor in tree_flatten(model.parameters()):
+        mx.eval(tensor)  # by itself, else many whole matrices would be there at a time
 
 
 def digest(files: Sequence[Path]) -> str:
