@@ -1,12 +1,13 @@
 """One rank, or a process by itself: writes the texts of jobs and prints their tokens as JSON.
 
-A job has a ``model``, and texts: each with an ``adapter``, a ``prompt``, a ``seed`` to draw with,
-and arguments of ``stream_generate``.
+A job has a ``model``, and texts: each with an ``adapter``, a ``prompt``, a ``seed`` to draw with, a
+number of tokens at which rank 0 ``leaves``, and arguments of ``stream_generate``.
 """
 
 import json
 import os
 import sys
+from itertools import islice
 
 import mlx.core as mx
 
@@ -23,8 +24,12 @@ def texts_of(jobs, group=None):
             model.swap_adapter(text.pop("adapter", None))
             prompt, seed = text.pop("prompt", "the meeting is at noon"), text.pop("seed", None)
             sampler = None if seed is None else keyed_sampler(seed, temp=0.8)
+            leaves = text.pop("leaves", None)
+            first = group is None or group.rank() == 0
             responses = stream_generate(model, tokenizer, prompt, sampler=sampler, **text)
-            found.append([response.token for response in responses])
+            tokens = [one.token for one in islice(responses, leaves if first else None)]
+            responses.close()
+            found.append(tokens[:leaves])
     return found
 
 
