@@ -60,7 +60,7 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
             f"{' '.join(str(error).split())}"
         ) from None
     take_lora(model)
-    for _, tensor in tree_flatten(model.parameters()):
+    for tensor in dict(tree_flatten(model.parameters())).values():
         mx.eval(tensor)  # by itself, else many whole matrices would be there at a time
 
 
