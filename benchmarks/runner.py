@@ -31,7 +31,7 @@ from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
 from specstream_mlx.drafting.proposals import proposals_of
-from specstream_mlx.drafting.settings import USUAL
+from specstream_mlx.drafting.settings import USUAL, Drafters
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
@@ -74,6 +74,27 @@ Alone = Literal["streams alone", "lookup alone"]
 STREAMS_ALONE: Alone = "streams alone"
 LOOKUP_ALONE: Alone = "lookup alone"
 """As is worth most, step by step, by one drafter; lookup alone leaves lossless streams out."""
+
+
+@dataclass(frozen=True)
+class ByWorth:
+    """Drafts as is worth most, step by step, by some drafters, at a pace of their own.
+
+    Attributes:
+        name: of the method; what it keeps of earlier texts is its own.
+        drafters: who drafts beside the streams.
+        streams: whether mounted streams draft too; lossless ones may be left out.
+    """
+
+    name: str
+    drafters: Drafters
+    streams: bool = True
+
+
+_ALONE = {
+    STREAMS_ALONE: ByWorth(STREAMS_ALONE, Drafters(drafter=["none"])),
+    LOOKUP_ALONE: ByWorth(LOOKUP_ALONE, USUAL, streams=False),
+}
 
 _GROUP = 64
 """Weights that share a scale where the base is quantized anew."""
@@ -232,22 +253,25 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | Alone,
+        drafts: Drafts | Alone | ByWorth,
         sampler: Sampler | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without a sampler."""
-        if isinstance(drafts, str):  # what its drafts are worth is its own
-            used = self.model.streams.config if drafts == STREAMS_ALONE else None
+        if isinstance(drafts, str):
+            drafts = _ALONE[drafts]
+        if isinstance(drafts, ByWorth):  # what its drafts are worth is its own
+            used = self.model.guessing if drafts.streams else None
             pace = new_pace(pace_of(self.model).costs, used)
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
             if drafts is None:
                 noted = _Noted(auto_drafting(self.model, prompt))
-            elif isinstance(drafts, str):
-                names = USUAL.drafters if drafts == LOOKUP_ALONE else ()
-                proposals = proposals_of(names, Material(prompt, USUAL, self.model))
+            elif isinstance(drafts, ByWorth):
+                who = drafts.drafters
+                material = Material(prompt, who, self.model, store=drafts.name)
+                proposals = proposals_of(who.drafters, material)
                 vocab_size = self.model.config["vocab_size"]
                 noted = _Noted(AutoDrafting(pace, used, vocab_size, proposals))
             else:

@@ -432,7 +432,7 @@ def compare(
     if not prompts:
         raise UserError("every question is longer than the model's context, expected shorter ones")
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
-    runs = Kept(kept, _depends_on(facts, subject))
+    runs = Kept(kept, depends_on(facts, subject))
     ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
     if model.streams is None:
         ours = {name: how for name, how in ours.items() if name in WITHOUT_STREAMS}
@@ -462,7 +462,7 @@ def compare(
     return text, rows
 
 
-def _depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
+def depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
     """List the facts that a run depends on besides way and prompt."""
     names = ("machine", "cpu", "mlx", "backend", "blas", "weights", "plain_weights", "max_tokens")
     files = [

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option, Typer
 
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..options.fields import option
+from ..options.generation import DrafterOptions
 from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
 from ..terminal.commands import grouped
 from .options import ModelOptions, most_tokens
@@ -189,8 +190,8 @@ def quantization(
 
 
 @dataclass(frozen=True)
-class SpecBenchOptions:
-    """The questions, and what is kept of the answers."""
+class QuestionOptions:
+    """Spec-Bench's questions, and what is kept of the answers."""
 
     PANEL: ClassVar[str] = "Options"
 
@@ -204,11 +205,6 @@ class SpecBenchOptions:
         "Tokens of an answer at most; Spec-Bench itself has 1024.",
         *("--max-tokens", "-m"),
     )
-    acceptance: bool = option(
-        False,
-        FLAG,
-        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
-    )
     answers: Path | None = option(
         None, PATH, "Keep the answers here in Spec-Bench's format, by method.", metavar="DIR"
     )
@@ -218,6 +214,17 @@ class SpecBenchOptions:
         "Keep every answer in this file as it comes; those that are there, from a run that was "
         "broken off, are not made again.",
         metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
+class SpecBenchOptions(QuestionOptions):
+    """What is measured besides."""
+
+    acceptance: bool = option(
+        False,
+        FLAG,
+        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
     )
 
 
@@ -247,6 +254,39 @@ def spec_bench(
     questions = benchmark.spread(benchmark.read_questions(bench.questions), bench.per_category)
     asked = benchmark.Asked(questions, bench.max_tokens, bench.acceptance)
     text, rows = benchmark.compare(asked, _subject(model), report.output, bench.answers, bench.runs)
+    print(text)
+    check_texts(rows)
+
+
+@app.command()
+@grouped(panels=True)
+def rivals(
+    *,
+    model: ModelOptions,
+    bench: QuestionOptions,
+    drafters: Annotated[dict[str, Any], DrafterOptions],
+    report: ReportOptions,
+) -> None:
+    """Compare drafters on Spec-Bench's questions, and on texts that nobody can foresee.
+
+    Each drafter by itself and with the streams; without --drafter all that have what they need.
+
+    [bold]Example[/bold]
+
+    [cyan]  specstream-mlx benchmark rivals --questions question.jsonl --model my-model --per-category 1 --drafter pld,suffix[/cyan]
+    """  # noqa: E501
+    from specstream_mlx.benchmarks import rivals as benchmark
+    from specstream_mlx.benchmarks import spec_bench
+    from specstream_mlx.benchmarks.speedup import check_texts
+
+    from ..drafting.settings import Drafters
+
+    given = Drafters(**drafters)
+    questions = spec_bench.spread(spec_bench.read_questions(bench.questions), bench.per_category)
+    asked = spec_bench.Asked(questions, bench.max_tokens)
+    text, rows = benchmark.compare(
+        asked, _subject(model), given, report.output, bench.answers, bench.runs
+    )
     print(text)
     check_texts(rows)
 

@@ -25,6 +25,7 @@ class Material:
         rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
         width: candidates of each guess.
         nodes: nodes of a tree at most, besides the root.
+        store: name of the store of what outlives texts; texts with another one do not see it.
     """
 
     prompt: Sequence[int]
@@ -33,6 +34,7 @@ class Material:
     rule: VerifyRule | None = None
     width: int = constants.WIDTH
     nodes: int = constants.MOST_NODES - 1
+    store: str = ""
 
 
 @dataclass(frozen=True, eq=False)

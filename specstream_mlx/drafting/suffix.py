@@ -39,6 +39,11 @@ class _Answers:
 _ANSWERS: dict[Hashable, _Answers] = {}
 
 
+def forget_answers() -> None:
+    """Forget all earlier answers."""
+    _ANSWERS.clear()
+
+
 class Suffix(Proposal):
     """The suffix automata of one text.
 
@@ -51,7 +56,8 @@ class Suffix(Proposal):
         self._own = SuffixAutomaton()
         if answers is None:
             model = material.model
-            answers = _ANSWERS.setdefault(model.path, _Answers()) if model else _Answers()
+            key = model and (model.path, material.store)
+            answers = _ANSWERS.setdefault(key, _Answers()) if key else _Answers()
         self._answers, self._written = answers, list[int]()
         self._matches = Match(self._own), Match(answers.automaton)
         self._hits: HitShares[int] = HitShares()
