@@ -191,6 +191,18 @@ def random_model(case, vocab_size=VOCAB_SIZE):
     return torch_model
 
 
+def unlisted_model(directory, family, dtype=torch.float32, **fields):
+    """Write a random model of a family that has no entry in the table."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE}
+    config = getattr(transformers, f"{family}Config")(**sizes | fields)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    fill(model)
+    model.to(dtype).save_pretrained(directory)
+    return directory
+
+
 @cache
 def pair(case):
     """The case's model through ``save_pretrained`` and ``read_model``, with random streams."""

@@ -3,32 +3,12 @@
 import mlx.core as mx
 import pytest
 import torch
-import transformers
-from architecture_models import VOCAB_SIZE, fill
+from architecture_models import unlisted_model
 
 from specstream_mlx import UserError
 from specstream_mlx.engine import step
 from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.loading import read_model
-
-
-def saved(directory, family, seed=0, dtype=torch.float32, **fields):
-    """A random model of a family that has no entry in the table."""
-    torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-        **fields,
-    )
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    fill(model)
-    model.to(dtype)
-    model.save_pretrained(directory)
-    return directory
 
 
 @pytest.mark.parametrize(
@@ -42,7 +22,7 @@ def saved(directory, family, seed=0, dtype=torch.float32, **fields):
 )
 def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
     """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""
-    directory = saved(tmp_path, family, dtype=getattr(torch, dtype))
+    directory = unlisted_model(tmp_path, family, dtype=getattr(torch, dtype))
     model, _ = read_model(directory)
     assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
 

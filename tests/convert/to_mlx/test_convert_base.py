@@ -7,6 +7,7 @@ import shutil
 import mlx.core as mx
 import pytest
 import torch
+from architecture_models import unlisted_model
 from command_line import refusal, run
 from huggingface_hub import constants
 from mlx.utils import tree_flatten
@@ -17,7 +18,6 @@ from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
-from transformers import GraniteConfig, GraniteForCausalLM
 
 
 def convert(*args):
@@ -103,27 +103,14 @@ def test_several_files_are_written_and_indexed(tmp_path, monkeypatch):
     assert all(mx.array_equal(before[name], after[name]) for name in before)
 
 
-def granite(directory):
-    """A model of an architecture that is not in the table, and has to be checked when loaded."""
-    config = GraniteConfig(
-        hidden_size=256,
-        intermediate_size=96,
-        num_hidden_layers=12,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-    )
-    GraniteForCausalLM(config).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
-
-
 @pytest.mark.parametrize(("tested", "bits"), [(True, 4), (False, None)])
 def test_memory_follows_the_largest_tensor(tested, bits, tmp_path):
+    wide = {"hidden_size": 256, "num_hidden_layers": 12}
     if tested:
-        base = tiny_llama_directory(tmp_path / "base", hidden_size=256, num_hidden_layers=12)
+        base = tiny_llama_directory(tmp_path / "base", **wide)
     else:
-        base = granite(tmp_path / "base")
+        base = unlisted_model(tmp_path / "base", "Granite", vocab_size=VOCAB_SIZE, **wide)
+        tiny_tokenizer().save_pretrained(base)
     sizes = [tensor.nbytes for tensor in mx.load(str(base / "model.safetensors")).values()]
     assert sum(sizes) > 20 * max(sizes)
     held = mx.get_active_memory()

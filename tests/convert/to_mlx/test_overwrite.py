@@ -115,9 +115,7 @@ def test_models_and_adapters_are_replaced(model, adapter, tmp_path):
     whole = ("--model", model, "--mlx-path", target)
     for flags, written in (
         (two, "chat"),
-        (two, "sql"),
         (one, "adapter_config.json"),
-        (whole, "config.json"),
         (whole, "model.safetensors"),
         (two, "sql"),
     ):
