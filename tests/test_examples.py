@@ -233,7 +233,7 @@ def test_what_is_left_out_is_what_is_listed():
     left_out = [command for command in commands if command.left_out]
     assert {command.left_out for command in left_out} == set(NOT_RUN)
     assert {block.place for block in RUN} >= SLOW
-    names = ("specstream-mlx ", "python -m ", "bash ", "curl ", "pip install ")
+    names = ("specstream-mlx ", "mlx.launch ", "python -m ", "bash ", "curl ", "pip install ")
     assert all(command.line.startswith(names) for command in commands)
 
 
