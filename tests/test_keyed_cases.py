@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changing_drafts import KINDS, AnyDrafting
+from draft_heads import HEADS, model_with_head
 from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
@@ -58,6 +59,9 @@ DRAFTS = [
 
 @cache
 def model_of(number):
+    """A model of ``MODELS``, or by name one with a draft head of ``HEADS``."""
+    if number in HEADS:
+        return model_with_head(number, Path(tempfile.mkdtemp()) / "head")[0]
     base, mode, streams = MODELS[number]
     return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
 
@@ -211,6 +215,12 @@ CASES_OF_DRAFTERS = int(os.environ.get("CASES_OF_DRAFTERS", "24"))
 def test_random_cases_of_drafters(part):
     for number in range(5000 + part, 5000 + CASES_OF_DRAFTERS, 4):
         check_drafters(number)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_cases_of_drafters_beside_a_draft_head(part):
+    for number in range(7000 + part, 7000 + CASES_OF_DRAFTERS // 2, 2):
+        check_drafters(number, list(HEADS))
 
 
 @pytest.mark.parametrize("first", range(0, 20, 5))
