@@ -48,7 +48,7 @@ class Processes:
             for rank, command in enumerate(commands)
         ]
 
-    def ended(self, seconds=150):
+    def ended(self, seconds=300):
         """Wait until all have ended; those that have not within the time are killed."""
         until, found = time.monotonic() + seconds, []
         for process in self.started:
