@@ -25,8 +25,9 @@ def pooled(streams: Guesses, others: Guesses, doubt: float = 0.0) -> Guesses:
     if not others:
         return streams
     shares = {token: (1 - doubt) * math.exp(score) for token, score in streams}
-    left = 1 - sum(shares.values())
-    wrong = 1 - sum(math.exp(score) for _, score in others)
+    # What several sources together are all but sure of may sum to a little more than 1.
+    left = max(0.0, 1 - sum(shares.values()))
+    wrong = max(0.0, 1 - sum(math.exp(score) for _, score in others))
     weights = {token: share * wrong for token, share in shares.items()}
     for token, score in others:
         share = max(shares.get(token, 0.0), UNLISTED * left)

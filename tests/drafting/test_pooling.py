@@ -48,3 +48,9 @@ def test_lookup_may_name_a_token_where_the_streams_leave_none():
     streams = [(3, 0.0), (4, -math.inf)]
     for token in (4, 5):
         assert set(dict(pooled(streams, [(token, math.log(0.5))], DOUBT))) == {3, token}
+
+
+def test_what_several_are_certain_of_may_be_rounded_to_more_than_one():
+    certain = [(5, math.log1p(1e-15)), (7, math.log(1e-17))]
+    assert dict(pooled([(5, math.log(0.9)), (6, math.log(0.05))], certain))[5] == 0.0
+    assert dict(pooled(certain, [(6, math.log(0.5))]))[5] == 0.0
