@@ -7,7 +7,6 @@ same weights and grows its tree by the drafts' probabilities, as all trees here.
 of SafeAILab/EAGLE (``cnets1.py``), also with vLLM's wrapping of the configuration.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +130,7 @@ def read_eagle(tensors: Tensors) -> Eagle:
     return Eagle(config, network)
 
 
-def layer_args(tensors: Tensors, values: Mapping[str, Any], layer: str) -> ModelArgs:
+def layer_args(tensors: Tensors, values: Any, layer: str) -> ModelArgs:
     """Read the sizes of a head's layer from its configuration, and from its tensors the biases.
 
     Args:
@@ -142,6 +141,9 @@ def layer_args(tensors: Tensors, values: Mapping[str, Any], layer: str) -> Model
     Raises:
         UserError: they are not those of a Llama layer.
     """
-    bias = {"attention_bias": f"{layer}self_attn.o_proj.bias" in tensors,
-            "mlp_bias": f"{layer}mlp.up_proj.bias" in tensors}  # fmt: skip
-    return llama_args(tensors.path, {**values, **bias})
+    return llama_args(
+        tensors.path,
+        values,
+        attention_bias=f"{layer}self_attn.o_proj.bias" in tensors,
+        mlp_bias=f"{layer}mlp.up_proj.bias" in tensors,
+    )

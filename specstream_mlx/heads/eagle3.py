@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.llama import ModelArgs
 
-from ..config import UserError, check_integer
+from ..config import UserError, check_integer, shown
 from ..engine.borrowed_model import BorrowedModel
 from ..engine.draft_head import DraftHead, HeadConfig
 from ..engine.kv import UncommittedRows
@@ -126,7 +126,7 @@ def read_eagle3(tensors: Tensors) -> Eagle3:
         raise UserError(f"{tensors.path}: speculators_model_type is {kind!r}, expected 'eagle3'")
     name = next(name for name in _NAMES if f"{name}hidden_norm.weight" in tensors)
     args = layer_args(tensors, values.get("transformer_layer_config", values), name)
-    width = tensors.shape("fc.weight")[1]
+    width = tensors.matrix_shape("fc.weight")[1]
     boundaries = _boundaries(tensors, width)
     tokens = _drafted(tensors)
     drafted = target.vocab_size if tokens is None else tokens.size
@@ -159,9 +159,21 @@ def read_eagle3(tensors: Tensors) -> Eagle3:
         embedding,
         norms,
         tokens,
-        bool(values.get("norm_before_residual", False)),
-        bool(values.get("norm_output", False)),
+        _flag(tensors, "norm_before_residual"),
+        _flag(tensors, "norm_output"),
     )
+
+
+def _flag(tensors: Tensors, name: str) -> bool:
+    """Read a field of the configuration that is true or false, the latter without it.
+
+    Raises:
+        UserError: it is neither.
+    """
+    value = tensors.values.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{tensors.path}: {name} is {shown(value)}, expected true or false")
+    return bool(value)
 
 
 def _boundaries(tensors: Tensors, width: int) -> tuple[int, ...]:

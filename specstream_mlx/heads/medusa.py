@@ -157,6 +157,6 @@ def _own_head(
     """Take an LM head; vLLM cuts one of the whole vocabulary to the tokens that are drafted."""
     if tokens is None:
         return tensors.take(name, vocab, hidden)
-    if tensors.shape(name)[0] == vocab:
+    if tensors.matrix_shape(name)[0] == vocab:
         return tensors.take(name, vocab, hidden)[tokens]
     return tensors.take(name, tokens.size, hidden)

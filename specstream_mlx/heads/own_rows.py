@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.llama import ModelArgs
 
-from ..config import UserError, check_integer
+from ..config import UserError, check_integer, is_number, shown
 from ..engine.borrowed_model import rope_at
 from ..engine.kv import UncommittedRows
 from ..engine.rows import Rows
@@ -67,30 +67,35 @@ class OwnRows:
         self._cache.offset -= min(count, self._cache.offset)
 
 
-def llama_args(path: Path, config: Mapping[str, Any]) -> ModelArgs:
+def llama_args(path: Path, config: Any, **fields: Any) -> ModelArgs:
     """Read the sizes and the rope of a Llama layer.
 
     Args:
         path: where the configuration comes from, for errors.
         config: a ``config.json`` of transformers' Llama.
+        **fields: of ``ModelArgs``, in place of the configuration's.
 
     Raises:
         UserError: a field is missing or of another kind, or the rope is not one that depends on
             positions alone.
     """
+    if not isinstance(config, Mapping):
+        raise UserError(f"{path}: the layer is {shown(config)}, expected an object with its sizes")
     for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
         if name not in config:
             raise UserError(f"{path}: {name} is missing, expected the sizes of a Llama layer")
         check_integer(f"{path}: {name}", config[name])
+    for name in ("num_key_value_heads", "head_dim"):
+        if config.get(name) is not None:
+            check_integer(f"{path}: {name}", config[name])
+    values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
     rope = rope_parameters(config)
     check_rope(rope, config, POSITION_ONLY)
-    values: dict[str, Any] = {
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 0,
-        "rope_theta": 10000.0,
-    }  # transformers'
-    values |= {**config, **rope_fields(rope, config)}
-    values |= {"model_type": "llama", "num_hidden_layers": 1, "layer_types": None}
+    values |= {**config, **rope_fields(rope, config), **fields}
+    epsilon = values["rms_norm_eps"]
+    if not is_number(epsilon) or epsilon <= 0:
+        raise UserError(f"{path}: rms_norm_eps is {shown(epsilon)}, expected a number above 0")
+    values |= {"model_type": "llama", "num_hidden_layers": 1, "layer_types": None, "vocab_size": 0}
     return ModelArgs.from_dict(values)
 
 

@@ -67,15 +67,19 @@ class Tensors:
         """Iterate over the names that are left."""
         return iter(list(self._arrays))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor.
+    def matrix_shape(self, name: str) -> tuple[int, int]:
+        """Return the shape of a matrix.
 
         Raises:
             UserError: there is none of the name.
         """
         if name not in self._arrays:
             raise UserError(f"{self.path} has no tensor {name}, expected one")
-        return self._arrays[name].shape
+        shape = self._arrays[name].shape
+        if len(shape) != 2:
+            raise UserError(f"{self.path}: {name} has shape {shape}, expected a matrix's")
+        rows, columns = shape
+        return rows, columns
 
     def take(self, name: str, *shape: int) -> mx.array:
         """Take a tensor of weights, in the target's dtype.
@@ -117,13 +121,13 @@ class Tensors:
             raise UserError(f"{self.path}: {name} is {value}, expected the model's {expected}")
 
     def take_integers(self, name: str) -> mx.array:
-        """Take a tensor (n,) of integers or truth values, as int32.
+        """Take a tensor (n,) of integers or truth values, at least one, as int32.
 
         Raises:
             UserError: it has another form.
         """
         array = self._arrays.pop(name)
-        if array.ndim != 1 or mx.issubdtype(array.dtype, mx.floating):
+        if array.ndim != 1 or not array.size or mx.issubdtype(array.dtype, mx.floating):
             raise UserError(
                 f"{self.path}: {name} is {array.dtype} of shape {array.shape}, expected a row of "
                 "integers"

@@ -194,6 +194,20 @@ EAGLE_REFUSED = {
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         "rope_type is 'dynamic'",
     ),
+    "a layer by name": (
+        lambda _: None,
+        {"transformer_layer_config": "llama"},
+        "the layer is 'llama', expected an object with its sizes",
+    ),
+    "a text for a size": (
+        lambda _: None,
+        {"head_dim": "8"},
+        "head_dim is '8', expected an integer",
+    ),
+    "no epsilon": (lambda _: None, {"rms_norm_eps": "x"}, "is 'x', expected a number above"),
+    "a text for a flag": (lambda _: None, {"norm_output": "false"}, "expected true or false"),
+    "a row for a matrix": (replaced("fc.weight", lambda fc: fc[0]), {}, "expected a matrix's"),
+    "no tokens": (replaced("d2t", lambda d2t: d2t[:0]), {}, "expected a row of integers"),
     "norms of queries": (
         lambda tensors: tensors.update({"midlayer.self_attn.q_norm.weight": np.ones(8)}),
         {},
