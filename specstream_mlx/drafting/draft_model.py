@@ -6,6 +6,7 @@ likeliest paths at once, behind which it guesses again. Width 1 is the chain.
 """
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_reduce
 
-from ..config import UserError
+from ..config import UserError, shown
 from ..engine.borrowed_model import BorrowedModel
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.kv import UncommittedRows, commit, make_caches
@@ -23,6 +24,7 @@ from ..engine.rows import Rows
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
 from ..loading import SpeculativeModel
+from ..models.architectures import text_limit
 from . import constants
 from .corrections import StreamAverages
 from .proposal import Material, Price, Proposal, Verified
@@ -75,7 +77,8 @@ class DraftModel(Proposal):
     def begin(self, verified: Verified, price: Price) -> None:
         """Let the model read what is new and guess, level by level."""
         self._guesses = _PathGuesses({})
-        if not self._rests.begin(self._cost if price.rate else 0.0):
+        room = self._reader.has_room(len(self._unread) + self._most - 1)
+        if room and not self._rests.begin(self._cost if price.rate else 0.0):
             with mx.stream(device.generation_stream):
                 self._guesses = _PathGuesses(self._grown(price))
         self._averages.take(self._guesses)
@@ -187,7 +190,12 @@ class _Reader:
         windowed = any(hasattr(cache, "window") for cache in self._caches)
         self._model = BorrowedModel(model, None, windowed)
         self._known, self._vocab_size = config["vocab_size"], vocab_size
+        self._limit = text_limit(config)
         self._rows: list[Path] = []  # drafted paths behind the committed rows
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether so many more tokens have positions; where these are learned, they end."""
+        return self._limit is None or self._caches[0].offset + tokens <= self._limit
 
     def read(self, tokens: Sequence[int]) -> mx.array:
         """Commit tokens; returns the logits (1, n) behind the last one."""
@@ -244,8 +252,10 @@ def check_draft_model(draft: Any, target: SpeculativeModel) -> None:
     """Check that a model can draft for another one.
 
     Raises:
-        UserError: its vocabulary has another size, or it cannot be run over trees.
+        UserError: it is none, its vocabulary has another size, or it cannot be run over trees.
     """
+    if isinstance(draft, str | os.PathLike):
+        raise UserError(f"draft_model is {shown(str(draft))}, expected a model that was loaded")
     model, config = _parts(draft)
     size, wanted = config["vocab_size"], target.config["vocab_size"]
     if abs(size - wanted) >= _PADDING:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from architecture_models import pair
 from random_models import (
     BASES,
     PROMPT,
@@ -17,6 +18,7 @@ from random_models import (
     tokens_of,
 )
 
+from specstream_mlx import UserError
 from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
 from specstream_mlx.drafting.proposal import FREE, NOTHING_VERIFIED, Material, Price
@@ -95,6 +97,23 @@ def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
     drafter = DraftModel(material(bare(), most=8, nodes=1))
     drafter.begin(NOTHING_VERIFIED, FREE)
     assert not passes
+
+
+def test_learned_positions_end_the_drafts():
+    """OPT's table has 512 rows, of which the paths of four drafts take three."""
+    draft = replace(pair("OPT").model, streams=None)
+    drafter, depths = DraftModel(material(draft, random_prompt(508))), []
+    for _ in range(3):
+        drafter.begin(NOTHING_VERIFIED, FREE)
+        depths.append(drafter._guesses.depth)
+        drafter.accept([5])
+    assert depths == [4, 4, 0]
+
+
+def test_a_directory_is_no_model():
+    settings = DraftSettings(draft_model="a directory")
+    with pytest.raises(UserError, match="is 'a directory', expected a model that was loaded"):
+        decode(bare(), request(PROMPT, settings))
 
 
 def test_passes_that_cost_more_than_they_bring_are_not_made():
