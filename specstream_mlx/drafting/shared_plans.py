@@ -9,7 +9,8 @@ from ..distributed.ranks import Ranks
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree
-from . import Drafting
+from . import Drafting, Sharing
+from .batch_cost import BatchCosts
 from .proposal import NOTHING_VERIFIED, Verified
 
 
@@ -37,6 +38,10 @@ class ToldPlans:
     ) -> Plan:
         """Plan a step; see ``Drafting``."""
         return self._tell(self._drafting.plan(root, guesses, verified))
+
+    def beside(self, texts: int) -> BatchCosts | None:
+        """Weigh what a pass of so many texts costs; see ``Sharing``."""
+        return self._drafting.beside(texts) if isinstance(self._drafting, Sharing) else None
 
     def finish(self) -> None:
         """Keep what is to outlive the text."""
