@@ -14,7 +14,6 @@ from ..engine.tree import DraftTree
 Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
-
 UNLIKELY = -100.0
 """Log-probability of a node that nobody expects to be right."""
 
@@ -99,11 +98,6 @@ def best_nodes(children: Children, size: int | None, threshold: float | None = N
     """
     least = math.log(threshold) if threshold else -math.inf
     return list(islice(likeliest(children, least), size))
-
-
-def best_first(root: int, children: Children, size: int | None) -> DraftTree:
-    """Make the tree of ``best_nodes`` below ``root``."""
-    return tree_of(root, best_nodes(children, size))
 
 
 def with_paths(nodes: Sequence[Node], paths: Sequence[Path]) -> list[Node]:

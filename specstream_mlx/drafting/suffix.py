@@ -30,6 +30,8 @@ class _Answers:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add an answer; when there are too many, begin anew."""
+        if not tokens:
+            return
         if self._tokens + len(tokens) > _MOST_TOKENS:
             self.automaton, self._tokens = SuffixAutomaton(), 0
         self.automaton.extend((_BETWEEN_TEXTS, *tokens[:_MOST_TOKENS]))
