@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ class Link:
         for rank, (_, lines) in peers.items():
             threading.Thread(target=self._watch, args=(rank, lines), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
-        atexit.register(self.end)
+        atexit.register(self._at_exit)
 
     @classmethod
     def of_first(
@@ -161,6 +162,16 @@ class Link:
         if not self._ends:
             self._ends = True
             self.send(["end", None])
+
+    def _at_exit(self) -> None:
+        """Say that this process ends, or that an exception which nobody caught has ended it."""
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            self.end()
+        elif self._own:
+            self.send(["failed", str(error) or repr(error)])
+        else:
+            self.send(["gone", None])
 
     def _beat(self) -> None:
         while not self._ends:

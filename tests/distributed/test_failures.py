@@ -41,6 +41,18 @@ def failed(folder, moment, command, other=None, stdin=None, size=2):
     return said[0], first.code, after
 
 
+PROGRAM = """
+import os, sys
+import mlx.core as mx
+from specstream_mlx import generate, load
+
+model, tokenizer = load(sys.argv[1], group=mx.distributed.init())
+if os.environ["MLX_RANK"] == sys.argv[2]:
+    raise ValueError("a fault of its own")
+generate(model, tokenizer, "the meeting", max_tokens=40)
+"""
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return tiny_llama_directory(tmp_path_factory.mktemp("distributed") / "base")
@@ -113,3 +125,14 @@ def test_a_rank_with_other_files(tmp_path, base, what):
     said, code, _ = failed(tmp_path, "file", command, other)
     assert said.startswith("error: rank 1: the digest of ") and said.endswith(" as on rank 0")
     assert code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_program_whose_exception_nobody_catches_on_one_rank(tmp_path, base, failing):
+    command = ["-c", PROGRAM, base, failing]
+    ended = Processes(tmp_path, command, command).ended()
+    assert [one.code == 0 for one in ended] == [False, False]
+    assert "ValueError: a fault of its own" in ended[failing].error
+    other = ended[1 - failing].error
+    assert "error: rank 1: a fault of its own" in other if failing else "Traceback" not in other
