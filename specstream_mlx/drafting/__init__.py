@@ -1,4 +1,4 @@
-"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``rule``."""
+"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``auto``."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
