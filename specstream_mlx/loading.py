@@ -1,6 +1,8 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -92,7 +94,11 @@ class SpeculativeModel:
     _beside: "dict[tuple[Path, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
-    _in_use: bool = field(default=False, init=False, repr=False, compare=False)  # see ``using``
+    _fixed: bool = field(
+        default=False, init=False, repr=False, compare=False
+    )  # see ``swap_adapter``
+    _shared: bool = field(default=False, init=False, repr=False, compare=False)  # see ``beside``
+    _user: Any = field(default=None, init=False, repr=False, compare=False)  # who is in ``using``
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
@@ -137,10 +143,16 @@ class SpeculativeModel:
 
         Raises:
             UserError: the directory is no adapter for this base; the present one then stays. If
-                mounting itself fails, the bare base is left.
+                mounting itself fails, the bare base is left. Or the model is within ``using`` or
+                from ``beside``, where others rely on its adapter.
         """
-        if self._in_use:
-            raise UserError("swap_adapter was called within using(..), expected after its end")
+        if self._fixed:
+            raise UserError(
+                "swap_adapter was called within using(..) or on a model of beside(..), expected "
+                "the model that was loaded, outside of using(..)"
+            )
+        if self._shared:
+            self.model, self._shared = with_same_weights(self.model), False
         self._layout = None
         if directory is None:
             self._unmount()
@@ -172,7 +184,8 @@ class SpeculativeModel:
         """Return a model with another adapter, which stays ready beside this one.
 
         It has modules of its own around the base's weights, which are not copied, so it takes the
-        adapter's bytes alone. It is made once, and again if the directory has changed.
+        adapter's bytes alone. It is made once, and again if the directory has changed. Its adapter
+        cannot be swapped.
 
         Args:
             directory: see ``swap_adapter``.
@@ -189,7 +202,12 @@ class SpeculativeModel:
             other.swap_adapter(None)
             other.swap_adapter(path)
             if not other._has_lora and not self._has_lora:
-                other.model = self.model  # rows that were read by the one serve the other
+                # Rows that were read by the one serve the other.
+                other.model, self._shared = self.model, True
+            other._fixed = True
+            outdated = [known for known in self._beside if known[0] == path]
+            for known in outdated:
+                del self._beside[known]
             self._beside[key] = other
         return self._beside[key]
 
@@ -198,21 +216,29 @@ class SpeculativeModel:
         """Use another adapter within the block, ``with model.using("proofread"): ..``.
 
         Adapters that were used stay in memory, so that the next change takes no time. In the block
-        every function sees the other adapter; behind it, the model is as it was.
+        every function sees the other adapter; behind it, the model is as it was. Blocks may be
+        nested. Tasks or threads that run at a time need a model each, from ``beside``.
 
         Args:
             directory: see ``swap_adapter``.
 
         Raises:
-            UserError: the directory is no adapter for this base.
+            UserError: the directory is no adapter for this base, or another task or thread is
+                within such a block.
         """
-        other, outermost = self.beside(directory), not self._in_use
-        before, self._in_use = self._mounted, True
-        self._mounted = other._mounted
+        user = _task_or_thread()
+        if self._user not in (None, user):
+            raise UserError(
+                "using(..) was called while another task or thread is within it, expected a model "
+                "for each, from beside(..)"
+            )
+        other = self.beside(directory)
+        before = self._mounted, self._fixed, self._user
+        self._mounted, self._fixed, self._user = other._mounted, True, user
         try:
             yield self
         finally:
-            self._mounted, self._in_use = before, not outermost
+            self._mounted, self._fixed, self._user = before
 
     @property
     def _mounted(self) -> tuple[Any, ...]:
@@ -293,6 +319,14 @@ class SpeculativeModel:
     def base_fingerprint(self) -> str:
         """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
         return fingerprint(self.config)
+
+
+def _task_or_thread() -> Any:
+    """Return the task of asyncio that runs, or else the thread."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # there is no event loop
+        return threading.current_thread()
 
 
 def _adapter_directory(directory: str | Path) -> str | Path:

@@ -80,6 +80,43 @@ def test_the_block_ends_well_whatever_happens(pair, folder, texts):
     assert write(pair) == texts["shared2"]
 
 
+def test_a_swap_changes_nothing_beside(pair, folder, texts):
+    model, tokenizer = pair
+    other = model.beside(folder / "lossless")
+    model.swap_adapter(folder / "shared1")
+    assert write(pair) == texts["shared1"]
+    assert write((other, tokenizer)) == texts["lossless"]
+    with model.using(folder / "lossless"):
+        assert write(pair) == texts["lossless"]
+    with pytest.raises(UserError, match=r"on a model of beside\(..\)"):
+        other.swap_adapter(None)
+
+
+def test_tasks_do_not_change_each_others_adapter(pair, folder, texts):
+    model, _ = pair
+    begun = asyncio.Event()
+
+    async def first():
+        with model.using(folder / "shared1"):
+            begun.set()
+            await asyncio.sleep(0)
+            return write(pair)
+
+    async def second():
+        await begun.wait()
+        with model.using(folder / "shared2"):
+            return write(pair)
+
+    async def both():
+        return await asyncio.gather(first(), second(), return_exceptions=True)
+
+    found = asyncio.run(both())
+    assert found[0] == texts["shared1"]
+    assert "using(..) was called while another task" in str(found[1])
+    assert model.adapter is None
+    assert write(pair) == texts[None]
+
+
 def test_a_change_takes_no_time(pair, folder):
     model, _ = pair
     paths = [folder / name for name in NAMES]
