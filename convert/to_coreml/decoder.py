@@ -182,6 +182,11 @@ class PackageDecoder:
                     f"{name} is {getattr(settings, name)}, expected None: in a package nothing is "
                     "pruned and streams run beside every node"
                 )
+        if "lookahead" in settings.drafters:
+            raise UserError(
+                "drafter is 'lookahead', whose window takes nodes of every tree, expected another "
+                f"one: a package's trees have {sizes.most_nodes} nodes at most"
+            )
         depth = streams if settings.num_streams is None else settings.num_streams
         if depth > streams:
             raise UserError(f"num_streams is {depth}, the adapter has {streams}")

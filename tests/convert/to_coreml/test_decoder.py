@@ -25,6 +25,7 @@ from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
+from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 
@@ -196,6 +197,7 @@ def test_refused_requests(lossless):
         ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
         ({"quantization": KVQuantization(8)}, "a prompt cache or kv_bits was given"),
         ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is 3, expected None"),
+        ({"drafting": Drafters(drafter="lookahead")}, "drafter is 'lookahead', whose window"),
         ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
     ):
         with pytest.raises(UserError, match=sentence):
