@@ -260,6 +260,14 @@ class SamplingOptions(options.SamplingOptions):
 
 Verify = Literal["greedy", "keyed", "rejection", "typical"]
 
+_SIZES_OF = {
+    "lookup_size": "lookup",
+    "lookup_ngram": "lookup",
+    "num_draft_tokens": "draft-model",
+    "lookahead_size": "lookahead",
+}
+"""The drafters that options of one drafter alone are of."""
+
 
 @dataclass(frozen=True)
 class RuleOptions:
@@ -291,11 +299,10 @@ class RuleOptions:
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts
         settings = chosen_drafts(self.verify, **drafts)
-        sized = "lookup_size" in drafts or "lookup_ngram" in drafts
-        if settings is not None and sized and "lookup" not in settings.drafters:
-            raise UserError(
-                "--lookup-size or --lookup-ngram was given, expected with --drafter lookup"
-            )
+        for field, drafter in _SIZES_OF.items():
+            if field in drafts and settings is not None and drafter not in settings.drafters:
+                flag = "--" + field.replace("_", "-")
+                raise UserError(f"{flag} was given, expected with --drafter {drafter}")
         return settings
 
 

@@ -111,10 +111,6 @@ class Ranks:
         """Tell rank 0, which tells the user, that this rank cannot go on."""
         self._link.send(["failed", sentence])
 
-    def end(self) -> None:
-        """Tell the others that this process ends as it should."""
-        self._link.send(["end", None])
-
     def _connected(self) -> Link:
         """Connect to the other ranks; the port and a key travel by MLX's own means."""
         versions = {name: version(name) for name in _PACKAGES}

@@ -22,6 +22,7 @@ from specstream_mlx.prompts import chat_prompt
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
         (("--lookup-size", 4, "--tree-size", 4), "expected with --drafter lookup"),
+        (("--lookahead-size", "4,3,2"), "expected with --drafter lookahead"),
         (("--drafter", "lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
     ],
 )
