@@ -18,14 +18,14 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import check_arguments, checked
-from .config import UserError
+from .config import UserError, shown
 from .drafting.settings import Drafters, DraftSettings, chosen_drafts
-from .engine.sampling import KeyedSampler, sampling_of
+from .engine.sampling import KeyedSampler
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Request, Step, Text, Together, check_side_by_side, fill, share_a_pass
 from .prompt_cache import PromptCache
-from .prompts import Prompt, check_prompt, encode_prompt
+from .prompts import Prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
@@ -142,9 +142,6 @@ def batch_generate(
             "same noise, expected samplers=[..] with one for each"
         )
     samplers = _for_each("samplers", sampler if samplers is None else samplers, count)
-    for sampling in map(sampling_of, samplers):
-        if sampling is not None:
-            sampling.check(model.config["vocab_size"])
     models = [
         model if adapter is None else model.beside(adapter)
         for adapter in _for_each("adapters", adapters, count)
@@ -159,19 +156,15 @@ def batch_generate(
         for caches, own in zip(each, models, strict=True)
     ]
     for prompt, cache, limit in zip(ids, begun, limits, strict=True):
-        check_prompt(prompt, model.config, cache.unknown_rows)
         check_kv_size(model, max_kv_size, len(prompt), limit)
         if cache.quantized is not None:
             raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
-    if overrides:
-        settings = (
-            replace(settings, **overrides)
-            if isinstance(settings, DraftSettings)
-            else chosen_drafts(None, **overrides)
-        )
     if isinstance(settings, DraftSettings):
-        for own in models:
-            settings.check(model.config["vocab_size"], own.guessing)
+        settings = replace(settings, **overrides)
+    elif settings is None or isinstance(settings, Drafters):
+        settings = chosen_drafts(None, **(vars(settings) if settings else {}) | overrides)
+    else:
+        raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Drafters or None")
     kept = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(
@@ -187,6 +180,8 @@ def batch_generate(
         for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
     ]
     texts = [_Text(*pair) for pair in zip(models, requests, strict=True)]
+    for text in texts:
+        text.request.check(text.model)
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
 

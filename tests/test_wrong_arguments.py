@@ -166,6 +166,8 @@ def test_generate(name, value, message, model, tokenizer):
         ("prefill_step_size", NAN, "prefill_step_size is nan, expected an integer"),
         ("return_logprobs", "all", "expected True or False"),
         ("num_streams", 1.0, "num_streams is 1.0, expected an integer"),
+        ("draft_model", "small", "draft_model is 'small', expected a model that was loaded"),
+        ("settings", {}, "settings is {}, expected DraftSettings, Drafters or None"),
     ],
 )
 def test_batch_generate(name, value, message, model, tokenizer):
