@@ -350,7 +350,11 @@ def adapter_named(name: str) -> Path:
         UserError: there is no such adapter.
     """
     known = named_adapters()
-    return known[name] if name in known else bundled.adapter_path(name)
+    if not known:
+        return bundled.adapter_path(name)  # says what this installation lacks
+    if name not in known:
+        raise UserError(f"there is no adapter {shown(name)}, expected one of {', '.join(known)}")
+    return known[name]
 
 
 @checked()

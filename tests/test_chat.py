@@ -61,10 +61,19 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
     saved = tmp_path / "chat.json"
     lines = [
         *("/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"),
-        *("/adapter nosuch", "/marks off", "and t(city)?", "/help", f"/save {saved}", "/quit", "x"),
+        *(
+            "/adapter nosuch",
+            "/marks off",
+            "and t(city)?",
+            "caf\udce9",
+            "/help",
+            f"/save {saved}",
+            "/quit",
+            "x",
+        ),
     ]
     arguments = ["--model", TOY / "base", "--adapter-path", TOY / "streams", "--max-tokens", 3]
-    found = run("chat", *arguments, stdin="\n".join(lines))
+    found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))
     assert found.exit_code == 0
     messages = json.loads(saved.read_text())
     assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[8]]
@@ -75,6 +84,7 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
         "error: /marks is 'maybe', expected on or off",
         "error: /nosuch is no command; /help lists them",
         "error: the adapter directory nosuch does not exist",
+        "error: the line is not UTF-8 text: byte 0xe9 at 3",
         "(cut off at --max-tokens 3)",
         "Ctrl-C stops a reply",
         f"Saved to {saved}",

@@ -4,8 +4,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Option
@@ -18,7 +19,7 @@ from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched
 from .draft_marks import DraftMarks
-from .options import ModelOptions, OutputOptions, SamplingOptions, Source
+from .options import ModelOptions, OutputOptions, SamplingOptions, Source, text_of
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -147,7 +148,7 @@ class _Session:
                     raise UserError(f"/{name} is no command; /help lists them")
                 command(rest.strip())
             elif line.strip():
-                self._answer(line)
+                self._answer(text_of(line.encode(errors="surrogateescape"), "the line"))
         except UserError as error:
             note(f"error: {error}")
 
@@ -224,6 +225,7 @@ def _is_on(command: str, value: str) -> bool:
 def _lines() -> Iterator[str]:
     """Yield the lines that the user types, until Ctrl-D; Ctrl-C drops the line."""
     if not sys.stdin.isatty():
+        cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")  # checked line by line
         for line in sys.stdin:
             yield line.rstrip("\r\n")
         return

@@ -30,7 +30,7 @@ def resident(
 
     Args:
         base: with lossless streams or none.
-        adapters: directories, or names of bundled adapters, by the names that clients use.
+        adapters: directories, or names of adapters, by the names that clients use.
 
     Raises:
         UserError: a name is none, or a directory is no adapter of this base.

@@ -76,7 +76,7 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
     assert run("write", "my-own.2", "-m", 8, stdin=TEXT).stdout == expected(installed, "fix") + "\n"
     assert run("adapters", "remove", "my-own.2").exit_code == 0
     assert kept_adapters() == {}
-    assert "there is no bundled adapter 'my-own.2'" in refused("write", "my-own.2")
+    assert "there is no adapter 'my-own.2'" in refused("write", "my-own.2")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "-x", "x" * 65, "ü"])

@@ -203,7 +203,7 @@ def test_bundled_streams_are_mounted_where_they_fit(installed, tmp_path):
 def test_unknown_bundled_adapter_lists_the_names(installed):
     result = run("generate", "-p", "hi", "--adapter", "poem")
     assert result.exit_code == 2
-    assert result.stderr == "error: there is no bundled adapter 'poem', expected one of sql\n"
+    assert result.stderr == "error: there is no adapter 'poem', expected one of sql\n"
 
 
 def start(base, *args):
