@@ -300,8 +300,11 @@ def _subject(
     """The model to measure; the bundled adapters of all tasks where nothing else was named.
 
     Raises:
-        UserError: there is no such model or adapter.
+        UserError: there is no such model or adapter, or a draft head was given.
     """
+    if model.draft_head is not None:
+        raise UserError("--draft-head was given, which benchmarks do not measure, expected streams")
+
     from specstream_mlx.benchmarks.speedup import Subject
 
     from ..loading import model_directory

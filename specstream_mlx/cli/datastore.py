@@ -5,12 +5,11 @@ from typing import Annotated
 
 from typer import Option
 
-from ..terminal.commands import grouped
+from ..options.kinds import TEXT
+from ..terminal.commands import of_kind
 from ..terminal.notes import note
-from .options import ModelOptions
 
 
-@grouped()
 def datastore(
     *,
     data: Annotated[
@@ -18,7 +17,10 @@ def datastore(
         Option(metavar="FILE", help="Texts, a JSONL file of one of the formats that train takes."),
     ],
     datastore: Annotated[Path, Option(metavar="FILE", help="Where to.")],
-    model: ModelOptions,
+    model: Annotated[
+        str | None,
+        of_kind(TEXT, "The model that is to draft from it. Default: smollm2.", metavar="DIR|REPO"),
+    ] = None,
 ) -> None:
     """Make the datastore that generate --datastore drafts from.
 
@@ -30,16 +32,15 @@ def datastore(
 
     [cyan]  specstream-mlx generate --model my-model --datastore answers.idx -p Hello[/cyan]
     """  # noqa: E501
-    source = model.source()
-
     import numpy as np
 
+    from .. import demonstration
     from ..drafting.datastore import write_datastore
     from ..loading import model_directory, read_config, read_tokenizer
     from ..terminal.progress import progress
     from ..train.data import read_split
 
-    directory = model_directory(source.model)
+    directory = model_directory(demonstration.model_path(model, note))
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, config)
     split = read_split(data, tokenizer, 1 << 40, config["vocab_size"])
