@@ -42,7 +42,7 @@ def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
     base = Base(tmp_path / "some", 8, bits=4, fastest_baseline=False)
     layer = base.model.model.layers[0]
     assert isinstance(layer.mlp.down_proj, nn.QuantizedLinear)
-    assert type(layer.mlp.up_proj) is nn.Linear
+    assert not isinstance(layer.mlp.up_proj, nn.QuantizedLinear)
     assert len(base.mount(None).mlx_lm()([5, 6]).tokens) == 8
     tiny_llama_directory(tmp_path / "none", hidden_size=96, intermediate_size=96)
     with pytest.raises(UserError, match="--bits is 4, expected none: no layer's width is a mult"):
