@@ -65,3 +65,13 @@ def test_every_text_of_every_method_is_reported_once_and_kept(base, streams, her
     (here / "runs.jsonl").write_text("\n".join(kept[:-2]) + "\n")
     assert run().exit_code == 0
     assert len(made) <= 6 + 2 + 6  # warming up, what was missing, and costs
+
+
+def test_draft_heads_are_refused(tmp_path):
+    questions = tmp_path / "question.jsonl"
+    question = {"question_id": 1, "category": "math", "turns": ["2 + 2?"]}
+    questions.write_text(json.dumps(question) + "\n")
+    arguments = ("--questions", questions, "--draft-head", tmp_path)
+    result = command_line.run("benchmark", "rivals", *arguments)
+    assert result.exit_code == 2
+    assert "--draft-head was given, which benchmarks do not measure" in result.stderr
