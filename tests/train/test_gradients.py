@@ -215,8 +215,8 @@ def test_a_wrong_detail_would_show(detail, mode, tmp_path, monkeypatch):
     visibility = forward_module.Visibility
     right = visibility.__init__
 
-    def wrong(self, sequences, num_streams, shared, windows, group_axis):
-        right(self, sequences, num_streams, shared, windows, group_axis)
+    def wrong(self, sequences, num_streams, shared, windows, *masks):
+        right(self, sequences, num_streams, shared, windows, *masks)
         if detail == "position":
             self.positions = self.positions + (mx.arange(self.positions.shape[1]) == 0)
         elif detail == "order":
