@@ -80,6 +80,7 @@ class Link:
         self._sending = threading.Lock()
         self._ends = False
         self._ended: list[int] = []
+        self._failure: str | None = None  # of another rank, which rank 0 tells
         for connection, _ in peers.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(SILENCE)
@@ -170,8 +171,15 @@ class Link:
             self.end()
         elif self._own:
             self.send(["failed", str(error) or repr(error)])
-        else:
+        else:  # maybe of a collective, since the other rank's end is noticed there first
             self.send(["gone", None])
+            self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Say once why another rank has ended, if it has said so."""
+        sentence, self._failure = self._failure, None
+        if sentence is not None:
+            os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
 
     def _beat(self) -> None:
         while not self._ends:
@@ -193,8 +201,10 @@ class Link:
                 elif kind == "gone":
                     os._exit(GONE)  # rank 0 has said why
                 elif kind == "failed":
+                    self._failure = f"rank {rank}: {value}"
                     time.sleep(_GRACE)
-                    self._exit(f"rank {rank}: {value}", MISTAKE)
+                    self._tell_failure()
+                    os._exit(MISTAKE)
                 elif kind != "beat":
                     self._received.put([kind, value])
         except TimeoutError:
