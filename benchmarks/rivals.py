@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specstream_mlx import UserError
 from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.drafting.suffix import forget_answers
@@ -36,13 +35,12 @@ from .spec_bench import (
     Asked,
     Question,
     answer,
-    answer_lines,
     depends_on,
     kept_way,
     means_of,
-    prompt_of,
+    mount_lossless,
     rows_of,
-    said,
+    write_answers,
 )
 from .speedup import Subject
 
@@ -160,19 +158,13 @@ def compare(
     """
     questions, max_tokens = asked.questions, asked.max_tokens
     base = Base(subject.directory, max_tokens, subject.weights)
-    mounted = base.mount(subject.adapter)
+    mounted, prompts = mount_lossless(base, subject, questions)
     model = mounted.model
-    if model.mode != "lossless":
-        raise UserError(f"{subject.adapter} is {model.mode}, expected streams in lossless mode")
     names = [str(given.draft_model), str(given.datastore)]
     if given.draft_model is not None:
         draft = load_draft_model(given.draft_model, mounted.tokenizer)
         given = replace(given, draft_model=draft)
     check_drafters_fit(given, model)
-    first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
-    prompts = [prompt for prompt in first if prompt is not None]
-    if not prompts:
-        raise UserError("every question is longer than the model's context, expected shorter ones")
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
     runs = Kept(kept, [*depends_on(facts, subject), names])
     measure_costs(mounted, prompts)
@@ -194,11 +186,7 @@ def compare(
     items = [json.dumps(item) for item in (*items_of(foreseen), *items_of(unforeseen))]
     write_text(output / f"{name}.jsonl", "\n".join(items) + "\n")
     if answers is not None:
-        answers.mkdir(parents=True, exist_ok=True)
-        for method in ways:
-            lines = map(json.dumps, answer_lines(foreseen, method, subject.name))
-            file = method.replace(" + ", "-and-") + ".jsonl"
-            write_text(answers / file, "\n".join(lines) + "\n")
+        write_answers(answers, foreseen, ways, subject.name)
     return text, rows
 
 

@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
@@ -423,14 +423,8 @@ def compare(
     questions, max_tokens, acceptance = asked.questions, asked.max_tokens, asked.acceptance
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
-    mounted = base.mount(subject.adapter)
+    mounted, prompts = mount_lossless(base, subject, questions)
     model = mounted.model
-    if model.mode != "lossless":
-        raise UserError(f"{subject.adapter} is {model.mode}, expected streams in lossless mode")
-    first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
-    prompts = [prompt for prompt in first if prompt is not None]
-    if not prompts:
-        raise UserError("every question is longer than the model's context, expected shorter ones")
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
     runs = Kept(kept, depends_on(facts, subject))
     ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
@@ -454,12 +448,47 @@ def compare(
         markdown(rows, means, facts),
     )
     if answers is not None:
-        answers.mkdir(parents=True, exist_ok=True)
-        for method in ways:
-            lines = map(json.dumps, answer_lines(answered, method, subject.name))
-            file = method.replace(",", "").replace(" ", "-") + ".jsonl"
-            write_text(answers / file, "\n".join(lines) + "\n")
+        write_answers(answers, answered, ways, subject.name)
     return text, rows
+
+
+def mount_lossless(
+    base: Base, subject: Subject, questions: Sequence[Question]
+) -> tuple[Mounted, list[list[int]]]:
+    """Mount a base's lossless streams, and read the first turns of the questions.
+
+    Returns:
+        base and streams, and the prompts that are not longer than the model's context.
+
+    Raises:
+        UserError: the streams are shared, or every prompt is too long.
+    """
+    mounted = base.mount(subject.adapter)
+    if mounted.model.mode != "lossless":
+        raise UserError(
+            f"{subject.adapter} is {mounted.model.mode}, expected streams in lossless mode"
+        )
+    first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
+    prompts = [prompt for prompt in first if prompt is not None]
+    if not prompts:
+        raise UserError("every question is longer than the model's context, expected shorter ones")
+    return mounted, prompts
+
+
+def write_answers(directory: Path, answered: Answered, methods: Iterable[str], model: str) -> None:
+    """Write the answers in Spec-Bench's format, a file for each method.
+
+    Args:
+        directory: which is made if it is not there.
+        answered: the answers.
+        methods: names of methods, of which the files' names are made.
+        model: name of the model.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for method in methods:
+        lines = map(json.dumps, answer_lines(answered, method, model))
+        file = method.replace("+", "and").replace(",", "").replace(" ", "-") + ".jsonl"
+        write_text(directory / file, "\n".join(lines) + "\n")
 
 
 def depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:

@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
@@ -41,6 +41,7 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
+from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.loop import Request, steps
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import track
@@ -344,21 +345,17 @@ def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[i
     """
     layers, streams = model.model.layers, model.streams
     first = streams.config.first_msa_layer if streams else len(layers)
-    head = _bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
-    weights = sum(map(_bytes, layers)) + len(rows.heads) * head
+    head = parameter_bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
+    weights = sum(map(parameter_bytes, layers)) + len(rows.heads) * head
     read = first * (context + rows.lower) + (len(layers) - first) * (context + rows.upper)
     if rows.deferred:
-        weights += sum(map(_bytes, layers[first:])) + head
+        weights += sum(map(parameter_bytes, layers[first:])) + head
         read += (len(layers) - first) * (context + rows.lower + rows.deferred)
     if rows.deferred or rows.upper > rows.lower:
-        weights += _bytes(streams)
+        weights += parameter_bytes(streams)
     (cache, *_) = caches = make_prompt_cache(model.model)
     model.model(mx.zeros((1, 1), mx.int32), cache=caches)
     return weights, read * (cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2]
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
 
 
 # The tables ---------------------------------------------------------------------------------

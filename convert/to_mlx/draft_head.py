@@ -16,6 +16,7 @@ from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
+from .source_tensors import read_torch
 
 
 def convert_head(source: Path, base: Path, target: Path, *, overwrite: bool = False) -> MountedHead:
@@ -68,18 +69,8 @@ def _arrays(source: Path) -> dict[str, mx.array]:
 
 
 def _from_torch(path: Path) -> dict[str, mx.array]:
-    try:
-        from ..pytorch.adapter_files import read_tensors
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"reading {path} needs {error.name}: pip install 'specstream-mlx[torch]'"
-        ) from None
-    arrays = {}
-    for name, tensor in read_tensors(path).items():
-        if tensor.is_floating_point():
-            dtype = getattr(mx, str(tensor.dtype).removeprefix("torch."), mx.float32)
-            # numpy has no bfloat16
-            arrays[name] = mx.array(tensor.detach().float().numpy()).astype(dtype)
-        else:
-            arrays[name] = mx.array(tensor.int().numpy())
-    return arrays
+    """Read tensors that torch has written; integers, which it has in 64 bits, as int32."""
+    return {
+        name: array if mx.issubdtype(array.dtype, mx.floating) else array.astype(mx.int32)
+        for name, array in read_torch(path).items()
+    }

@@ -20,7 +20,7 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
             tensors and a draft vocabulary; or it needs torch, which is not installed.
     """
     path = tensor_file(path)
-    arrays = read_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
+    arrays = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
     for name, array in arrays.items():
         integers = name == VOCABULARY
         if not (array.dtype == mx.int32 if integers else mx.issubdtype(array.dtype, mx.floating)):
@@ -29,7 +29,12 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
     return arrays
 
 
-def _from_torch(path: Path) -> dict[str, mx.array]:
+def read_torch(path: Path) -> dict[str, mx.array]:
+    """Read tensors that torch has written, each in its own dtype.
+
+    Raises:
+        UserError: the file is damaged, or torch is not installed.
+    """
     try:
         from ..pytorch.adapter_files import read_tensors
     except ModuleNotFoundError as error:
@@ -38,7 +43,10 @@ def _from_torch(path: Path) -> dict[str, mx.array]:
         ) from None
     arrays = {}
     for name, tensor in read_tensors(path).items():
-        array = mx.array(tensor.detach().float().numpy())  # numpy has no bfloat16
-        dtype = getattr(mx, str(tensor.dtype).removeprefix("torch."), mx.float32)
-        arrays[name] = array.astype(dtype)
+        if tensor.is_floating_point():
+            array = mx.array(tensor.detach().float().numpy())  # numpy has no bfloat16
+            dtype = getattr(mx, str(tensor.dtype).removeprefix("torch."), mx.float32)
+            arrays[name] = array.astype(dtype)
+        else:
+            arrays[name] = mx.array(tensor.numpy())
     return arrays

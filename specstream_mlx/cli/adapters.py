@@ -145,7 +145,6 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
 
     Both are ``None`` where the demonstration model is meant and is not there.
     """
-    from mlx.utils import tree_flatten
 
     from .. import demonstration
     from ..adapters.mounting import activations_dtype
@@ -160,12 +159,11 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
         note(f"note: {error}")
         return None, None
     base, _ = read_model(path, to_run=False)
-    base, _ = hold_weights(base)
-    arrays: Any = tree_flatten(base.parameters())
+    base, held = hold_weights(base)
     facts = {
         "name": demonstration.NAME if demonstration.is_meant(model) else str(path),
         "bytes": sum(file.stat().st_size for file in weight_files(path)),
-        "resident_bytes": sum(array.nbytes for _, array in arrays),
+        "resident_bytes": held.held_bytes,
     }
     return facts, activations_dtype(base)
 

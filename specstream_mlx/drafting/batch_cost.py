@@ -69,7 +69,7 @@ class _Passes:
             # Fewer rows never take longer; if they seem to, other programs had the processor.
             usual.append(min(seconds, usual[-1]) if usual else seconds)
         weights = [len(self._recent[size]) for size in sizes]
-        rows, level = (_mean(values, weights) for values in (sizes, usual))
+        rows, level = (statistics.fmean(values, weights) for values in (sizes, usual))
         far = [size - rows for size in sizes]
         spread = sum(w * x * x for w, x in zip(weights, far, strict=True))
         product = sum(w * x * (y - level) for w, x, y in zip(weights, far, usual, strict=True))
@@ -152,7 +152,7 @@ class BatchCosts:
 
     def note_gains(self, texts: int, probabilities: Sequence[float]) -> None:
         """Take in the probabilities of a text's nodes behind the root, the likeliest first."""
-        company, kept = self._of(texts), 1 - 1 / (RATE_MEMORY)
+        company, kept = self._of(texts), 1 - 1 / RATE_MEMORY
         company.noted = company.noted * kept + 1
         for place in range(MOST_NODES):
             own = probabilities[place] if place < len(probabilities) else 0.0
@@ -191,7 +191,3 @@ def _seconds(line: Line, rows: float) -> float:
     """Seconds of a pass of so many rows."""
     shared, row = line
     return shared + row * rows
-
-
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)

@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_reduce
 
 from ..config import UserError, shown
 from ..engine.borrowed_model import BorrowedModel
@@ -23,6 +22,7 @@ from ..engine.kv import UncommittedRows, commit, make_caches
 from ..engine.rows import Rows
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
+from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel
 from ..models.architectures import text_limit
 from . import constants
@@ -50,7 +50,10 @@ class DraftModel(Proposal):
         options, target = material.options, material.model
         draft = options.draft_model
         self._reader = _Reader(draft, None if target is None else target.config["vocab_size"])
-        self._share = 1.0 if target is None else _size(draft) / max(1, _size(target.model))
+        self._share = 1.0
+        if target is not None:
+            own = parameter_bytes(_parts(draft)[0])
+            self._share = own / max(1, parameter_bytes(target.model))
         self._rule = material.rule or VerifyRule()
         self._most, self._width = options.num_draft_tokens, material.width
         self._nodes = material.nodes
@@ -240,12 +243,6 @@ def _parts(draft: Any) -> tuple[nn.Module, dict[str, Any]]:
     if isinstance(draft, SpeculativeModel):
         return draft.model, draft.config
     return draft, vars(draft.args)
-
-
-def _size(draft: Any) -> int:
-    """Return a model's bytes."""
-    model = _parts(draft)[0] if isinstance(draft, SpeculativeModel) else draft
-    return tree_reduce(lambda bytes, array: bytes + array.nbytes, model.parameters(), 0)
 
 
 def check_draft_model(draft: Any, target: SpeculativeModel) -> None:

@@ -90,7 +90,7 @@ def hold_weights(
     """
     if choice not in CHOICES:
         raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
-    stored, stored_dtype = _bytes(model), _dtype(model)
+    stored, stored_dtype = parameter_bytes(model), _dtype(model)
     layer = _largest_product(model, nn.QuantizedLinear)
     form: Weights
     if layer is None:
@@ -113,7 +113,7 @@ def hold_weights(
         if blocks:
             use_blocks(model)
     return model, HeldWeights(
-        form, reason, stored, _bytes(model), stored_dtype, _dtype(model), blocks
+        form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks
     )
 
 
@@ -181,7 +181,8 @@ def _largest_product(model: nn.Module, kind: type[Layer]) -> Layer | None:
     return max(layers, key=lambda layer: layer.weight.nbytes, default=None)
 
 
-def _bytes(model: nn.Module) -> int:
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters."""
     return sum(tensor.nbytes for tensor in dict(tree_flatten(model.parameters())).values())
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlx.utils import tree_reduce
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,6 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..config import UserError
+from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, wish_of_messages
 from .bodies import Chat, Completion, Messages, Together
 from .bodies import Response as ResponseBody
@@ -103,8 +103,7 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
         page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
     """
     metrics, started = Metrics(service.worker), int(time.time())
-    weights = service.models[BASE].model.parameters()
-    base_bytes = tree_reduce(lambda total, array: total + array.nbytes, weights, 0)
+    base_bytes = parameter_bytes(service.models[BASE].model)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
