@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from specstream_mlx.convert.demo_model.train_adapters import STREAMS, settings_of
+from specstream_mlx.convert.demo_model.train_adapters import STREAMS, MakingOptions, settings_of
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.trainer import evaluate, is_quick_in_bf16, train
 from specstream_mlx.convert.pytorch.training_data import read_pairs, tokenize
@@ -111,7 +111,7 @@ def main(
     rows = []
     for number, variant in enumerate(track(variants, "variants")):
         name = variant.partition(":")[0]
-        base = settings_of(STREAMS, work, data.parent, None, iters, 0, seed, None)
+        base = settings_of(STREAMS, MakingOptions(work=work, iters=iters, seed=seed))
         common = {field.name: getattr(base, field.name) for field in fields(TrainSettings)}
         place = work / f"{number}-{name.replace(' ', '-')}"
         common |= {"model": model, "data": data, "valid_data": None, "output": place}
