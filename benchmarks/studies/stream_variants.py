@@ -19,8 +19,9 @@ import torch
 import typer
 from specstream_mlx.convert.demo_model.train_adapters import STREAMS, MakingOptions, settings_of
 from specstream_mlx.convert.pytorch.load import load_adapter
-from specstream_mlx.convert.pytorch.trainer import evaluate, is_quick_in_bf16, train
+from specstream_mlx.convert.pytorch.trainer import evaluate, train
 from specstream_mlx.convert.pytorch.training_data import read_pairs, tokenize
+from specstream_mlx.convert.pytorch.training_run import autocast
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from transformers import AutoTokenizer
 
@@ -66,11 +67,10 @@ def scores(settings: TrainSettings, valid: list[Path]) -> list[dict[str, Any]]:
     """How often a trained variant's streams are right on each held-out text."""
     model = load_adapter(settings.model, settings.output / "adapter")
     tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
-    bf16 = is_quick_in_bf16(torch.device("cpu"))
     rows = []
     for path in valid:
         items = tokenize(read_pairs(path), tokenizer, None, settings.max_seq_length)
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.inference_mode(), autocast(settings, torch.device("cpu")):
             right = evaluate(model, items, settings.batch_size)
         depths = " ".join(f"{share:.3f}".lstrip("0") for share in right["streams"])
         rows.append({"text": path.stem, "depths": depths, "chain": right["chain"]})

@@ -10,7 +10,7 @@ from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.staging import staged_file
 from specstream_mlx.train.stream_settings import check_identity
 
-from .training_settings import TrainSettings
+from .run_settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Checkpoint:
     Attributes:
         path: the file.
         settings: the run's settings.
-        weights: the adapter's parameters by name, those too that stay as they are.
+        weights: parameters by name, those too that stay as they are.
         optimizer: the run's optimizer.
     """
 
     path: Path
-    settings: TrainSettings
+    settings: RunSettings
     weights: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
 

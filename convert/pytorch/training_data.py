@@ -4,12 +4,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import AutoTokenizer
 
-from specstream_mlx.checked_files import read_json_lines, template_error
+from specstream_mlx.checked_files import (
+    check_tokens,
+    read_json_lines,
+    template_error,
+    tokenizer_files,
+)
 from specstream_mlx.config import UserError
+from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 
 from .losses import Batch
+from .run_settings import RunSettings
 
 
 class Pair(NamedTuple):
@@ -89,10 +97,46 @@ def tokenize(
     return items
 
 
-def collate(items: list[Item]) -> Batch:
-    """Put items into one batch, padded on the right."""
+def load_items(
+    settings: RunSettings, template: str | None, vocab_size: int
+) -> tuple[list[Item], list[Item]]:
+    """Read and tokenize the training data of a run, and its held-out data, if it has any.
+
+    Args:
+        settings: the run's.
+        template: see ``tokenize``.
+        vocab_size: the base's number of tokens.
+
+    Raises:
+        UserError: a file or the tokenizer cannot be read, or holds a token that the base lacks.
+    """
+    with tokenizer_files(settings.model):
+        tokenizer = AutoTokenizer.from_pretrained(
+            settings.model, local_files_only=True, trust_remote_code=False
+        )
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {settings.model} has no end token")
+    sets = []
+    for path in (settings.data, settings.valid_data):
+        if path is None:
+            sets.append([])
+            continue
+        pairs = read_pairs(path)
+        items = tokenize(pairs, tokenizer, template, settings.max_seq_length)
+        for item in items:
+            check_tokens(f"{path}, in tokens,", item.tokens, vocab_size)
+        if len(items) < len(pairs):
+            left_out = len(pairs) - len(items)
+            note(f"{path}: {left_out} items over {settings.max_seq_length} tokens left out")
+        sets.append(items)
+    return sets[0], sets[1]
+
+
+def collate(items: list[Item], device: torch.device | None = None) -> Batch:
+    """Put items into one batch, padded on the right, on a device."""
     lengths = torch.tensor([len(item.tokens) for item in items])
     tokens = torch.zeros(len(items), int(lengths.max()), dtype=torch.int64)
     for row, item in zip(tokens, items, strict=True):
         row[: len(item.tokens)] = torch.tensor(item.tokens)
-    return Batch(tokens, torch.tensor([item.stream_from for item in items]), lengths)
+    starts = torch.tensor([item.stream_from for item in items])
+    return Batch(tokens.to(device), starts.to(device), lengths.to(device))

@@ -1,13 +1,14 @@
 """The settings of a training run, and which of them go together."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, choice, integer, number, what
+from specstream_mlx.options.kinds import FLAG, POSITIVE, integer, what
 from specstream_mlx.train.stream_settings import StreamSettings
+
+from .run_settings import RunSettings
 
 _NAMES = what(
     "names as in q_proj,v_proj",
@@ -18,24 +19,11 @@ _NAMES = what(
 
 
 @dataclass
-class TrainSettings(StreamSettings):
-    """The settings of a training run: what to train, on which data, and for how long.
+class TrainSettings(StreamSettings, RunSettings):
+    """The settings of a run that trains streams, and LoRA in shared mode."""
 
-    What is said of the streams stands at ``StreamSettings``.
-    """
+    FREE_TO_CHANGE: ClassVar[set[str]] = RunSettings.FREE_TO_CHANGE | {"keep_hidden"}
 
-    FREE_TO_CHANGE: ClassVar[set[str]] = {
-        *("output", "valid_data", "time_limit", "log_every", "save_every", "keep_hidden", "resume")
-    }
-
-    model: Path = option(
-        ..., PATH, "Directory of the base model, Hugging Face's or quantized by MLX."
-    )
-    data: Path = option(..., PATH, 'Training data: JSONL of {"prompt": ..., "completion": ...}.')
-    output: Path = option(..., PATH, "Directory that adapter, log and checkpoint are written to.")
-    valid_data: Path | None = option(
-        None, PATH, "Held-out JSONL; measures the accuracy at the end."
-    )
     lora_rank: int | None = option(None, integer(1), "Rank of LoRA, in shared mode. Default: 8.")
     lora_alpha: float | None = option(
         None, POSITIVE, "PEFT's alpha of LoRA. Default: twice the rank."
@@ -45,20 +33,6 @@ class TrainSettings(StreamSettings):
     )
     lora_targets: tuple[str, ...] | None = option(
         None, _NAMES, "Linear layers with LoRA, such as q_proj,v_proj. Default: all."
-    )
-    weight_decay: float = option(0.0, number(0), "AdamW's weight decay.")
-    batch_size: int = option(32, integer(1), "Items per step.")
-    iters: int | None = option(None, integer(1), "Number of steps.")
-    epochs: float | None = option(
-        None, POSITIVE, "Passes over the data. Default: 1, without --iters and --time-limit."
-    )
-    time_limit: float | None = option(
-        None,
-        POSITIVE,
-        "Minutes after which the run ends; the learning rate falls accordingly.",
-    )
-    max_seq_length: int = option(
-        1024, integer(1), "Most tokens of an item; longer ones are left out."
     )
     segments: int = option(
         1, integer(1), "Pieces in which a completion's streams are computed: less memory."
@@ -70,29 +44,6 @@ class TrainSettings(StreamSettings):
         "after the first (lossless mode): 4 bytes times the hidden size for every token.",
         "--keep-hidden/--no-keep-hidden",
     )
-    bf16: bool | None = option(
-        None,
-        FLAG,
-        "Whether to compute in bfloat16 by autocast. Default: on GPUs, on CPUs with instructions "
-        "for it, and with --dtype bfloat16.",
-    )
-    dtype: str = option(
-        "float32",
-        choice("float32", "bfloat16"),
-        "What the base's linear layers are held in: float32, or bfloat16 for half the memory and "
-        "the same loss as float32 with --bf16.",
-    )
-    seed: int = option(
-        0, integer(0, 2**63 - 1), "Seed of the new weights and of the order of the data."
-    )
-    log_every: int = option(10, integer(1), "Steps between two lines of the log.")
-    save_every: int = option(200, integer(1), "Steps between two checkpoints.")
-    resume: bool = option(
-        False,
-        FLAG,
-        "Whether to continue from the checkpoint in --output.",
-        "--resume/--no-resume",
-    )
 
     def check(self) -> None:
         """Check all that can be checked without reading a file.
@@ -101,15 +52,10 @@ class TrainSettings(StreamSettings):
             UserError: a setting is out of range, or two exclude each other.
         """
         self.check_streams()
-        if self.dtype == "bfloat16" and self.bf16 is False:
-            raise UserError(
-                "dtype is 'bfloat16' and bf16 is off, expected float32 where that is computed in"
-            )
+        self.check_run()
         if self.mode == "lossless":
             for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
         elif self.keep_hidden:
             raise UserError("keep_hidden is for lossless mode, in shared mode the base changes")
-        if self.iters and self.epochs:
-            raise UserError("iters and epochs were both given, expected at most one")

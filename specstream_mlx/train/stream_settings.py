@@ -41,16 +41,26 @@ class LearningRates:
     embeddings: float
 
 
+class Resumable:
+    """Settings of a run that may be continued: a dataclass."""
+
+    FREE_TO_CHANGE: ClassVar[set[str]] = set()
+    """What may differ between a run and its continuation."""
+
+    def identity(self) -> dict[str, str]:
+        """The settings that a run must share with the one that it continues, as text."""
+        values = asdict(self)  # type: ignore[call-overload]
+        return {k: str(v) for k, v in values.items() if k not in self.FREE_TO_CHANGE}
+
+
 @dataclass(kw_only=True)
-class StreamSettings:
+class StreamSettings(Resumable):
     """The settings of a run that say what is trained; ``StreamConfig`` says more of most.
 
     ``None`` for a rank that is used is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK``.
     """
 
     PANEL: ClassVar[str] = "Streams"
-    FREE_TO_CHANGE: ClassVar[set[str]] = set()
-    """What may differ between a run and its continuation."""
 
     mode: Mode = option(
         "lossless",
@@ -220,10 +230,6 @@ class StreamSettings:
                 "main stream stays as it is"
             )
 
-    def identity(self) -> dict[str, str]:
-        """The settings that a run must share with the one that it continues, as text."""
-        return {k: str(v) for k, v in asdict(self).items() if k not in self.FREE_TO_CHANGE}
-
     def alphas(self, num_streams: int) -> list[float]:
         """The weights of Eq. 6, the main stream's first.
 
@@ -299,7 +305,7 @@ def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, 
     Args:
         path: the checkpoint, for the error.
         found: the settings that it was made with.
-        expected: the run's, see ``StreamSettings.identity``.
+        expected: the run's, see ``Resumable.identity``.
 
     Raises:
         UserError: one differs.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from specstream_mlx.convert.pytorch import trainer
+from specstream_mlx.convert.pytorch import trainer, training_data
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, tokenize
@@ -276,7 +276,7 @@ def test_streams_that_draft_the_most_frequent_tokens(settings, tied, data, tmp_p
 
 def test_a_token_that_the_base_does_not_have(settings, monkeypatch):
     """A tokenizer may hold more than the model does."""
-    monkeypatch.setattr(trainer, "tokenize", lambda *_: [Item([5, 10**6, 1], 1)])
+    monkeypatch.setattr(training_data, "tokenize", lambda *_: [Item([5, 10**6, 1], 1)])
     with pytest.raises(UserError, match="holds token 1000000, the model's are 0 to"):
         trainer.train(settings())
     assert not settings().output.exists()
@@ -371,13 +371,13 @@ def test_an_earlier_run_is_kept(left, settings):
 
 def test_of_two_runs_into_one_directory_one_goes_on(settings, monkeypatch):
     """The second one begins while the first one reads its data."""
-    first, load_items = settings(iters=1), trainer._load_items
-    monkeypatch.setattr(trainer, "_load_items", lambda _, vocab_size: second(vocab_size))
+    first, load_items = settings(iters=1), trainer.load_items
+    monkeypatch.setattr(trainer, "load_items", lambda *asked: second(*asked))
 
-    def second(vocab_size):
-        monkeypatch.setattr(trainer, "_load_items", load_items)
+    def second(_, *further):
+        monkeypatch.setattr(trainer, "load_items", load_items)
         trainer.train(first)
-        return load_items(first, vocab_size)
+        return load_items(first, *further)
 
     with pytest.raises(UserError, match=r"checkpoint\.pt exists already"):
         trainer.train(first)
