@@ -23,7 +23,8 @@ from .attention import Scoring, softcapped
 Rope = tuple[Tensor, Tensor] | None
 Attend = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
 
-_ATTENTION = "specstream"
+ATTENTION = "specstream"
+"""The name of our attention in transformers, whose layers then take ``attend``."""
 
 
 def _attention(
@@ -45,7 +46,7 @@ def _attention(
     return attend(query.to(kind), key.to(kind), value, scoring), None
 
 
-AttentionInterface.register(_ATTENTION, _attention)
+AttentionInterface.register(ATTENTION, _attention)
 
 
 class _Function(nn.Module):
@@ -145,7 +146,7 @@ class Backbone:
             The layer's output (B, rows, h).
         """
         before = self.config._attn_implementation
-        self.config._attn_implementation = _ATTENTION
+        self.config._attn_implementation = ATTENTION
         try:
             return self.layers[index](
                 hidden, attention_mask=None, position_embeddings=rope, attend=attend

@@ -4,26 +4,43 @@ In lossless mode, and under a draft head, the base does not change. So it, or it
 streams, most of a step's arithmetic, needs to read each sequence of the data once.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specstream_mlx.staging import staged_file
 from specstream_mlx.train.items import Item
 
 from .losses import Batch
 
+_STATES = "states"
+
 
 class KeptHidden:
-    """Hidden states by sequence, in the memory of the host.
+    """Hidden states by sequence, in the memory of the host, and in files if there is a directory.
 
     Args:
         compute: function of tokens (B, T), padded on the right, that returns the states (B, T, h)
             of a model that does not change.
+        dtype: that they are kept in; ``None``: the computed one.
+        directory: where they outlive a run, in a file for each sequence.
+        model: text that tells models apart, of a directory for several.
     """
 
-    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
-        self._compute = compute
+    def __init__(
+        self,
+        compute: Callable[[Tensor], Tensor],
+        *,
+        dtype: torch.dtype | None = None,
+        directory: Path | None = None,
+        model: str = "",
+    ) -> None:
+        self._compute, self._dtype, self._directory, self._model = compute, dtype, directory, model
         self._states: dict[tuple[int, ...], Tensor] = {}
 
     def of(self, items: Sequence[Item], batch: Batch) -> Tensor:
@@ -34,11 +51,32 @@ class KeptHidden:
             batch: the same, collated.
         """
         keys = [tuple(item.tokens) for item in items]
-        missing = [row for row, key in enumerate(keys) if key not in self._states]
+        missing = [row for row, key in enumerate(keys) if not self._read(key)]
         if missing:
             with torch.no_grad():
                 hidden = self._compute(batch.tokens[missing])
             for row, states in zip(missing, hidden, strict=True):
-                self._states[keys[row]] = states[: len(keys[row])].cpu().clone()
+                self._keep(keys[row], states[: len(keys[row])].to("cpu", self._dtype, copy=True))
         padded = torch.nn.utils.rnn.pad_sequence([self._states[k] for k in keys], batch_first=True)
         return padded.to(batch.tokens.device)
+
+    def _read(self, key: tuple[int, ...]) -> bool:
+        """Whether the states of a sequence are there, in memory from now on."""
+        if key not in self._states and self._directory is not None:
+            path = self._path(self._directory, key)
+            if path.exists():
+                self._states[key] = load_file(path)[_STATES]
+        return key in self._states
+
+    def _keep(self, key: tuple[int, ...], states: Tensor) -> None:
+        self._states[key] = states
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with staged_file(self._path(self._directory, key)) as scratch:
+                save_file({_STATES: states}, scratch)
+
+    def _path(self, directory: Path, key: tuple[int, ...]) -> Path:
+        """The file of a sequence, named by all that its states depend on."""
+        named = hashlib.sha256(f"{self._model} {self._dtype} ".encode())
+        named.update(np.array(key, np.int64).tobytes())
+        return directory / f"{named.hexdigest()[:32]}.safetensors"

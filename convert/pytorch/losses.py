@@ -135,7 +135,7 @@ def n_gram_loss(
     trunk = model.trunk(
         batch.tokens, positions, valid, segments=segments, need_main=bool(alphas[0]), seed=seed
     )
-    targets, has_target = _targets(batch, positions, valid, len(alphas))
+    targets, has_target = targets_of(batch, positions, valid, len(alphas))
     backbone = model.backbone
     head, drafted, drafted_bias = backbone.head.weight, backbone.head.weight, backbone.head.bias
     places = targets[..., 1:]
@@ -143,7 +143,7 @@ def n_gram_loss(
     if vocabulary is not None:
         drafted = drafted[vocabulary]
         drafted_bias = None if drafted_bias is None else drafted_bias[vocabulary]
-        places = _places(vocabulary, len(head))[places]
+        places = places_of(vocabulary, len(head))[places]
         has_target[..., 1:] &= places >= 0
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
@@ -206,13 +206,13 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid)
-    targets, has_target = _targets(batch, positions, valid, 1 + model.config.num_streams)
+    targets, has_target = targets_of(batch, positions, valid, 1 + model.config.num_streams)
     streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
     hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], streams), dim=2)
     logits = model.logits(hidden[has_target])
     if model.draft_vocabulary is not None:
         of_stream = has_target.nonzero()[:, -1] > 0
-        never = _places(model.draft_vocabulary, logits.shape[-1]) < 0
+        never = places_of(model.draft_vocabulary, logits.shape[-1]) < 0
         logits = logits.masked_fill(of_stream[:, None] & never, -torch.inf)
     hits = torch.zeros_like(has_target)
     hits[has_target] = logits.argmax(-1) == targets[has_target]
@@ -226,7 +226,7 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     return correct, counts
 
 
-def _places(vocabulary: Tensor, vocab_size: int) -> Tensor:
+def places_of(vocabulary: Tensor, vocab_size: int) -> Tensor:
     """(V,) int64, every token's place in a draft vocabulary, -1 for those that it lacks."""
     places = vocabulary.new_full((vocab_size,), -1, dtype=torch.int64)
     places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
@@ -245,7 +245,7 @@ def _read_before(
     return None if read is None else read.unfold(1, gamma, 1).transpose(2, 3)
 
 
-def _targets(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def targets_of(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The tokens (B, C, rows) that main stream and streams predict, and whether they exist."""
     ahead = positions[..., None] + torch.arange(1, rows + 1, device=positions.device)
     has_target = valid[..., None] & (ahead < batch.lengths[:, None, None])

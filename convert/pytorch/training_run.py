@@ -81,10 +81,16 @@ def training_device() -> torch.device:
 
 def autocast(settings: RunSettings, device: torch.device) -> torch.autocast:
     """The dtype in which a run's products are computed."""
-    bf16 = settings.bf16
-    if bf16 is None:
-        bf16 = settings.dtype == "bfloat16" or is_quick_in_bf16(device)
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=computes_in_bf16(settings, device)
+    )
+
+
+def computes_in_bf16(settings: RunSettings, device: torch.device) -> bool:
+    """Tell whether a run computes in bfloat16."""
+    if settings.bf16 is not None:
+        return settings.bf16
+    return settings.dtype == "bfloat16" or is_quick_in_bf16(device)
 
 
 def is_quick_in_bf16(device: torch.device) -> bool:

@@ -272,6 +272,14 @@ class BorrowedModel:
         """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
         return self._through(self._bare_top, hidden)
 
+    def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
+        """Return a function like ``bare_head`` that scores tokens (n,) alone; ``None``: all."""
+        if tokens is None:
+            return self.bare_head
+        top, holder, name = _with_head_to_replace(self._bare_top, self._owner)
+        holder[name] = rows_of(holder[name], tokens)
+        return partial(self._through, top)
+
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
 

@@ -7,6 +7,7 @@ same weights and grows its tree by the drafts' probabilities, as all trees here.
 of SafeAILab/EAGLE (``cnets1.py``), also with vLLM's wrapping of the configuration.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..engine.draft_head import DraftHead, HeadConfig
 from ..engine.kv import UncommittedRows
 from .own_rows import RowsRope, llama_args
 from .recurrent import DEPTH, RecurrentHead
-from .tensors import Tensors, evaluated
+from .tensors import Tensors, evaluated, take_token_map
 
 KIND = "eagle"
 
@@ -72,14 +73,14 @@ class Eagle:
     Attributes:
         config: what drafting knows of it.
         network: ``fc`` and the layer.
-        boundaries: see ``MountedHead``.
         tokens: see ``Recurrence``.
+        boundaries: see ``MountedHead``.
     """
 
     config: HeadConfig
     network: _Network
-    boundaries: tuple[int, ...] = (FINAL,)
     tokens: mx.array | None = None
+    boundaries: tuple[int, ...] = (FINAL,)
 
     def begin(self, model: BorrowedModel) -> DraftHead:
         """Begin a text; see ``MountedHead``."""
@@ -98,9 +99,10 @@ class Eagle:
         a = self.network.fc(mx.concatenate([embeddings, features], axis=1))
         return self.network.layers[0].behind(a, a, rows)
 
-    def logits(self, model: BorrowedModel, output: mx.array) -> mx.array:
-        """Apply the target's LM head; see ``Recurrence``."""
-        return model.bare_head(output[None])[0]
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return the target's LM head; see ``Recurrence``."""
+        shared_head = model.bare_head_of(self.tokens)
+        return lambda output: shared_head(output[None])[0]
 
 
 def is_eagle(tensors: Tensors) -> bool:
@@ -123,11 +125,13 @@ def read_eagle(tensors: Tensors) -> Eagle:
     tensors.check_value("hidden_size", args.hidden_size, hidden)
     for name in _UNUSED:
         tensors.drop(name)
+    tokens = take_token_map(tensors)
     network = _Network(args, "fc.bias" in tensors)
     tensors.load(network, "")
     tensors.check_all_taken(KIND)
-    config = HeadConfig(KIND, DEPTH, "conditioned", parameters=evaluated([network]))
-    return Eagle(config, network)
+    drafted = 0 if tokens is None else tokens.size
+    config = HeadConfig(KIND, DEPTH, "conditioned", drafted, evaluated([network]))
+    return Eagle(config, network, tokens)
 
 
 def layer_args(tensors: Tensors, values: Any, layer: str) -> ModelArgs:

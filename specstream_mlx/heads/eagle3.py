@@ -9,7 +9,7 @@ target's vocabulary. The next g is o. Layouts: SafeAILab/EAGLE (``cnets.py``) an
 ``norm_before_fc``, ``fc_norm`` and ``norm_output`` (the next g is n'(o)).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +103,12 @@ class Eagle3:
         output = self.own.behind(x, normed if self.norm_before_residual else features, rows)
         return self.network.norm(output) if self.norm_output else output
 
-    def logits(self, model: BorrowedModel, output: mx.array) -> mx.array:
-        """Apply norm and LM head; see ``Recurrence``."""
-        return self.network.lm_head(output if self.norm_output else self.network.norm(output))
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return norm and LM head; see ``Recurrence``."""
+        network = self.network
+        if self.norm_output:
+            return network.lm_head
+        return lambda output: network.lm_head(network.norm(output))
 
 
 def is_eagle3(tensors: Tensors) -> bool:

@@ -3,7 +3,8 @@
 Head i, from 0 on, predicts the token behind a path of the next token and i drafts. It reads
 ``u = [P; E(x); E(c_1); ..; E(c_i)]``, with P the last hidden state H behind the final norm, and E
 the target's embedding: ``z = R u + r + silu(L u + l)``, then ``z += silu(L' z + l')`` for each of
-its further layers, then an LM head of its own with a bias. In Hydra++ P is the output of a Llama
+its further layers, then an LM head of its own with a bias, or the target's, which may score some
+tokens only (``token_map``: vLLM's for Medusa). In Hydra++ P is the output of a Llama
 layer of its own and of a norm, over the H of all rows. The layouts are those of zankner/Hydra
 (``mlp_head.py``, ``prefix_mlp_head.py``).
 """
@@ -23,7 +24,7 @@ from ..engine.borrowed_model import FINAL, BorrowedModel
 from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, Rank
 from ..engine.guessing import guess
 from .own_rows import OwnRows, llama_args
-from .tensors import Tensors, evaluated
+from .tensors import Tensors, evaluated, take_token_map
 
 KIND = "hydra"
 
@@ -65,6 +66,7 @@ class Hydra:
         layers: the layers of each head.
         lm_heads: the LM head of each head; empty: they share the target's.
         prefix: the layer of Hydra++; ``None``: plain Hydra.
+        tokens: (n,) tokens that are scored; ``None``: all.
         boundaries: see ``MountedHead``.
     """
 
@@ -72,6 +74,7 @@ class Hydra:
     layers: Sequence[Sequence[_Layer]]
     lm_heads: Sequence[nn.Linear]
     prefix: _Prefix | None = None
+    tokens: mx.array | None = None
     boundaries: tuple[int, ...] = (FINAL,)
 
     def begin(self, model: BorrowedModel) -> DraftHead:
@@ -84,6 +87,7 @@ class _HydraOfText:
 
     def __init__(self, heads: Hydra, model: BorrowedModel):
         self._heads, self._model, self._rows = heads, model, OwnRows()
+        self._shared_head = model.bare_head_of(heads.tokens)
         self._hidden: mx.array
         self._root: mx.array
 
@@ -120,8 +124,8 @@ class _HydraOfText:
             if self._heads.lm_heads:
                 logits = self._heads.lm_heads[number](z)
             else:
-                logits = self._model.bare_head(z[None])[0]
-            return rank(logits, None, number)
+                logits = self._shared_head(z[None])[0]
+            return rank(logits, self._heads.tokens, number)
 
         return guess(of_head, self._root, expansion, width)
 
@@ -170,12 +174,16 @@ def read_hydra(tensors: Tensors) -> Hydra:
             f"{tensors.path} has {len(lm_heads)} LM heads for {len(heads)} Hydra heads, expected "
             "as many, or none"
         )
+    tokens = take_token_map(tensors)
+    if tokens is not None and lm_heads:
+        raise UserError(f"{tensors.path} has a token_map and LM heads, expected one of them")
     prefix = _prefix(tensors) if f"{_PREFIX}norm.weight" in tensors else None
     tensors.check_all_taken(KIND)
     modules = [layer for layers in heads for layer in layers] + lm_heads
     parameters = evaluated([*modules, prefix] if prefix else modules)
-    config = HeadConfig(KIND, len(heads), "conditioned", parameters=parameters)
-    return Hydra(config, heads, lm_heads, prefix)
+    drafted = 0 if tokens is None else tokens.size
+    config = HeadConfig(KIND, len(heads), "conditioned", drafted, parameters)
+    return Hydra(config, heads, lm_heads, prefix, tokens)
 
 
 def _check_form(tensors: Tensors) -> None:

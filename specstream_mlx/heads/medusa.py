@@ -4,7 +4,7 @@ Head i, from 0 on, predicts the token i + 1 places behind the next one from the 
 alone, H, behind the final norm: ``z = H``, ``z += silu(W z + b)`` for each of its layers, then an
 LM head of its own, or the target's, which the authors' first trainer shared. The layouts are those
 of FasterDecoding/Medusa (``medusa_model.py``, ``medusa_model_legacy.py``) and of vLLM
-(``medusa.py``), whose heads may score some tokens only (``token_map``).
+(``medusa.py``), whose heads may score some tokens only (``token_map``); here a shared one may too.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ import numpy as np
 from ..config import UserError
 from ..engine.borrowed_model import FINAL, BorrowedModel
 from ..engine.draft_head import AcceptedRows, DraftHead, HeadConfig, Rank, WithoutRows
-from .tensors import Tensors, draft_tokens
+from .tensors import Tensors, take_token_map
 
 KIND = "medusa"
 
@@ -42,7 +42,7 @@ class Medusa:
         config: what drafting knows of them.
         layers: for each layer, weights (heads, h, h) and biases (heads, 1, h).
         lm_heads: (n, h) for each head, its own LM head; empty: they share the target's.
-        tokens: (n,) tokens that ``lm_heads`` score; ``None``: all.
+        tokens: (n,) tokens that are scored; ``None``: all.
         boundaries: see ``MountedHead``.
     """
 
@@ -74,7 +74,7 @@ class Medusa:
 
 class _MedusaOfText(WithoutRows):
     def __init__(self, heads: Medusa, model: BorrowedModel):
-        self._heads, self._model = heads, model
+        self._heads, self._shared_head = heads, model.bare_head_of(heads.tokens)
         self._hidden: mx.array
 
     def follow(self, rows: AcceptedRows) -> None:
@@ -89,7 +89,7 @@ class _MedusaOfText(WithoutRows):
             pairs = zip(mx.split(features, len(features)), self._heads.lm_heads, strict=False)
             logits = mx.concatenate([one @ weight.T for one, weight in pairs])
         else:
-            logits = self._model.bare_head(features[None])[0]
+            logits = self._shared_head(features[None])[0]
         return *rank(logits, self._heads.tokens, None), None
 
 
@@ -116,17 +116,12 @@ def read_medusa(tensors: Tensors) -> Medusa:
         zero = mx.zeros(hidden, tensors.target.dtype)  # vLLM's medusa_fc_bias: false
         filled = [zero if bias is None else bias for bias in biases]
         layers.append((mx.stack(weights), mx.stack(filled)[:, None]))
-    tokens = None
-    for name in _TOKEN_MAPS:
-        if name in tensors:
-            tokens = draft_tokens(tensors, name, tensors.take_integers(name), vocab)
+    tokens = take_token_map(tensors, *_TOKEN_MAPS)
     names = [lm_head.format(i=i, layers=depth) for i in range(count)]
     own = [name for name in names if name in tensors]
     if own and len(own) < count:
         missing = next(name for name in names if name not in own)
         raise UserError(f"{tensors.path} has {own[0]} and no {missing}, expected both or neither")
-    if tokens is not None and not own:
-        raise UserError(f"{tensors.path} has a token_map and no {names[0]}, expected both")
     lm_heads = [_own_head(tensors, name, vocab, hidden, tokens) for name in own]
     tensors.check_all_taken(KIND)
     arrays = [array for pair in layers for array in pair] + lm_heads

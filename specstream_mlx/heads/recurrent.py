@@ -7,7 +7,7 @@ replace what was drafted for them. It then drafts behind the last one: candidate
 behind its pair, and for each of the chosen paths one more row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -39,8 +39,12 @@ class Recurrence(Protocol):
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
         """Run the layer over new rows; returns their output (rows, h), the next rows' features."""
 
-    def logits(self, model: BorrowedModel, output: mx.array) -> mx.array:
-        """Return the logits (rows, n) of the token behind each row's."""
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return a function of output (rows, h): logits (rows, n) of the token behind each row's.
+
+        Args:
+            model: the target, whose LM head it may share.
+        """
 
 
 class RecurrentHead:
@@ -53,6 +57,7 @@ class RecurrentHead:
 
     def __init__(self, weights: Recurrence, model: BorrowedModel):
         self._weights, self._model, self._rows = weights, model, OwnRows()
+        self._score = weights.scorer(model)
         self._held: mx.array | None = None  # (1, h), a row whose next token is not known yet
         self._early = 0  # rows of the newest path that were held back before
         self._places = 0
@@ -109,7 +114,7 @@ class RecurrentHead:
                 drafts = self._rows.drafts(positions, mx.concatenate([path, behind], axis=1))
                 embeddings = weights.embed(self._model, before)
                 output = weights.layer(embeddings, output[rows], drafts)
-            return rank(weights.logits(self._model, output), weights.tokens, level)
+            return rank(self._score(output), weights.tokens, level)
 
         return guess(of_level, self._root, expansion, width)
 

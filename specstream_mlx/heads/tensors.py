@@ -158,6 +158,19 @@ def evaluated(modules: Sequence[nn.Module]) -> int:
     return sum(array.size for named in weights for array in named.values())
 
 
+def take_token_map(tensors: Tensors, *names: str) -> mx.array | None:
+    """Take the tokens that a head drafts, as vLLM has them for Medusa; ``None``: all.
+
+    Raises:
+        UserError: see ``draft_tokens``.
+    """
+    for name in names or ("token_map",):
+        if name in tensors:
+            ids = tensors.take_integers(name)
+            return draft_tokens(tensors, name, ids, tensors.target.vocab_size)
+    return None
+
+
 def draft_tokens(tensors: Tensors, name: str, ids: mx.array, most: int) -> mx.array:
     """Check the tokens that a head drafts.
 

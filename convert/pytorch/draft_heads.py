@@ -1,0 +1,219 @@
+"""The draft heads of other methods, as they are trained: Medusa, Hydra, EAGLE.
+
+What each computes is said in ``specstream_mlx.heads``, which runs them; their parameters have the
+names of the published files. A head reads a base's last hidden states H behind the final norm, and
+the tokens behind them: at position t it stands behind the hidden state of token t, knows token
+t + 1, the root, and the drafts t + 2, .. , and guesses token t + 2 + i at depth i. All start as the
+base itself, with z = H, since few updates bring them further than from the random weights of the
+published trainers.
+
+Shapes: B sequences of T tokens, C positions, D depths, h the hidden size.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from .attention import Scoring, causal_attention, gather_rows
+from .backbone import ATTENTION
+
+
+class _Residual(nn.Module):
+    """``R x + silu(L x)``; R is the identity where widths do not differ."""
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        if width != hidden_size:
+            self.res_connection = nn.Linear(width, hidden_size)
+            with torch.no_grad():
+                self.res_connection.weight.copy_(torch.eye(hidden_size, width))
+                self.res_connection.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., width) to (..., h)."""
+        through = self.res_connection(x) if hasattr(self, "res_connection") else x
+        return through + F.silu(self.linear(x))
+
+
+class Medusa(nn.ModuleList):
+    """Medusa's heads (arXiv 2401.10774), each with layers and, if it has its own, an LM head.
+
+    Args:
+        hidden_size: h.
+        depth: number of heads.
+        layers: of each.
+        lm_head: (n, h) that heads of their own start with; ``None``: they share the base's.
+    """
+
+    def __init__(self, hidden_size: int, depth: int, layers: int, lm_head: Tensor | None) -> None:
+        heads = []
+        for _ in range(depth):
+            parts: list[nn.Module] = [_Residual(hidden_size, hidden_size) for _ in range(layers)]
+            if lm_head is not None:
+                parts.append(nn.Linear(*reversed(lm_head.shape), bias=False))
+                parts[-1].weight = nn.Parameter(lm_head.detach().float().clone())
+            heads.append(nn.ModuleList(parts))
+        super().__init__(heads)
+        self.layers = layers
+
+    @property
+    def lm_heads(self) -> list[nn.Linear]:
+        """Their own LM heads; empty: they share the base's."""
+        return [head[-1] for head in self if len(head) > self.layers]
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """What the LM head reads: (B, C, D, h).
+
+        Args:
+            hidden: (B, T, h) the base's last hidden states.
+            embeddings: (B, T, h) of the tokens.
+            positions: (B, C) int64.
+        """
+        rows = gather_rows(hidden, positions)
+        outputs = []
+        for head in self:
+            z = rows
+            for layer in head[: self.layers]:
+                z = layer(z)
+            outputs.append(z)
+        return torch.stack(outputs, dim=2)
+
+
+class Hydra(nn.Module):
+    """Plain Hydra's heads (arXiv 2402.05109), which share the base's LM head.
+
+    Args:
+        hidden_size: h.
+        depth: number of heads.
+        layers: of each.
+    """
+
+    lm_heads: tuple[nn.Linear, ...] = ()
+
+    def __init__(self, hidden_size: int, depth: int, layers: int) -> None:
+        super().__init__()
+        self.hydra_mlp = nn.ModuleList()
+        for number in range(depth):
+            widths = [(number + 2) * hidden_size] + [hidden_size] * (layers - 1)
+            self.hydra_mlp.append(nn.Sequential(*(_Residual(w, hidden_size) for w in widths)))
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """See ``Medusa.forward``."""
+        read = gather_rows(hidden, positions)
+        outputs = []
+        for number, head in enumerate(self.hydra_mlp):
+            following = _ahead(embeddings, 1 + number)
+            read = torch.cat((read, gather_rows(following, positions)), dim=-1)
+            outputs.append(head(read))
+        return torch.stack(outputs, dim=2)
+
+
+class Eagle(nn.Module):
+    """EAGLE's layer (arXiv 2401.15077), with the base's LM head.
+
+    Args:
+        config: sizes and rope of the layer.
+        depth: of the drafts that it guesses where it is not trained.
+    """
+
+    lm_heads: tuple[nn.Linear, ...] = ()
+
+    def __init__(self, config: LlamaConfig, depth: int) -> None:
+        super().__init__()
+        config._attn_implementation = ATTENTION
+        size, self.config, self.depth = config.hidden_size, config, depth
+        self.fc = nn.Linear(2 * size, size)
+        layer = LlamaDecoderLayer(config, 0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
+        self.rotary = LlamaRotaryEmbedding(config)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.cat((torch.zeros(size, size), torch.eye(size)), dim=1))
+            self.fc.bias.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """See ``Medusa.forward``; behind depth 0, which alone is trained, features are its own."""
+        paths = _Paths()
+        features, outputs = hidden, []
+        for level in range(1 if self.training else self.depth):
+            x = self.fc(torch.cat((_ahead(embeddings, 1 + level), features), dim=-1))
+            places = torch.arange(level, level + x.shape[1], device=x.device)[None]
+            features = self.layers[0](
+                x,
+                attention_mask=None,
+                position_embeddings=self.rotary(x, places),
+                attend=paths.attend,
+            )
+            outputs.append(gather_rows(features, positions))
+        return torch.stack(outputs, dim=2)
+
+
+class _Paths:
+    """Attention of rows drafted behind every position of a text, level by level.
+
+    Level 0 is the text's own rows. A row of a later level sees those of level 0 up to its position,
+    and the rows of its own path.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[tuple[Tensor, Tensor]] = []
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """One level's attention, see ``Backbone.layer``."""
+        groups = queries.shape[1] // keys.shape[1]
+        self._levels.append((keys, values))
+        if len(self._levels) == 1:
+            return causal_attention(queries, keys, values, scoring)
+        pairs = [[t.repeat_interleave(groups, 1) for t in level] for level in self._levels]
+        (text_keys, text_values), *own = pairs
+        rows = queries * scoring.scale
+        length = rows.shape[2]
+        scores = rows @ text_keys.transpose(2, 3)
+        scores = scores.masked_fill(_later(length, rows.device), float("-inf"))
+        beside = [(rows * key).sum(-1, keepdim=True) for key, _ in own]
+        weights = torch.cat((scores, *beside), dim=-1).softmax(-1).to(values.dtype)
+        output = weights[..., :length] @ text_values
+        for number, (_, value) in enumerate(own):
+            output = output + weights[..., length + number, None] * value
+        return output.transpose(1, 2)
+
+
+def _later(length: int, device: torch.device) -> Tensor:
+    """(length, length) bool, the rows behind each row."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+def _ahead(rows: Tensor, count: int) -> Tensor:
+    """Rows (B, T, h) moved so that each place has the one ``count`` behind it, or else the last."""
+    places = torch.arange(count, count + rows.shape[1], device=rows.device)
+    return rows[:, places.clamp(max=rows.shape[1] - 1)]
+
+
+def layer_config(base: Any, intermediate_size: int | None) -> LlamaConfig:
+    """The sizes of a Llama layer like one of the base's.
+
+    Args:
+        base: the base's transformers configuration.
+        intermediate_size: of the MLP; ``None``: the base's.
+    """
+    heads = base.num_attention_heads
+    return LlamaConfig(
+        hidden_size=base.hidden_size,
+        intermediate_size=intermediate_size or base.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(base, "num_key_value_heads", heads),
+        head_dim=getattr(base, "head_dim", None) or base.hidden_size // heads,
+        vocab_size=base.vocab_size,
+        rms_norm_eps=getattr(base, "rms_norm_eps", 1e-6),
+        max_position_embeddings=base.max_position_embeddings,
+    )

@@ -1,0 +1,173 @@
+"""The losses of draft heads, and how often they are right.
+
+Medusa's and Hydra's heads learn the token that comes at their depth, or the base's distribution of
+it, which the base's own hidden state before that token gives. EAGLE's layer learns the base's next
+hidden state, and besides the distribution that follows from it. What stands at a position and depth
+is said in ``draft_heads``; positions are those that streams would run at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .attention import gather_rows, softcapped, stream_positions
+from .draft_heads import Eagle
+from .frozen_base import FrozenBase
+from .losses import LOGITS_AT_ONCE, Batch, places_of, targets_of
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """What a head's LM head scores.
+
+    Attributes:
+        base: the frozen base.
+        vocabulary: (n,) int64, the tokens that may be drafted; ``None``: all.
+    """
+
+    base: FrozenBase
+    vocabulary: Tensor | None
+
+    def places(self, targets: Tensor) -> Tensor:
+        """The columns of targets (any shape) among the logits, -1 where there is none."""
+        if self.vocabulary is None:
+            return targets
+        return places_of(self.vocabulary, self.base.vocab_size)[targets]
+
+    def shared(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the base's LM head, of the drafted tokens."""
+        head = self.base.head
+        if self.vocabulary is None:
+            return head.weight, head.bias
+        bias = None if head.bias is None else head.bias[self.vocabulary]
+        return head.weight[self.vocabulary], bias
+
+    def heads(self, network: nn.Module, depth: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of each depth's LM head."""
+        own = list(network.lm_heads)
+        return [(head.weight, head.bias) for head in own] or [self.shared()] * depth
+
+
+def head_loss(
+    network: nn.Module,
+    drafted: DraftTokens,
+    batch: Batch,
+    hidden: Tensor,
+    weights: Sequence[float],
+    *,
+    learns_from_base: bool,
+    token_loss: float,
+) -> tuple[Tensor, list[float]]:
+    """The loss of a batch.
+
+    Args:
+        network: a head of ``draft_heads``.
+        drafted: what is drafted.
+        batch: sequences.
+        hidden: (B, T, h) the base's last hidden states.
+        weights: of each depth.
+        learns_from_base: whether the tokens' loss is the cross entropy with the base's
+            distribution, among the drafted tokens; or with the text.
+        token_loss: the weight of that loss beside the features', of EAGLE.
+
+    Returns:
+        The loss, and each depth's cross entropy in nats.
+    """
+    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    embeddings = drafted.base.embedding(batch.tokens)
+    features = network(hidden, embeddings, positions)
+    depth = features.shape[2]
+    targets, has_target = targets_of(batch, positions, valid, 1 + depth)
+    places = drafted.places(targets)
+    total, per_depth = torch.zeros((), device=hidden.device), []
+    heads = drafted.heads(network, depth)
+    ends = batch.lengths[:, None] - 1
+    for level, weight in enumerate(weights[:depth]):
+        scored = has_target[..., 1 + level] & (places[..., 1 + level] >= 0)
+        rows, wanted = features[:, :, level][scored], places[..., 1 + level][scored]
+        teacher = None
+        if learns_from_base:
+            teacher = gather_rows(hidden, torch.minimum(positions + 1 + level, ends))[scored]
+        losses = _cross_entropy(rows, heads[level], drafted, wanted, teacher)
+        loss = losses.sum() / scored.sum().clamp(min=1)
+        per_depth.append(loss.item())
+        total = total + weight * loss
+    if isinstance(network, Eagle):
+        follows = has_target[..., 1]
+        true = gather_rows(hidden, torch.minimum(positions + 1, ends))[follows]
+        total = token_loss * total + F.smooth_l1_loss(
+            features[:, :, 0][follows].float(), true.float()
+        )
+    return total, per_depth
+
+
+def _cross_entropy(
+    rows: Tensor,
+    head: tuple[Tensor, Tensor | None],
+    drafted: DraftTokens,
+    wanted: Tensor,
+    teacher: Tensor | None,
+) -> Tensor:
+    """Cross entropy (n,) of rows (n, h), slice by slice; the backward pass computes logits again.
+
+    Args:
+        rows: (n, h) what the LM head reads.
+        head: its weight and bias.
+        drafted: what is drafted.
+        wanted: (n,) the columns of the true tokens.
+        teacher: (n, h) the base's hidden states that say the distribution; ``None``: the true
+            tokens are all.
+    """
+    softcap, (weight, bias) = drafted.base.softcap, head
+    shared = drafted.shared() if teacher is not None else None
+
+    def of_slice(rows: Tensor, wanted: Tensor, teacher: Tensor | None) -> Tensor:
+        logits = softcapped(F.linear(rows, weight, bias).float(), softcap)
+        if teacher is None:
+            return F.cross_entropy(logits, wanted, reduction="none")
+        with torch.no_grad():
+            expected = softcapped(F.linear(teacher, *shared).float(), softcap).softmax(-1)
+        return -(expected * logits.log_softmax(-1)).sum(-1)
+
+    size = max(1, LOGITS_AT_ONCE // len(weight))
+    parts = []
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        known = None if teacher is None else teacher[part]
+        given = rows[part], wanted[part], known
+        parts.append(checkpoint(of_slice, *given, use_reentrant=False))
+    return torch.cat(parts) if parts else rows.new_zeros(0)
+
+
+@torch.no_grad()
+def count_right(
+    network: nn.Module, drafted: DraftTokens, batch: Batch, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Count right top-1 guesses on a batch; every one sees the true tokens before it.
+
+    Args:
+        network, drafted, batch, hidden: see ``head_loss``.
+
+    Returns:
+        ``correct`` and ``counts``, both (D + 1,) int64, whose quotients are the accuracies by depth
+        and, last, the mean accepted length of a chain draft, as ``count_correct`` has it.
+    """
+    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    features = network(hidden, drafted.base.embedding(batch.tokens), positions)
+    depth = features.shape[2]
+    targets, has_target = targets_of(batch, positions, valid, 1 + depth)
+    places, has_target = drafted.places(targets)[..., 1:], has_target[..., 1:]
+    hits = torch.zeros_like(has_target)
+    for level, (weight, bias) in enumerate(drafted.heads(network, depth)):
+        there = has_target[..., level]
+        rows = features[:, :, level][there]
+        size = max(1, LOGITS_AT_ONCE // len(weight))
+        best = [F.linear(part, weight, bias).argmax(-1) for part in rows.split(size)]
+        hits[..., level][there] = torch.cat(best) == places[..., level][there]
+    in_a_row = hits.long().cumprod(-1).sum() + valid.sum()
+    correct = torch.cat((hits.sum((0, 1)), in_a_row[None]))
+    return correct, torch.cat((has_target.sum((0, 1)), valid.sum()[None]))

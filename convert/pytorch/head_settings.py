@@ -1,0 +1,95 @@
+"""The settings of a run that trains another method's draft head."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from specstream_mlx.config import UserError
+from specstream_mlx.options.fields import check_options, option
+from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, TEXT, choice, integer, number
+
+from .run_settings import RunSettings
+
+MEDUSA, HYDRA, EAGLE = KINDS = "medusa", "hydra", "eagle"
+
+_RATES = {MEDUSA: 1e-3, HYDRA: 5e-4, EAGLE: 1e-4}
+_TEACHERS = {MEDUSA: "text", HYDRA: "base", EAGLE: "base"}
+_DECAYS = {MEDUSA: 0.8, HYDRA: 1.0, EAGLE: 1.0}
+
+
+@dataclass
+class HeadSettings(RunSettings):
+    """The settings of a run: which head, and what it learns from.
+
+    Where a default is ``None``, it is that of the method's own recipe.
+    """
+
+    FREE_TO_CHANGE: ClassVar[set[str]] = RunSettings.FREE_TO_CHANGE | {"hidden_states"}
+
+    kind: str = option(MEDUSA, choice(*KINDS), "Method: medusa, hydra or eagle.")
+    num_heads: int = option(
+        4, integer(1, 16), "Heads; of eagle, the depths that are measured on held-out text."
+    )
+    num_layers: int = option(1, integer(1), "Layers of each head, of medusa and hydra.")
+    intermediate_size: int | None = option(
+        None, integer(1), "Width of the MLP, of eagle. Default: the base's."
+    )
+    own_lm_heads: bool = option(
+        False,
+        FLAG,
+        "Whether each head has an LM head of its own, which starts as the base's (medusa).",
+        "--own-lm-heads/--no-own-lm-heads",
+    )
+    draft_vocabulary: int = option(
+        0,
+        integer(0),
+        "Tokens that may be drafted, the most frequent ones of the completions. 0: all.",
+    )
+    teacher: str | None = option(
+        None,
+        choice("text", "base"),
+        "What the tokens' loss compares with: the completions, or the base's probabilities. "
+        "Default: text for medusa, base for the others.",
+    )
+    decay: float | None = option(
+        None, POSITIVE, "Weight of each depth over that before it. Default: 0.8 for medusa, 1."
+    )
+    token_loss: float = option(
+        0.1, number(0), "Weight of the tokens' loss beside that of the hidden states, of eagle."
+    )
+    learning_rate: float | None = option(
+        None, POSITIVE, "Peak of the learning rate. Default: 1e-3 medusa, 5e-4 hydra, 1e-4 eagle."
+    )
+    max_grad_norm: float = option(1.0, POSITIVE, "Norm that gradients are clipped to.")
+    prompt_template: str | None = option(
+        None, TEXT, "Text around every prompt, with {text} in its place."
+    )
+    hidden_states: Path | None = option(
+        None, PATH, "Directory that keeps the base's hidden states, also for other runs."
+    )
+
+    def check(self) -> None:
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
+        check_options(self)
+        self.check_run()
+        if self.own_lm_heads and self.kind != MEDUSA:
+            raise UserError(f"own_lm_heads is for medusa, expected none of them for {self.kind}")
+
+    @property
+    def peak(self) -> float:
+        """The peak of the learning rate."""
+        return self.learning_rate or _RATES[self.kind]
+
+    @property
+    def learns_from_base(self) -> bool:
+        """Whether the tokens' loss compares with the base's probabilities."""
+        return (self.teacher or _TEACHERS[self.kind]) == "base"
+
+    def weights(self, depth: int) -> list[float]:
+        """The weight of each depth's loss."""
+        decay = self.decay or _DECAYS[self.kind]
+        return [decay ** (1 + level) for level in range(depth)]
