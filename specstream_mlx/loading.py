@@ -39,7 +39,7 @@ from .engine.draft_head import HeadConfig, MountedHead
 from .engine.gathered import Layout, layout_of, with_same_weights
 from .engine.self_check import check_tree
 from .hardware.weights import HeldWeights, hold_weights
-from .heads.files import read_head
+from .heads.files import WITHIN_MODEL, read_head
 from .heads.watch import HeadWatch
 from .models.architectures import (
     architecture_of,
@@ -552,6 +552,7 @@ def read_model(
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
+            A draft head among a whole model's tensors, as in Medusa-2's, is left out.
         to_run: whether the model is going to be run. If so, a model of an untested architecture
             must pass ``check_tree``, which reads all of its weights.
         model_config: fields that replace those of ``config.json``.
@@ -567,7 +568,9 @@ def read_model(
     own = read_json(directory / "config.json")
     changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
     fields = {**changes, **explicit_fields(config)}
-    weight_files(directory)
+    names = model_headers(weight_files(directory))
+    has_head = any(name.startswith(WITHIN_MODEL) for name in names)
+    classes = _classes_without_head if has_head else model_classes
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):
         said = read_json(generation)
@@ -577,8 +580,10 @@ def read_model(
             raise UserError(f"{generation}: {error}") from None
     try:
         model, full_config = load_model(
-            directory, lazy=True, model_config=fields, get_model_classes=model_classes
+            directory, lazy=True, model_config=fields, get_model_classes=classes
         )
+        if has_head:
+            model.__class__ = model_classes(config)[0]  # whose module says what model it is
     except Exception as error:  # a wrong field may raise any error in mlx-lm
         path = directory / "config.json"
         raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
@@ -589,6 +594,19 @@ def read_model(
         except UserError as error:
             raise UserError(f"{directory / 'config.json'}: {error}") from None
     return model, full_config
+
+
+def _classes_without_head(config: dict[str, Any]) -> tuple[type, type]:
+    """Find a model's classes as ``model_classes``; the model leaves out a draft head's tensors."""
+    model_class: Any
+    model_class, args_class = model_classes(config)
+
+    class WithoutHead(model_class):
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            own = {n: a for n, a in weights.items() if not n.startswith(WITHIN_MODEL)}
+            return super().sanitize(own) if hasattr(model_class, "sanitize") else own
+
+    return WithoutHead, args_class
 
 
 def read_tokenizer(

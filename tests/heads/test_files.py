@@ -1,6 +1,7 @@
 """Draft heads from their files: converted, mounted, and refused with one sentence."""
 
 import json
+import shutil
 
 import mlx.core as mx
 import numpy as np
@@ -54,15 +55,27 @@ def test_torchs_files_are_converted_and_generate_mounts_them(base, tensors, tmp_
     assert "the medusa head and lookup" in drafted.stderr
 
 
-def test_a_whole_models_head_is_taken_out(base, tensors, tmp_path):
-    whole = {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}
-    source = write(tmp_path / "whole", {**whole, "model.norm.weight": np.ones(HIDDEN, np.float32)})
+def test_a_whole_model_and_its_head_are_taken_apart(base, tensors, tmp_path):
+    """Medusa-2 has trained the model too: the head's base is this one."""
+    head_tensors = {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}
+    own = mx.load(str(base / "model.safetensors"))
+    source = shutil.copytree(base, tmp_path / "whole")
+    mx.save_safetensors(
+        str(source / "model.safetensors"), own | {n: mx.array(a) for n, a in head_tensors.items()}
+    )
     line = refusal(run("generate", "--model", base, "-p", "a", "--draft-head", source))
     assert "is a whole model with a head in it" in line
-    target = tmp_path / "head"
-    run("convert", "--model", base, "--draft-head", source, "--mlx-path", target)
-    assert mx.load(str(target / "model.safetensors")).keys() == whole.keys()
-    assert load(base, draft_head=target)[0].head.config.num_streams == 3
+    model, head = tmp_path / "model", tmp_path / "head"
+    run("convert", "--model", source, "--mlx-path", model)
+    run("convert", "--model", source, "--draft-head", source, "--mlx-path", head)
+    assert mx.load(str(head / "model.safetensors")).keys() == head_tensors.keys()
+    found = mx.load(str(model / "model.safetensors"))
+    assert found.keys() == own.keys()
+    assert all(mx.array_equal(found[name], own[name]) for name in own)
+    for target in (model, source):
+        loaded, _ = load(target, draft_head=head)
+        assert loaded.head.config.num_streams == 3
+        assert type(loaded.model) is type(load(base)[0].model)
 
 
 def without(name):
