@@ -36,23 +36,23 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import typer
 
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
-from specstream_mlx.options.kinds import PART_OF_NAME, one_of
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer, one_of
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.terminal.commands import of_kind
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 
 from .invented import invented
-from .report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import (
     MLX_LM,
     ONE_TOKEN,
@@ -68,20 +68,20 @@ from .speedup import check_texts, randomize
 from .texts import (
     INSTRUCTIONS,
     MODES,
+    ORIGIN,
     PROSE,
+    TASKS,
     TYPED,
-    Chosen,
-    Items,
-    Modes,
-    MostTokens,
-    Tasks,
     Text,
     Texts,
+    TextSet,
     adapter_of,
     exact_match,
+    most_tokens,
     names_in,
     rouge_l,
     task_items,
+    texts_a_task,
 )
 
 EARLY = 16
@@ -326,24 +326,21 @@ def over_mlx_lm(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-@one_line_errors
 def main(
-    texts: Chosen = "test",
-    items: Items = 100,
-    timed: Annotated[int, typer.Option(help="Texts of a task that are timed.", min=0)] = 12,
-    rounds: Annotated[int, typer.Option(help="Runs of each timed text.", min=1)] = 5,
-    only: Tasks = "",
-    modes: Modes = "",
-    max_tokens: MostTokens = 160,
-    bits: Annotated[
-        int | None, of_kind(one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both.")
-    ] = None,
-    random_streams: Annotated[
-        bool, typer.Option("--random-streams", help="Streams that nobody has trained.")
-    ] = False,
-    label: Annotated[str, of_kind(PART_OF_NAME, "Part of the result files' name.", "--name")] = "",
-    show: Annotated[bool, typer.Option("--show", help="Print the answers, too.")] = False,
-    output: Output = RESULTS,
+    texts: TextSet = ORIGIN,
+    items: int = texts_a_task(100),
+    timed: int = option(12, integer(0), "Texts of a task that are timed."),
+    rounds: int = option(5, integer(1), "Runs of each timed text."),
+    only: str = TASKS,
+    modes: str = option("", TEXT, "lossless, shared; default: both."),
+    max_tokens: int = most_tokens(160),
+    bits: int | None = option(
+        None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both."
+    ),
+    random_streams: bool = option(False, FLAG, "Streams that nobody has trained."),
+    label: str = option("", PART_OF_NAME, "Part of the result files' name.", "--name"),
+    show: bool = option(False, FLAG, "Print the answers, too."),
+    output: Path = OUTPUT,
 ) -> None:
     """Score the demonstration model's answers to typed texts, and its drafts."""
     chosen = names_in(only, [*INSTRUCTIONS, PROSE], "task")
@@ -374,4 +371,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

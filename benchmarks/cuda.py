@@ -21,23 +21,25 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-import typer
 from mlx_lm.generate import generate_step
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import TEXT, choice, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .own_process import in_own_process
 from .random_llama import Size, random_llama, with_streams
-from .report import RESULTS, Output, commit, measured_on, table, write_report
+from .report import OUTPUT, commit, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways
 from .step_cost import with_adapters
 from .texts import Texts
@@ -244,15 +246,14 @@ def markdown(
     return [*lines, *table(COLUMNS, rows)]
 
 
-@one_line_errors
 def main(
-    where: Annotated[Where, typer.Option("--device", help="cpu: a dry run.")] = "gpu",
-    models: Annotated[
-        str, typer.Option(help="demonstration, and sizes of random Llamas.")
-    ] = f"{DEMONSTRATION},16x2048",
-    tests: Annotated[str, typer.Option(help="Arguments of pytest, or nothing.")] = "tests",
-    steps: Annotated[int, typer.Option(help="Steps of each method that are timed.", min=1)] = 40,
-    output: Output = RESULTS,
+    where: Where = option("gpu", choice("gpu", "cpu"), "cpu: a dry run.", "--device"),
+    models: str = option(
+        f"{DEMONSTRATION},16x2048", TEXT, "demonstration, and sizes of random Llamas."
+    ),
+    tests: str = option("tests", TEXT, "Arguments of pytest, or nothing."),
+    steps: int = option(40, integer(1), "Steps of each method that are timed."),
+    output: Path = OUTPUT,
 ) -> None:
     """Run the suite and time steps on MLX's CUDA backend."""
     names = [name for name in models.split(",") if name]
@@ -280,4 +281,4 @@ def _gpu_name(where: Where) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -17,16 +17,17 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Annotated, Any
-
-import typer
+from pathlib import Path
+from typing import Any
 
 from specstream_mlx import demonstration
 from specstream_mlx.hardware import device
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 
 WAYS = {
     "specstream-mlx writing-tools": (["writing-tools", "--no-browser"], "base:proofread"),
@@ -108,9 +109,9 @@ def _first_token(port: int, model: str) -> None:
     raise RuntimeError(f"status {reply.status} and no text")
 
 
-@one_line_errors
 def main(
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 5, output: Output = RESULTS
+    runs: int = option(5, integer(1), "Runs of each."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure how soon the server and the page write."""
     demonstration.base_path()
@@ -138,4 +139,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

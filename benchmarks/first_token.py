@@ -15,16 +15,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from specstream_mlx import demonstration
 from specstream_mlx.hardware import device
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 
 OURS, MLX_LM = "specstream-mlx generate", "mlx_lm generate"
 _MODULES = {OURS: ["specstream_mlx", "generate"], MLX_LM: ["mlx_lm", "generate"]}
@@ -66,14 +66,15 @@ def seconds_to_text(way: str, model: Path, prompt: str) -> float:
     return seconds
 
 
-@one_line_errors
 def main(
-    model: Annotated[Path | None, typer.Option(help="Default: the demonstration model.")] = None,
-    prompt: Annotated[str, typer.Option(help="What both are asked.")] = (
-        "Proofread this message.\nHi Ana, can you sned me the reports on monday"
+    model: Path | None = option(None, PATH, "Default: the demonstration model."),
+    prompt: str = option(
+        "Proofread this message.\nHi Ana, can you sned me the reports on monday",
+        TEXT,
+        "What both are asked.",
     ),
-    runs: Annotated[int, typer.Option(help="Runs of each, after one that does not count.")] = 8,
-    output: Output = RESULTS,
+    runs: int = option(8, integer(1), "Runs of each, after one that does not count."),
+    output: Path = OUTPUT,
 ) -> None:
     """Compare the time to the first text of a first generate with mlx_lm's."""
     path = model or demonstration.base_path()
@@ -104,4 +105,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -15,21 +15,23 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.core as mx
-import typer
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from specstream_mlx import PromptCache, SpeculativeModel
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .own_process import in_own_process
 from .random_llama import random_llama, untrained_streams
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, fixed_ways
 from .step_graphs import plain_graph, step_graph
 
@@ -135,11 +137,11 @@ def markdown(
 
 
 def main(
-    contexts: Annotated[str, typer.Option(help="Prompt lengths.")] = "2048,8192,32768",
-    tokens: Annotated[int, typer.Option(help="Steps to decode.")] = 64,
-    chunk: Annotated[int, typer.Option(help="Prompt tokens per pass.")] = 512,
-    output: Output = RESULTS,
-    timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
+    contexts: str = option("2048,8192,32768", TEXT, "Prompt lengths."),
+    tokens: int = option(64, integer(1), "Steps to decode."),
+    chunk: int = option(512, integer(1), "Prompt tokens per pass."),
+    output: Path = OUTPUT,
+    timing: bool = option(True, FLAG, "Time nothing: the machine is busy."),
 ) -> None:
     """Measure memory and speed by context."""
     rows = []
@@ -153,4 +155,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

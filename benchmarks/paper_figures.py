@@ -23,12 +23,24 @@ from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx import DraftSettings, UserError, demonstration
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved
-from .texts import MODES, Chosen, Items, MostTokens, Texts, adapter_of, chosen_tasks, score
+from .texts import (
+    MODES,
+    ORIGIN,
+    Texts,
+    TextSet,
+    adapter_of,
+    chosen_tasks,
+    most_tokens,
+    score,
+    texts_a_task,
+)
 
 GAMMAS = WIDTHS = (1, 2, 3, 4)
 
@@ -128,20 +140,17 @@ def find_adapters(directory: Path | None) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-@one_line_errors
 def main(
     figure: Annotated[
         Literal["streams", "msa-layers"], typer.Argument(help="What is changed.")
     ] = "streams",
-    adapters: Annotated[
-        Path | None, typer.Option(help="Directory with ns1, ns2, .. for msa-layers.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="Whose texts full trees are drafted for.")] = "sql",
-    origin: Chosen = "test",
-    items: Items = 6,
-    max_tokens: MostTokens = 96,
-    max_nodes: Annotated[int, typer.Option(help="Nodes that pruning keeps.", min=2)] = 8,
-    output: Output = RESULTS,
+    adapters: Path | None = option(None, PATH, "Directory with ns1, ns2, .. for msa-layers."),
+    task: str = option("sql", TEXT, "Whose texts full trees are drafted for."),
+    origin: TextSet = ORIGIN,
+    items: int = texts_a_task(6),
+    max_tokens: int = most_tokens(96),
+    max_nodes: int = option(8, integer(2), "Nodes that pruning keeps."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure what the shape of a tree, or the number of MSA layers, brings."""
     (task,) = chosen_tasks(task)
@@ -165,4 +174,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

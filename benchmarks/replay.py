@@ -11,14 +11,14 @@ stream and each stream are right, and the loss.
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import load
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.items import Batches
@@ -63,16 +63,15 @@ def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[
     return asdict(found) | {"texts": len(items)}
 
 
-@one_line_errors
 def main(
-    model: Annotated[Path, typer.Option(help="Directory of the base, in MLX format.")],
-    adapter_path: Annotated[Path, typer.Option(help="Directory of an adapter with streams.")],
-    data: Annotated[Path, typer.Option(help="JSONL of prompts and the base's answers.")],
-    max_seq_length: Annotated[int, typer.Option(help="Longer texts are left out.")] = 512,
+    model: Path = option(..., PATH, "Directory of the base, in MLX format."),
+    adapter_path: Path = option(..., PATH, "Directory of an adapter with streams."),
+    data: Path = option(..., PATH, "JSONL of prompts and the base's answers."),
+    max_seq_length: int = option(512, integer(1), "Longer texts are left out."),
 ) -> None:
     """Print what an adapter's drafts would be on text that its base wrote."""
     print(json.dumps(replay(model, adapter_path, data, max_seq_length)))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -6,17 +6,17 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from specstream_mlx import UserError
 from specstream_mlx.checked_files import read_json_lines
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH
 from specstream_mlx.staging import append, staged_file
 
 RESULTS = Path("benchmarks/results")
 
-Output = Annotated[Path, typer.Option(help="Directory of the result files.")]
+OUTPUT = option(RESULTS, PATH, "Directory of the result files.")
 """``--output``."""
 
 

@@ -20,25 +20,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 import uvicorn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import bundled, demonstration, keyed_sampler, load, stream_generate
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import POSITIVE, integer
 from specstream_mlx.prompts import in_template
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.run import listening
 from specstream_mlx.serve.service import Service
 from specstream_mlx.serve.worker import Worker
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, write_report
+from .report import OUTPUT, machine_suffix, measured_on, write_report
 
 PROMPTS = (
     "Hi Ana, can you sned me the reports on monday? we needs them for the meeting.",
@@ -240,12 +241,11 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@one_line_errors
 def main(
-    seconds: Annotated[float, typer.Option(help="Time of the load.")] = 300.0,
-    clients: Annotated[int, typer.Option(help="Clients at a time.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text.")] = 48,
-    output: Output = RESULTS,
+    seconds: float = option(300.0, POSITIVE, "Time of the load."),
+    clients: int = option(16, integer(1), "Clients at a time."),
+    max_tokens: int = option(48, integer(1), "Tokens of a text."),
+    output: Path = OUTPUT,
 ) -> None:
     """Press on a server with clients that come and go, and compare all their texts."""
     base, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
@@ -274,4 +274,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -11,21 +11,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import UserError, batch_generate, bundled, demonstration, load
 from specstream_mlx.batch import BatchResponse
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, write_report
+from .report import OUTPUT, machine_suffix, measured_on, write_report
 
-TEXT = (
+MESSAGE = (
     "hi ana, can you send me the sales report for march? we needs it on friday, and i has not seen "
     "it yet. thanks, ben"
 )
@@ -90,13 +91,12 @@ def measure(
     )
 
 
-@one_line_errors
 def main(
-    text: Annotated[str, typer.Option(help="What all adapters are given.")] = TEXT,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs, behind those that do not count.")] = 5,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text at most.")] = 64,
-    counts: Annotated[bool, typer.Option("--counts", help="Count passes, time nothing.")] = False,
-    output: Output = RESULTS,
+    text: str = option(MESSAGE, TEXT, "What all adapters are given."),
+    pairs: int = option(5, integer(1), "Pairs, behind those that do not count."),
+    max_tokens: int = option(64, integer(2), "Tokens of a text at most."),
+    counts: bool = option(False, FLAG, "Count passes, time nothing."),
+    output: Path = OUTPUT,
 ) -> None:
     """Write a text with all bundled adapters at once and in turn."""
     model, tokenizer = load(demonstration.base_path())
@@ -136,4 +136,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -27,20 +27,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.hardware import device
 from specstream_mlx.loop import Request, decode
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG, PATH, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Mounted, fixed_ways, interleaved
 from .step_graphs import SHAPES, report
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
@@ -155,38 +156,29 @@ def check_both(model: Path | None, streams: Path | None) -> None:
         raise UserError("found one of --model and --streams, expected both or none")
 
 
-@one_line_errors
 def main(
-    adapter: Annotated[
-        str | None,
-        typer.Option(help="Shared: a bundled adapter's name, or a directory; sql without --model."),
-    ] = None,
-    model_path: Annotated[
-        Path | None, typer.Option("--model", help="MLX model directory; the demonstration model.")
-    ] = None,
-    streams: Annotated[
-        Path | None, typer.Option(help="Lossless streams of --model; the bundled ones.")
-    ] = None,
-    random: Annotated[
-        str | None,
-        typer.Option(
-            "--random-llama",
-            metavar="LAYERSxHIDDEN",
-            help="Instead of these a Llama with random weights, such as 8x1024.",
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(help="Tokens of the random Llama. Default: the model's."),
-    ] = None,
-    items: Annotated[int, typer.Option(help="Prompts per method.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Steps per prompt.", min=4)] = 24,
-    graphs: Annotated[
-        bool,
-        typer.Option("--graphs", help="Only: host time, operations and bytes of three models."),
-    ] = False,
-    timing: Annotated[bool, typer.Option(help="With --graphs: time the host.")] = True,
-    output: Output = RESULTS,
+    adapter: str | None = option(
+        None, TEXT, "Shared: a bundled adapter's name, or a directory; sql without --model."
+    ),
+    model_path: Path | None = option(
+        None, PATH, "MLX model directory; the demonstration model.", "--model"
+    ),
+    streams: Path | None = option(None, PATH, "Lossless streams of --model; the bundled ones."),
+    random: str | None = option(
+        None,
+        TEXT,
+        "Instead of these a Llama with random weights, such as 8x1024.",
+        "--random-llama",
+        metavar="LAYERSxHIDDEN",
+    ),
+    vocabulary: int | None = option(
+        None, integer(1), "Tokens of the random Llama. Default: the model's."
+    ),
+    items: int = option(4, integer(1), "Prompts per method."),
+    steps: int = option(24, integer(4), "Steps per prompt."),
+    graphs: bool = option(False, FLAG, "Only: host time, operations and bytes of three models."),
+    timing: bool = option(True, FLAG, "With --graphs: time nothing."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure a step against the bare forwards of the same rows."""
     if graphs:
@@ -226,4 +218,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -18,9 +18,8 @@ same text.
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
-
-import typer
+from pathlib import Path
+from typing import Any
 
 from specstream_mlx import DraftSettings, demonstration, keyed_sampler
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS
@@ -28,12 +27,24 @@ from specstream_mlx.engine.sampling import KeyedSampler
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import POSITIVE, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
-from .texts import MODES, Chosen, Items, MostTokens, Tasks, Texts, adapter_of, chosen_tasks
+from .texts import (
+    MODES,
+    ORIGIN,
+    TASKS,
+    Texts,
+    TextSet,
+    adapter_of,
+    chosen_tasks,
+    most_tokens,
+    texts_a_task,
+)
 
 
 class StreamsAlone(KeyedRule):
@@ -135,17 +146,16 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
     return [about, "", *table(COLUMNS, [*means(rows), *rows])]
 
 
-@one_line_errors
 def main(
-    temp: Annotated[
-        list[float] | None, typer.Option(help="A temperature above 0; may be given several times.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(help="Tokens that are drawn from; 0: all.", min=0)] = 0,
-    only: Tasks = "",
-    origin: Chosen = "test",
-    items: Items = 4,
-    max_tokens: MostTokens = 96,
-    output: Output = RESULTS,
+    temp: list[float] | None = option(
+        None, POSITIVE, "A temperature above 0; may be given several times."
+    ),
+    top_k: int = option(0, integer(0), "Tokens that are drawn from; 0: all."),
+    only: str = TASKS,
+    origin: TextSet = ORIGIN,
+    items: int = texts_a_task(4),
+    max_tokens: int = most_tokens(96),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the demonstration model.
 
@@ -166,4 +176,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

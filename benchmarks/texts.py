@@ -8,12 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, get_args
 
-import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import SpeculativeModel, UserError, bundled
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import TEXT, choice, integer
 from specstream_mlx.prompts import chat_prompt, check_prompt
 
 MODES = ("lossless", "shared")
@@ -28,20 +29,21 @@ PROSE, PROSE_ADAPTER = "prose", "friendly"
 
 TextSet = Literal["test", "dev"]
 
-Tasks = Annotated[str, typer.Option("--tasks", help="Comma-separated; default: all.")]
-"""``--tasks``, see ``chosen_tasks``."""
-
-Items = Annotated[int, typer.Option(help="Texts of a task at most.", min=1)]
-"""``--items``, the ``count`` of ``Texts``."""
-
-MostTokens = Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)]
-"""``--max-tokens``."""
-
-Chosen = Annotated[TextSet, typer.Option("--texts", help="Which texts are decoded.")]
+ORIGIN = option("test", choice(*get_args(TextSet)), "Which texts are decoded.", "--texts")
 """``--texts``, the ``origin`` of ``Texts``."""
 
-Modes = Annotated[str, typer.Option(help="lossless, shared; default: both.")]
-"""``--modes``, to be read by ``names_in``."""
+TASKS = option("", TEXT, "Comma-separated; default: all.", "--tasks")
+"""``--tasks``, see ``chosen_tasks``."""
+
+
+def texts_a_task(default: int) -> Any:
+    """Make the option ``--items``, the ``count`` of ``Texts``."""
+    return option(default, integer(1), "Texts of a task at most.")
+
+
+def most_tokens(default: int) -> Any:
+    """Make the option ``--max-tokens``."""
+    return option(default, integer(2), "Tokens of a text at most.")
 
 
 @dataclass(frozen=True)

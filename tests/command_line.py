@@ -1,12 +1,18 @@
-"""Runs the command line in this process."""
+"""Runs the command line, and modules that are programs, in this process."""
 
 from typer.testing import CliRunner
 
 from specstream_mlx.cli import app
+from specstream_mlx.terminal.commands import program
 
 
 def run(*args, stdin=None):
     return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+
+
+def run_program(main, *args):
+    result = CliRunner().invoke(program(main), [str(a) for a in args])
+    assert result.exit_code == 0, result.output
 
 
 def generate(base, *args, prompt="hello there", **kwargs):

@@ -18,18 +18,19 @@ from specstream_mlx.convert.to_mlx import base as base_conversion
 from tiny_models import tiny_llama_directory
 from tiny_training import data_directory
 from torch_tiny import tiny_completions
-from typer import Typer
 from typer.testing import CliRunner, Result
 
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.train import checkpoint as train_checkpoint
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.run import run_directory
 
 _FORKS = """
 import os, sys
-import mlx_lm, specstream_mlx.convert.to_mlx.base, specstream_mlx.loop, typer
+import mlx_lm, specstream_mlx.convert.to_mlx.base, specstream_mlx.loop
 from specstream_mlx.cli import main
 from specstream_mlx.convert.pytorch.trainer import main as train
+from specstream_mlx.terminal.commands import program
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -39,7 +40,7 @@ for line in sys.stdin:
         for path, number in ((os.devnull, 0), (os.devnull, 1), (errors, 2)):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         sys.argv[1:] = values
-        typer.run(train) if command == "trainer" else main()
+        program(train)() if command == "trainer" else main()
     print(pid, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
@@ -224,9 +225,7 @@ def in_this_process(command: str, work: Path, target: Path) -> Result:
     _, *values = arguments(command, work, target)
     if command != "trainer":
         return run(*values)
-    app = Typer()
-    app.command()(trainer.main)
-    return CliRunner().invoke(app, values)
+    return CliRunner().invoke(program(trainer.main), values)
 
 
 def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):

@@ -13,18 +13,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, is_number, shown
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import RESULTS, Output, table, write_text
-from ..texts import Chosen, Items, Tasks, Texts, adapter_of, chosen_tasks
+from ..report import OUTPUT, table, write_text
+from ..texts import ORIGIN, TASKS, Texts, TextSet, adapter_of, chosen_tasks, texts_a_task
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -114,12 +113,11 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) ->
     ]
 
 
-@one_line_errors
 def main(
-    origin: Chosen = "test",
-    items: Items = 8,
-    only: Tasks = "",
-    output: Output = RESULTS,
+    origin: TextSet = ORIGIN,
+    items: int = texts_a_task(8),
+    only: str = TASKS,
+    output: Path = OUTPUT,
 ) -> None:
     """Measure acceptance by depth and rank on the demonstration model."""
     chosen, texts = chosen_tasks(only), Texts(origin, items)
@@ -138,4 +136,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

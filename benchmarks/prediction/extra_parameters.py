@@ -14,10 +14,9 @@ out: shared mode needs it, and so would the application without drafts.
 """
 
 from math import prod
+from pathlib import Path
 
-import typer
-
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.stream_settings import (
     ADAPTER_RANK,
     HEAD_RANK,
@@ -25,7 +24,7 @@ from specstream_mlx.train.stream_settings import (
     StreamSettings,
 )
 
-from ..report import RESULTS, Output, table, write_report
+from ..report import OUTPUT, table, write_report
 from .metal_cost import Shape
 from .simulation import MODELS, MSA_LAYERS
 
@@ -66,9 +65,8 @@ COLUMNS = {
 }
 
 
-@one_line_errors
 def main(
-    output: Output = RESULTS,
+    output: Path = OUTPUT,
 ) -> None:
     """Count the parameters that drafting adds to Llamas of 1, 3 and 8 B."""
     rows = [
@@ -93,4 +91,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

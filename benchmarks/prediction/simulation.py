@@ -18,20 +18,18 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import typer
 
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import choice, integer
-from specstream_mlx.terminal.commands import grouped
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.kinds import FLAG, PATH, choice, integer
+from specstream_mlx.terminal.commands import program
 
-from ..report import RESULTS, Output, table, write_report
+from ..report import OUTPUT, RESULTS, table, write_report
 from . import metal_cost
 from .acceptance_table import AcceptanceTable, table_file
 from .apple_machines import CHIPS, Chip
@@ -365,17 +363,15 @@ def file_name(tree: Path | None, mode: Mode, setting: Setting) -> str:
     return "-".join(parts)
 
 
-@one_line_errors
-@grouped()
 def main(
     *,
-    tree: Annotated[
-        Path | None, typer.Option(help="Acceptance table; the demonstration model's.")
-    ] = None,
-    mode: Annotated[Mode, typer.Option(help="What streams --tree was measured on.")] = "lossless",
+    tree: Path | None = option(None, PATH, "Acceptance table; the demonstration model's."),
+    mode: Mode = option(
+        "lossless", choice("lossless", "shared"), "What streams --tree was measured on."
+    ),
     setting: Setting,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
-    output: Output = RESULTS,
+    as_json: bool = option(False, FLAG, "Print JSON, not tables.", "--json"),
+    output: Path = OUTPUT,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)
@@ -404,4 +400,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -19,11 +19,11 @@ tokens/s for Qwen3-4B in 4 bits on an M4 Max, 0.7 of it
 writes its answers is not in it, nor is validation.
 """
 
-import typer
+from pathlib import Path
 
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 
-from ..report import RESULTS, Output, table, write_report
+from ..report import OUTPUT, table, write_report
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Shape
 from .simulation import MODELS, MSA_LAYERS
@@ -63,8 +63,7 @@ def hours(model: Shape, chip: Chip, tokens: float) -> float:
     return tokens * sum(operations(model).values()) / rate / 3600
 
 
-@one_line_errors
-def main(output: Output = RESULTS) -> None:
+def main(output: Path = OUTPUT) -> None:
     """Predict the hours that lossless streams train on M1 to M5."""
     runs = [(model, millions) for model in TRAINED for millions in MILLIONS]
     columns = {"prediction": "{chip}"} | {
@@ -89,4 +88,4 @@ def main(output: Output = RESULTS) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import typer
@@ -24,6 +24,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import choice, integer
+from specstream_mlx.terminal.commands import program
+
 from ..own_process import in_own_process, peak_bytes
 
 GIB = 1 << 30
@@ -34,7 +38,7 @@ SHAPES = {  # hidden_size, layers, heads, MLP; 1.1B is TinyLlama's
     "1.1B": (2048, 22, 32, 5632),
 }
 
-Size = Annotated[Literal["20M", "100M", "200M", "1.1B"], typer.Option(help="Parameters.")]
+SIZE = option("1.1B", choice(*SHAPES), "Parameters.")
 """``--size``, a key of ``SHAPES``."""
 
 
@@ -97,12 +101,12 @@ def convert_measured(source: str, target: str, bits: int | None) -> dict[str, fl
 
 
 def main(
-    size: Size = "1.1B",
-    bits: Annotated[Literal["4", "8"] | None, typer.Option(help="Quantize to so many.")] = None,
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the made weights.")
-    ] = "bfloat16",
-    file_mb: Annotated[int, typer.Option(help="Largest file, MB.")] = 1000,
+    size: str = SIZE,
+    bits: Literal["4", "8"] | None = option(None, choice("4", "8"), "Quantize to so many."),
+    dtype: Literal["bfloat16", "float16", "float32"] = option(
+        "bfloat16", choice("bfloat16", "float16", "float32"), "Of the made weights."
+    ),
+    file_mb: int = option(1000, integer(1), "Largest file, MB."),
 ) -> None:
     """Measure the peak memory of a conversion."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -120,4 +124,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.nn as nn
 import numpy as np
-import typer
 from specstream_mlx.convert.to_coreml import vectors
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoded import decoded_model, decoded_streams
@@ -48,11 +47,13 @@ from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.loop import Request, Step, prefill, steps
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, TEXT, integer
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import RESULTS, Kept, Output, commit, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, Kept, commit, machine_suffix, measured_on, table, write_report
 from ..texts import INSTRUCTIONS, names_in, task_items
 
 FORMS = {"int4": 4, "int8": 8, "fp16": None}
@@ -282,13 +283,12 @@ def _summed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return values
 
 
-@one_line_errors
 def main(
-    work: Annotated[Path, typer.Option(help="Directory of packages and of what is done.")],
-    texts: Annotated[int, typer.Option(help="Of each adapter.", min=1)] = 50,
-    forms: Annotated[str, typer.Option(help="Of the weights, with commas.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Of a text.", min=1)] = 64,
-    output: Output = RESULTS,
+    work: Path = option(..., PATH, "Directory of packages and of what is done."),
+    texts: int = option(50, integer(1), "Of each adapter."),
+    forms: str = option("", TEXT, "Of the weights, with commas."),
+    max_tokens: int = option(64, integer(1), "Of a text."),
+    output: Path = OUTPUT,
 ) -> None:
     """Compare packages of the demonstration model with the engine (resumable)."""
     chosen = names_in(forms, list(FORMS), "form")
@@ -310,4 +310,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

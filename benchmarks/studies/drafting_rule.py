@@ -17,10 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
-
-import typer
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.drafting import constants, settings
@@ -35,13 +34,13 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.stream_config import StreamConfig
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..answers import FAR
-from ..report import RESULTS, Output, measured_on, table, write_report
+from ..report import OUTPUT, measured_on, table, write_report
 from ..runner import Base, measure_costs
-from ..texts import INSTRUCTIONS, MODES, PROSE, Items, MostTokens, Texts, adapter_of
+from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, most_tokens, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
@@ -213,11 +212,10 @@ def rates_of(
     return {key: (geometric_mean(some), min(far[key], default=None)) for key, some in means.items()}
 
 
-@one_line_errors
 def main(
-    items: Items = 12,
-    max_tokens: MostTokens = 64,
-    output: Output = RESULTS,
+    items: int = texts_a_task(12),
+    max_tokens: int = most_tokens(64),
+    output: Path = OUTPUT,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""
     from specstream_mlx import demonstration
@@ -274,4 +272,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

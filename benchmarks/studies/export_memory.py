@@ -12,16 +12,18 @@ the bound.
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import Quantization
 
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import progress
 
 from ..own_process import in_own_process, peak_bytes
-from .convert_memory import Size, make_model
+from .convert_memory import SIZE, make_model
 
 BOUND = 3.0
 FILE_BYTES = 1_000_000_000
@@ -47,8 +49,8 @@ def export_measured(base: str, output: str, context: int) -> dict[str, float]:
 
 
 def main(
-    size: Size = "1.1B",
-    context: Annotated[int, typer.Option(help="Tokens of prompt and text.")] = 2048,
+    size: str = SIZE,
+    context: int = option(2048, integer(1), "Tokens of prompt and text."),
 ) -> None:
     """Measure the peak memory of an export in 4 bits."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,4 +71,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -8,20 +8,22 @@ peak resident memory above what it held before the first step.
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from specstream_mlx.convert.pytorch.losses import Batch, n_gram_loss
 from specstream_mlx.convert.pytorch.trainer import build_model
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
 from specstream_mlx.hardware import device
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import default_alphas
 
 from ..own_process import in_own_process, peak_bytes
-from ..report import RESULTS, Output, table, write_report
+from ..report import OUTPUT, table, write_report
 
 
 def one_step(
@@ -70,12 +72,12 @@ def markdown(
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of a base.")],
-    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 64,
-    completion: Annotated[int, typer.Option(help="Completion tokens.")] = 512,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 4,
-    segments: Annotated[str, typer.Option(help="Numbers of segments.")] = "1,2,4,8,16",
-    output: Output = RESULTS,
+    model: Path = option(..., PATH, "Hugging Face directory of a base."),
+    prompt: int = option(64, integer(1), "Prompt tokens."),
+    completion: int = option(512, integer(1), "Completion tokens."),
+    batch: int = option(4, integer(1), "Sequences."),
+    segments: str = option("1,2,4,8,16", TEXT, "Numbers of segments."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure a training step's memory by number of segments."""
     sizes = (model, prompt, completion, batch)
@@ -89,4 +91,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

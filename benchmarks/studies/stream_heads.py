@@ -10,18 +10,19 @@ once for all streams, and a draft vocabulary has fewer rows to read. All kinds t
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import typer
+from pathlib import Path
+from typing import Any
 
 from specstream_mlx import DraftSettings
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import TEXT, integer
+from specstream_mlx.terminal.commands import program
 
 from ..random_llama import Size, random_llama, untrained_streams
-from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, machine_suffix, measured_on, table, write_report
 from ..timed_steps import filled_caches, step_milliseconds
 
 MAIN_ROWS, STREAMS, MSA_LAYERS, CONTEXT, RANK, WIDTH = 5, 4, 2, 128, 128, 4
@@ -52,17 +53,12 @@ def streams_of(config: Mapping[str, Any], head: str, draft_vocabulary: int) -> S
     )
 
 
-@one_line_errors
 def main(
-    llama: Annotated[
-        str, typer.Option("--random-llama", metavar="LAYERSxHIDDEN", help="Its size.")
-    ] = "8x1024",
-    vocabulary: Annotated[int, typer.Option(help="Tokens of the model.", min=256)] = 128_256,
-    draft_vocabulary: Annotated[
-        int, typer.Option(help="Tokens of the smaller draft vocabulary.", min=256)
-    ] = 32_768,
-    runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
-    output: Output = RESULTS,
+    llama: str = option("8x1024", TEXT, "Its size.", "--random-llama", metavar="LAYERSxHIDDEN"),
+    vocabulary: int = option(128_256, integer(256), "Tokens of the model."),
+    draft_vocabulary: int = option(32_768, integer(256), "Tokens of the smaller draft vocabulary."),
+    runs: int = option(25, integer(1), "Timed steps of each kind."),
+    output: Path = OUTPUT,
 ) -> None:
     """Time a step with each kind of stream head."""
     size = Size.parse(llama)
@@ -95,4 +91,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -30,12 +29,14 @@ from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, 
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG, PATH, TEXT, choice, integer
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..random_llama import random_llama, untrained_streams
-from ..report import RESULTS, Output, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, machine_suffix, measured_on, table, write_report
 from ..step_cost import check_both
 from ..texts import INSTRUCTIONS, TextSet, task_items
 from ..timed_steps import filled_caches, step_milliseconds
@@ -235,22 +236,19 @@ def contexts_in(text: str, keys: int) -> list[int]:
     return [int(part) for part in found]
 
 
-@one_line_errors
 def main(
-    contexts: Annotated[str, typer.Option(help="Tokens.")] = "256,1024,2048,8192,32768",
-    keys: Annotated[int, typer.Option(help="p, the keys a stream attends to.", min=1)] = 64,
-    model_path: Annotated[
-        Path | None, typer.Option("--model", help="MLX model directory; the demonstration model.")
-    ] = None,
-    streams: Annotated[
-        Path | None, typer.Option(help="Lossless streams; the bundled ones.")
-    ] = None,
-    texts: Annotated[TextSet, typer.Option(help="Where the prompts are from.")] = "dev",
-    items: Annotated[int, typer.Option(help="Prompts of a task.", min=1)] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", min=8)] = 48,
-    runs: Annotated[int, typer.Option(help="Timed steps of each kind.", min=1)] = 25,
-    timing: Annotated[bool, typer.Option(help="Whether the machine is quiet enough.")] = True,
-    output: Output = RESULTS,
+    contexts: str = option("256,1024,2048,8192,32768", TEXT, "Tokens."),
+    keys: int = option(64, integer(1), "p, the keys a stream attends to."),
+    model_path: Path | None = option(
+        None, PATH, "MLX model directory; the demonstration model.", "--model"
+    ),
+    streams: Path | None = option(None, PATH, "Lossless streams; the bundled ones."),
+    texts: TextSet = option("dev", choice("test", "dev"), "Where the prompts are from."),
+    items: int = option(4, integer(1), "Prompts of a task."),
+    max_tokens: int = option(48, integer(8), "Tokens of a text at most."),
+    runs: int = option(25, integer(1), "Timed steps of each kind."),
+    timing: bool = option(True, FLAG, "Time nothing: the machine is busy."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure what top-p key selection saves and costs."""
     if model_path is not None:
@@ -285,4 +283,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

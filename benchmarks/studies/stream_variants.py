@@ -27,12 +27,15 @@ from transformers import AutoTokenizer
 
 from specstream_mlx import UserError
 from specstream_mlx.hardware import device
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, each, integer
 from specstream_mlx.staging import staged_file
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 
+_FILES = each("a list of files", lambda value: isinstance(value, Path))
 COLUMNS = {
     "streams": "{variant}",
     "held-out text": "{text}",
@@ -96,22 +99,21 @@ def one_variant(settings: TrainSettings, valid: list[Path], name: str) -> list[d
     return rows
 
 
-@one_line_errors
 def main(
     variants: Annotated[list[str], typer.Argument(help="NAME or NAME:setting=value,..")],
-    model: Annotated[Path, typer.Option(help="Directory of a base that PyTorch reads.")],
-    data: Annotated[Path, typer.Option(help="JSONL of prompts and the base's answers.")],
-    valid: Annotated[list[Path], typer.Option(help="The same, held out; may be repeated.")],
-    work: Annotated[Path, typer.Option(help="Directory for the runs.")],
-    iters: Annotated[int, typer.Option(help="Updates of each variant.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Of the new weights and of the order.")] = 0,
-    output: Output = RESULTS,
+    model: Path = option(..., PATH, "Directory of a base that PyTorch reads."),
+    data: Path = option(..., PATH, "JSONL of prompts and the base's answers."),
+    valid: list[Path] = option(..., _FILES, "The same, held out; may be repeated."),
+    work: Path = option(..., PATH, "Directory for the runs."),
+    iters: int = option(100, integer(1), "Updates of each variant."),
+    seed: int = option(0, integer(0), "Of the new weights and of the order."),
+    output: Path = OUTPUT,
 ) -> None:
     """Train variants of lossless streams by the same number of updates, and compare them."""
     rows = []
+    base = settings_of(STREAMS, MakingOptions(work, data.parent, iters=iters, seed=seed))
     for number, variant in enumerate(track(variants, "variants")):
         name = variant.partition(":")[0]
-        base = settings_of(STREAMS, MakingOptions(work=work, iters=iters, seed=seed))
         common = {field.name: getattr(base, field.name) for field in fields(TrainSettings)}
         place = work / f"{number}-{name.replace(' ', '-')}"
         common |= {"model": model, "data": data, "valid_data": None, "output": place}
@@ -128,4 +130,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

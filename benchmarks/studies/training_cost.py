@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
 import torch
-import typer
 from mlx_lm.tuner.callbacks import TrainingCallback
 from mlx_lm.tuner.trainer import TrainingArgs
 from mlx_lm.tuner.trainer import train as train_with_mlx_lm
@@ -36,7 +35,9 @@ from specstream_mlx import demonstration
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import load
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.data import Split
 from specstream_mlx.train.items import Item
@@ -45,7 +46,7 @@ from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
 
 from ..own_process import in_own_process, peak_bytes
-from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .export_memory import make_base
 
 _MLX_LM = "mlx_lm.lora"
@@ -250,23 +251,19 @@ def markdown(rows: list[dict[str, Any]], sizes: str, facts: dict[str, Any]) -> l
     return [f"{measured_on(facts)}, {commit()}. {sizes}", "", *table(COLUMNS, shown)]
 
 
-@one_line_errors
 def main(
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Directory of a base in MLX format. Default: the demonstration model."),
-    ] = None,
-    random: Annotated[
-        str | None, typer.Option(help="Instead: a random Llama in 4 bits, such as 1.1B.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 8,
-    prompt: Annotated[int, typer.Option(help="Prompt tokens of each.", min=1)] = 48,
-    completion: Annotated[int, typer.Option(help="Completion tokens of each.", min=1)] = 80,
-    layers: Annotated[int, typer.Option(help="Top layers that are trained.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Of a run; the first is not counted.", min=2)] = 5,
-    rounds: Annotated[int, typer.Option(help="Runs of each.", min=1)] = 3,
-    ways: Annotated[str, typer.Option(help="Trainers, by semicolons; all.")] = ";".join(WAYS),
-    output: Output = RESULTS,
+    model: Path | None = option(
+        None, PATH, "Directory of a base in MLX format. Default: the demonstration model."
+    ),
+    random: str | None = option(None, TEXT, "Instead: a random Llama in 4 bits, such as 1.1B."),
+    batch: int = option(8, integer(1), "Sequences of a step."),
+    prompt: int = option(48, integer(1), "Prompt tokens of each."),
+    completion: int = option(80, integer(1), "Completion tokens of each."),
+    layers: int = option(4, integer(1), "Top layers that are trained."),
+    steps: int = option(5, integer(2), "Of a run; the first is not counted."),
+    rounds: int = option(3, integer(1), "Runs of each."),
+    ways: str = option(";".join(WAYS), TEXT, "Trainers, by semicolons; all."),
+    output: Path = OUTPUT,
 ) -> None:
     """Measure a training step of each trainer."""
     chosen = [way.strip() for way in ways.split(";")]
@@ -298,4 +295,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -12,18 +12,19 @@ import json
 import time
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 
 from specstream_mlx.hardware import device
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, integer
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..own_process import run_module
 from ..replay import replay
-from ..report import RESULTS, Output, commit, machine_suffix, measured_on, table, write_report
+from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 
 _MOST_TOKENS = 512
 
@@ -103,16 +104,15 @@ def markdown(rows: list[dict[str, Any]], facts: str) -> list[str]:
     return [facts, "", *table(COLUMNS, shown), "", ratio]
 
 
-@one_line_errors
 def main(
-    model: Annotated[Path, typer.Option(help="Directory of a base in MLX format.")],
-    data: Annotated[Path, typer.Option(help="JSONL of prompts and the base's answers.")],
-    valid: Annotated[Path, typer.Option(help="The same, to score on.")],
-    work: Annotated[Path, typer.Option(help="Directory for the runs.")],
-    iters: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 100,
-    batch_size: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 16,
-    seeds: Annotated[int, typer.Option(help="Runs of each trainer.", min=1)] = 2,
-    output: Output = RESULTS,
+    model: Path = option(..., PATH, "Directory of a base in MLX format."),
+    data: Path = option(..., PATH, "JSONL of prompts and the base's answers."),
+    valid: Path = option(..., PATH, "The same, to score on."),
+    work: Path = option(..., PATH, "Directory for the runs."),
+    iters: int = option(100, integer(1), "Steps of each run."),
+    batch_size: int = option(16, integer(1), "Sequences of a step."),
+    seeds: int = option(2, integer(1), "Runs of each trainer."),
+    output: Path = OUTPUT,
 ) -> None:
     """Train the same streams with both trainers and compare them (resumable)."""
     sizes = {"iters": iters, "batch_size": batch_size}
@@ -132,4 +132,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

@@ -11,16 +11,15 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH
 from specstream_mlx.staging import staged_directory
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 
 from ..to_mlx.adapter import convert_adapter
 from . import tasks
@@ -96,12 +95,9 @@ def bundle(work: Path, output: Path) -> dict[str, int]:
     return {part: size_of(output / part) for part in parts}
 
 
-@one_line_errors
 def main(
-    work: Annotated[Path, typer.Option(help="The --work directory of train_adapters.")],
-    output: Annotated[
-        Path, typer.Option(help="Directory that the parts are written to.")
-    ] = bundled.ROOT,
+    work: Path = option(..., PATH, "The --work directory of train_adapters."),
+    output: Path = option(bundled.ROOT, PATH, "Directory that the parts are written to."),
 ) -> None:
     """Put trained streams and adapters into the package."""
     sizes = bundle(work, output)
@@ -111,4 +107,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

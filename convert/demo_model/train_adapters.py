@@ -28,8 +28,7 @@ from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import PATH, POSITIVE, integer
 from specstream_mlx.staging import staged_directory, staged_file
-from specstream_mlx.terminal.commands import grouped, program
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
@@ -171,8 +170,6 @@ def settings_of(part: str, options: MakingOptions) -> TrainSettings:
     )
 
 
-@one_line_errors
-@grouped()
 def main(
     parts: Annotated[
         list[str], typer.Argument(help="Parts to make: base, streams, shared, names of tasks.")

@@ -27,8 +27,7 @@ except ModuleNotFoundError as error:
 from torch import Tensor, nn
 
 from specstream_mlx.config import UserError
-from specstream_mlx.terminal.commands import grouped, program
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item, most_frequent
@@ -171,12 +170,10 @@ def _vocabulary(
     return torch.tensor(most_frequent(items, count, vocab_size), device=device) if count else None
 
 
-@one_line_errors
-@grouped(hidden=True)
 def main(settings: HeadSettings) -> None:
     """Train another method's draft head on a language model."""
     print(train_head(settings))
 
 
 if __name__ == "__main__":
-    program(main)()
+    program(main, hidden=True)()

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from specstream_mlx.config import UserError, shown
 from specstream_mlx.stream_config import StreamConfig
-from specstream_mlx.terminal.commands import grouped, program
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item, most_frequent
@@ -260,12 +259,10 @@ def _describe(accuracy: dict[str, Any]) -> str:
     )
 
 
-@one_line_errors
-@grouped(hidden=True)
 def main(settings: TrainSettings) -> None:
     """Train streams, pruner and (in shared mode) LoRA on a language model."""
     print(train(settings))
 
 
 if __name__ == "__main__":
-    program(main)()
+    program(main, hidden=True)()

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
-from typer import Argument, Option
+from typer import Argument
 
 from .. import bundled
 from ..config import UserError
-from ..options.kinds import TEXT
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .inspect import inspect
+from .inspect import show
+from .options import JSON, base_model
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 app = typer.Typer(no_args_is_help=True)
 
-Model = Annotated[
-    str | None,
-    of_kind(TEXT, "The base. Default: smollm2, the demonstration model.", metavar="DIR|REPO"),
-]
+_MODEL = base_model("The base. Default: smollm2, the demonstration model.")
 Name = Annotated[str, Argument(metavar="NAME", help="The adapter's name.", show_default=False)]
 
 
 @app.command("list")
+@grouped()
 def list_adapters(
-    model: Model = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+    model: str | None = _MODEL,
+    as_json: bool = JSON,
 ) -> None:
     """List the adapters and what they take, on disk and in memory, the base once.
 
@@ -77,15 +77,14 @@ def list_adapters(
 
 
 @app.command("add")
+@grouped()
 def add(
     name: Name,
     directory: Annotated[
         Path, Argument(metavar="DIR", help="Its directory, in MLX format.", show_default=False)
     ],
-    model: Model = None,
-    replace: Annotated[
-        bool, Option("--replace", help="Take the place of an adapter of that name.")
-    ] = False,
+    model: str | None = _MODEL,
+    replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
 ) -> None:
     """Keep an adapter under a name, by which every command then finds it.
 
@@ -125,9 +124,10 @@ def remove(name: Name) -> None:
 
 
 @app.command("info")
+@grouped()
 def info(
     name: Name,
-    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show what an adapter is made of, as inspect does.
 
@@ -137,7 +137,7 @@ def info(
     """
     from ..loading import adapter_named
 
-    inspect(adapter_named(name), None, as_json)
+    show(adapter_named(name), None, as_json)
 
 
 def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":

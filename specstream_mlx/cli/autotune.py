@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any
 
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..hardware import blas
+from ..options.fields import option
 from ..options.generation import KVCacheOptions
+from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import ModelOptions, most_tokens, quantization
+from .options import JSON, ModelOptions, most_tokens, quantization
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,25 +65,17 @@ class _Figures:
 def autotune(
     *,
     model: ModelOptions,
-    prompts: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Texts to draft for: one prompt a line. Default: four everyday requests.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int,
-        most_tokens("Tokens to generate from each text, at most."),
-    ] = 64,
+    prompts: Path | None = option(
+        None,
+        PATH,
+        "Texts to draft for: one prompt a line. Default: four everyday requests.",
+        metavar="FILE",
+    ),
+    max_tokens: int = most_tokens(64, "Tokens to generate from each text, at most.", least=2),
     kv_cache: KVCacheOptions,
-    again: Annotated[
-        bool, Option("--again", help="Measure the costs again, whatever is known.")
-    ] = False,
-    check: Annotated[
-        bool, Option("--check", help="Also time the texts, in turn with one token a step.")
-    ] = False,
-    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+    again: bool = option(False, FLAG, "Measure the costs again, whatever is known."),
+    check: bool = option(False, FLAG, "Also time the texts, in turn with one token a step."),
+    as_json: bool = JSON,
 ) -> None:
     """Show what steps cost on this machine, and what drafting is expected to bring.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from typer import Option, Typer
+from typer import Typer
 
 from ..checked_files import prompt_lines
 from ..config import UserError
@@ -154,18 +154,14 @@ def quantization(
     *,
     model: ModelOptions,
     texts: TextOptions,
-    variants: Annotated[
-        str,
-        Option(
-            metavar="NAME;NAME",
-            help="Any of '16 bit', int8, int4, 'int4, groups of 32', and convert's recipes. "
-            "Default: '16 bit;int8;int4;int4, groups of 32;msa_4_8', msa_4_8 with streams alone.",
-        ),
-    ] = "",
-    max_tokens: Annotated[
-        int,
-        most_tokens("Tokens of a text at most."),
-    ] = 160,
+    variants: str = option(
+        "",
+        TEXT,
+        "Any of '16 bit', int8, int4, 'int4, groups of 32', and convert's recipes. Default: "
+        "'16 bit;int8;int4;int4, groups of 32;msa_4_8', msa_4_8 with streams alone.",
+        metavar="NAME;NAME",
+    ),
+    max_tokens: int = most_tokens(160, "Tokens of a text at most.", least=2),
     report: ReportOptions,
 ) -> None:
     """Measure speed, call reduction, quality and memory by the bits of the base's weights.

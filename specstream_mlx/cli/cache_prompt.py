@@ -1,11 +1,10 @@
 """``specstream-mlx cache-prompt``."""
 
 from pathlib import Path
-from typing import Annotated
 
-from typer import Option
-
+from ..options.fields import option
 from ..options.generation import KVCacheOptions
+from ..options.kinds import PATH, TEXT
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from .options import ModelOptions, PromptOptions, quantization
@@ -14,14 +13,14 @@ from .options import ModelOptions, PromptOptions, quantization
 @grouped()
 def cache_prompt(
     *,
-    prompt_cache_file: Annotated[
-        Path, Option(metavar="FILE", help="Where to: a name that ends in .safetensors.")
-    ],
+    prompt_cache_file: Path = option(
+        ..., PATH, "Where to: a name that ends in .safetensors.", metavar="FILE"
+    ),
     model: ModelOptions,
     prompt: PromptOptions,
-    eos_token: Annotated[
-        str | None, Option(metavar="TOKEN", help="End of sequence token for the tokenizer.")
-    ] = None,
+    eos_token: str | None = option(
+        None, TEXT, "End of sequence token for the tokenizer.", metavar="TOKEN"
+    ),
     kv_cache: KVCacheOptions,
 ) -> None:
     """Read the beginning of a prompt once, for generate --prompt-cache-file to go on from.

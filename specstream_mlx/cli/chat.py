@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from typer import Option
 
 from ..config import UserError
+from ..options.fields import option
 from ..options.generation import LengthOptions
+from ..options.kinds import FLAG, TEXT
 from ..staging import staged_file
 from ..terminal.commands import grouped
 from ..terminal.interrupts import noted_interrupt
@@ -41,24 +42,18 @@ Ctrl-C stops a reply and keeps what there is of it."""
 def chat(
     *,
     model: ModelOptions,
-    system_prompt: Annotated[
-        str | None,
-        Option(
-            metavar="TEXT",
-            help="System prompt. Default: the chat template's own.",
-            rich_help_panel=LengthOptions.PANEL,
-        ),
-    ] = None,
+    system_prompt: str | None = option(
+        None,
+        TEXT,
+        "System prompt. Default: the chat template's own.",
+        metavar="TEXT",
+        panel=LengthOptions.PANEL,
+    ),
     length: LengthOptions,
     sampling: SamplingOptions,
-    show_drafts: Annotated[
-        bool,
-        Option(
-            "--show-drafts",
-            help="Mark each step's accepted drafts.",
-            rich_help_panel=OutputOptions.PANEL,
-        ),
-    ] = False,
+    show_drafts: bool = option(
+        False, FLAG, "Mark each step's accepted drafts.", panel=OutputOptions.PANEL
+    ),
 ) -> None:
     """Talk with a model; each turn reads only what is new.
 

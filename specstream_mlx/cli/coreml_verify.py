@@ -1,18 +1,19 @@
 """``specstream-mlx coreml-verify``."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from ..config import UserError
-from ..options.kinds import integer, what
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG, PATH, TEXTS, integer, what
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from ..terminal.parsing import utf8
+from .options import text_of
 from .packages import require_coremltools
 
 if TYPE_CHECKING:
@@ -28,59 +29,63 @@ _PROMPTS = (
 
 
 _COMPUTE_UNITS = "cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all"
-_COMPUTE_UNIT = what(f"one of {', '.join(_COMPUTE_UNITS)}", _COMPUTE_UNITS.__contains__, str)
+_COMPUTE_UNIT = what(
+    f"one of {', '.join(_COMPUTE_UNITS)}", _COMPUTE_UNITS.__contains__, str, "UNITS"
+)
 
 
+@dataclass(frozen=True)
+class RecordingOptions:
+    """The texts that are recorded."""
+
+    record: Path | None = option(
+        None, PATH, "Only record, and write the calls there.", metavar="FILE"
+    )
+    adapter: list[str] | None = option(
+        None,
+        TEXTS,
+        "Record this adapter; may be given several times. Default: all.",
+        metavar="NAME",
+    )
+    prompt: list[str] | None = option(
+        None,
+        TEXTS,
+        "Record this text; may be given several times. Default: two of its own, one of them longer "
+        "than a chunk.",
+        *("--prompt", "-p"),
+        metavar="TEXT",
+    )
+    max_tokens: int | None = option(
+        None,
+        integer(1),
+        f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
+        *("--max-tokens", "-m"),
+    )
+
+    def given(self) -> str | None:
+        """The first option that is given, as its flag."""
+        names = (name for name, value in asdict(self).items() if value)
+        return next((f"--{name.replace('_', '-')}" for name in names), None)
+
+
+@grouped()
 def coreml_verify(
     package: Annotated[Path, Argument(help="A package of export-coreml.", show_default=False)],
-    vectors: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Recorded calls to replay. Default: some are recorded first, by numpy in float32.",
-        ),
-    ] = None,
-    record: Annotated[
-        Path | None, Option(metavar="FILE", help="Only record, and write the calls there.")
-    ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME", help="Record this adapter; may be given several times. Default: all."
-        ),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        Option(
-            "--prompt",
-            "-p",
-            parser=utf8,
-            metavar="TEXT",
-            help="Record this text; may be given several times. Default: two of its own, one of "
-            "them longer than a chunk.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        of_kind(
-            integer(1),
-            f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
-            "--max-tokens",
-            "-m",
-        ),
-    ] = None,
-    compute_units: Annotated[
-        list[str] | None,
-        of_kind(
-            _COMPUTE_UNIT,
-            "On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be "
-            "given several times. Default: cpuOnly and cpuAndGPU.",
-            metavar="UNITS",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object instead of the table.")
-    ] = False,
+    *,
+    vectors: Path | None = option(
+        None,
+        PATH,
+        "Recorded calls to replay. Default: some are recorded first, by numpy in float32.",
+        metavar="FILE",
+    ),
+    recording: RecordingOptions,
+    compute_units: list[str] | None = option(
+        None,
+        _COMPUTE_UNIT,
+        "On a Mac: who may compute, cpuOnly, cpuAndGPU, cpuAndNeuralEngine or all; may be given "
+        "several times. Default: cpuOnly and cpuAndGPU.",
+    ),
+    as_json: bool = option(False, FLAG, "Print one JSON object instead of the table.", "--json"),
 ) -> None:
     """Replay recorded calls of a Core ML package, and say how far its outputs are off.
 
@@ -97,13 +102,7 @@ def coreml_verify(
 
     [cyan]  specstream-mlx coreml-verify tools.mlpackage --vectors calls.json[/cyan]
     """
-    recording = {
-        "--record": record,
-        "--adapter": adapter,
-        "--prompt": prompt,
-        "--max-tokens": max_tokens,
-    }
-    given = next((flag for flag, value in recording.items() if value), None)
+    record, given = recording.record, recording.given()
     if vectors is not None and given:
         raise UserError(f"--vectors and {given} were both given, expected at most one")
     if record is not None and compute_units:
@@ -129,7 +128,7 @@ def coreml_verify(
     if vectors is not None:
         recorded = calls.read(vectors, contents)
     else:
-        runs = _asked(contents, adapter, prompt, max_tokens or _MAX_TOKENS)
+        runs = _asked(contents, recording)
         with progress("Recording") as show:
             recorded = calls.record(contents, Package(package), runs, show)
     if record is not None:
@@ -150,19 +149,20 @@ def coreml_verify(
         raise typer.Exit(1)
 
 
-def _asked(
-    contents: "Contents", adapters: list[str] | None, prompts: list[str] | None, max_tokens: int
-) -> "list[Asked]":
+def _asked(contents: "Contents", recording: RecordingOptions) -> "list[Asked]":
     """List the texts to record: greedy ones and, if the package can, a drawn one per adapter."""
     from specstream_mlx.convert.to_coreml.vectors import Asked
 
     from ..prompts import chat_prompt
 
     tokenizer, sizes, texts = contents.read_tokenizer(), contents.sizes, []
-    for name in adapters or contents.adapters:
+    max_tokens = recording.max_tokens or _MAX_TOKENS
+    asked = (text.encode(errors="surrogateescape") for text in recording.prompt or ())
+    given = [text_of(text, "--prompt") for text in asked]
+    for name in recording.adapter or contents.adapters:
         adapter = contents.adapter(name)
-        if prompts:
-            ids = [chat_prompt(tokenizer, text, adapter.prompt_template) for text in prompts]
+        if given:
+            ids = [chat_prompt(tokenizer, text, adapter.prompt_template) for text in given]
         else:
             short, text = (tokenizer.encode(text) for text in _PROMPTS)
             length = min(sizes.chunk + 5, sizes.context - max_tokens)  # two chunks, if they fit

@@ -1,26 +1,22 @@
 """``specstream-mlx datastore``."""
 
 from pathlib import Path
-from typing import Annotated
 
-from typer import Option
-
-from ..options.kinds import TEXT
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import PATH
+from ..terminal.commands import grouped
 from ..terminal.notes import note
+from .options import base_model
 
 
+@grouped()
 def datastore(
     *,
-    data: Annotated[
-        Path,
-        Option(metavar="FILE", help="Texts, a JSONL file of one of the formats that train takes."),
-    ],
-    datastore: Annotated[Path, Option(metavar="FILE", help="Where to.")],
-    model: Annotated[
-        str | None,
-        of_kind(TEXT, "The model that is to draft from it. Default: smollm2.", metavar="DIR|REPO"),
-    ] = None,
+    data: Path = option(
+        ..., PATH, "Texts, a JSONL file of one of the formats that train takes.", metavar="FILE"
+    ),
+    datastore: Path = option(..., PATH, "Where to.", metavar="FILE"),
+    model: str | None = base_model("The model that is to draft from it. Default: smollm2."),
 ) -> None:
     """Make the datastore that generate --datastore drafts from.
 

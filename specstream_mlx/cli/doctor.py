@@ -5,13 +5,13 @@ from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from ..demonstration import NAME
+from ..terminal.commands import grouped
 from . import launched
+from .options import JSON, base_model
 
 if TYPE_CHECKING:
     from ..drafting.kept_costs import KeptCosts
@@ -139,12 +139,11 @@ def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
         console.print(f"{elsewhere} more were measured on another machine, MLX or BLAS.")
 
 
+@grouped()
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|REPO", help="Whose weights to hold and weigh. Default: smollm2."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    *,
+    model: str | None = base_model("Whose weights to hold and weigh. Default: smollm2."),
+    as_json: bool = JSON,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 

@@ -6,14 +6,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from ..config import UserError
 from ..demonstration import MODEL
 from ..hardware import blas
+from ..options.fields import option
 from ..options.generation import DraftOptions, KVCacheOptions, LengthOptions
+from ..options.kinds import PATH, choice
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import launched, reporting
@@ -44,38 +44,35 @@ Names = tuple[str, str | None]
 def generate(
     *,
     model: ModelOptions,
-    mode: Annotated[
-        Literal["lossless", "shared"] | None,
-        Option(
-            help="Insist on this mode; it comes from the adapter, without one it is lossless.",
-            rich_help_panel=ModelOptions.PANEL,
-        ),
-    ] = None,
+    mode: str | None = option(
+        None,
+        choice("lossless", "shared"),
+        "Insist on this mode; it comes from the adapter, without one it is lossless.",
+        panel=ModelOptions.PANEL,
+    ),
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: SamplingOptions,
     drafts: Annotated[dict[str, Any], DraftOptions],
     rule: RuleOptions,
     kv_cache: KVCacheOptions,
-    prompt_cache_file: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. "
-            "Default of --model: the model that made it.",
-            rich_help_panel=KVCacheOptions.PANEL,
-        ),
-    ] = None,
+    prompt_cache_file: Path | None = option(
+        None,
+        PATH,
+        "A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. Default of "
+        "--model: the model that made it.",
+        metavar="FILE",
+        panel=KVCacheOptions.PANEL,
+    ),
     output: OutputOptions,
-    coreml: Annotated[
-        Path | None,
-        Option(
-            metavar="PACKAGE",
-            help="Run a package of export-coreml, with --adapter for one of its adapters: by Core "
-            "ML on a Mac, elsewhere by numpy, which is slow.",
-            rich_help_panel=ModelOptions.PANEL,
-        ),
-    ] = None,
+    coreml: Path | None = option(
+        None,
+        PATH,
+        "Run a package of export-coreml, with --adapter for one of its adapters: by Core ML on a "
+        "Mac, elsewhere by numpy, which is slow.",
+        metavar="PACKAGE",
+        panel=ModelOptions.PANEL,
+    ),
 ) -> None:
     """Generate text.
 

@@ -6,21 +6,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.filesize import decimal
-from typer import Argument, Option
+from typer import Argument
 
+from ..options.fields import option
+from ..options.kinds import PATH
+from ..terminal.commands import grouped
 from ..terminal.notes import note
+from .options import JSON
 
 
+@grouped()
 def inspect(
     path: Annotated[
         Path,
         Argument(metavar="PATH", help="A base model or an adapter, converted or not."),
     ],
-    model: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="An adapter's base. Default: the one that it names."),
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON object on stdout.")] = False,
+    *,
+    model: Path | None = option(
+        None, PATH, "An adapter's base. Default: the one that it names.", metavar="DIR"
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Show what a model or an adapter is made of, and whether they fit; no weights are read.
 
@@ -30,6 +35,11 @@ def inspect(
 
     [cyan]  specstream-mlx inspect llama-streams --model llama-4bit --json[/cyan]
     """
+    show(path, model, as_json)
+
+
+def show(path: Path, model: Path | None, as_json: bool) -> None:
+    """Print what a directory is made of."""
     from ..inspection import inspect_directory
 
     description = inspect_directory(path, model)

@@ -17,7 +17,6 @@ from ..options import generation as options
 from ..options.fields import option
 from ..options.generation import KVCacheOptions, PrefillOptions
 from ..options.kinds import FLAG, PATH, TEXT, choice, integer
-from ..terminal.commands import of_kind
 from ..terminal.notes import note
 from . import launched
 
@@ -31,9 +30,18 @@ if TYPE_CHECKING:
     from ..loading import SpeculativeModel
 
 
-def most_tokens(what: str) -> Any:
-    """The option ``--max-tokens`` of commands that time what comes behind the first token."""
-    return of_kind(integer(2), what, "--max-tokens", "-m")
+JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
+"""``--json`` of commands that print nothing else then."""
+
+
+def most_tokens(default: int, help: str, least: int = 1) -> Any:
+    """Make the option ``--max-tokens``; what comes behind the first token is timed from 2 on."""
+    return option(default, integer(least), help, "--max-tokens", "-m")
+
+
+def base_model(help: str) -> Any:
+    """Make the option ``--model`` of commands that take no adapter with it."""
+    return option(None, TEXT, help, metavar="DIR|REPO")
 
 
 # Model and adapter ------------------------------------------------------------------------------

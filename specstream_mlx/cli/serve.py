@@ -2,17 +2,16 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from ..config import UserError
 from ..demonstration import MODEL
-from ..options.kinds import TEXT, integer
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import PATH, TEXT, TEXTS, integer
+from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import launched
-from .options import ModelOptions
+from .options import ModelOptions, base_model
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -22,46 +21,39 @@ if TYPE_CHECKING:
 _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 
 
+@grouped()
 def serve(
-    model: Annotated[
-        str | None,
-        of_kind(
-            TEXT,
-            "The base, in MLX format: a directory or a Hugging Face repository. Default: "
-            f"{MODEL} with its adapters, and those of `adapters add` that fit it.",
-            metavar="DIR|REPO",
-        ),
-    ] = None,
-    adapter_path: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=DIR",
-            help="An adapter, which clients call base:NAME; may be given several times. "
-            "base=DIR are lossless streams of the base itself.",
-        ),
-    ] = None,
-    adapters: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="A folder of adapters, each in a directory of its name."),
-    ] = None,
-    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, of_kind(integer(0, 65535), "The port; 0: a free one.")] = 8080,
-    api_key: Annotated[
-        str | None,
-        Option(
-            envvar="SPECSTREAM_API_KEY",
-            metavar="KEY",
-            help="What clients must send as their API key.",
-        ),
-    ] = None,
-    max_tokens: Annotated[int, of_kind(integer(1), "Tokens of a text at most.")] = 4096,
-    texts: Annotated[int, of_kind(integer(1), "Texts that are written at a time.")] = 4,
-    queue: Annotated[int, of_kind(integer(0), "Texts that may wait; more get 429.")] = 32,
-    kept_tokens: Annotated[
-        int,
-        of_kind(integer(0), "Prompt tokens whose KV rows are kept for prompts that begin alike."),
-    ] = 16384,
-    body_bytes: Annotated[int, of_kind(integer(1), "Bytes of a request at most.")] = 1 << 20,
+    *,
+    model: str | None = base_model(
+        "The base, in MLX format: a directory or a Hugging Face repository. Default: "
+        f"{MODEL} with its adapters, and those of `adapters add` that fit it."
+    ),
+    adapter_path: list[str] | None = option(
+        None,
+        TEXTS,
+        "An adapter, which clients call base:NAME; may be given several times. base=DIR are "
+        "lossless streams of the base itself.",
+        metavar="NAME=DIR",
+    ),
+    adapters: Path | None = option(
+        None, PATH, "A folder of adapters, each in a directory of its name.", metavar="DIR"
+    ),
+    host: str = option("127.0.0.1", TEXT, "The address to listen on."),
+    port: int = option(8080, integer(0, 65535), "The port; 0: a free one."),
+    api_key: str | None = option(
+        None,
+        TEXT,
+        "What clients must send as their API key.",
+        metavar="KEY",
+        envvar="SPECSTREAM_API_KEY",
+    ),
+    max_tokens: int = option(4096, integer(1), "Tokens of a text at most."),
+    texts: int = option(4, integer(1), "Texts that are written at a time."),
+    queue: int = option(32, integer(0), "Texts that may wait; more get 429."),
+    kept_tokens: int = option(
+        16384, integer(0), "Prompt tokens whose KV rows are kept for prompts that begin alike."
+    ),
+    body_bytes: int = option(1 << 20, integer(1), "Bytes of a request at most."),
 ) -> None:
     """Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
-from ..options.kinds import TEXT, integer
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG, PATH
+from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import ModelOptions, text_of
+from .options import ModelOptions, base_model, most_tokens, text_of
 
 
+@grouped()
 def write(
     adapter: Annotated[
         str,
@@ -24,18 +26,15 @@ def write(
             show_default=False,
         ),
     ],
-    file: Annotated[
-        Path | None,
-        Option("--file", "-f", metavar="FILE", help="The text. Default: standard input."),
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object, with figures, when all is written.")
-    ] = False,
-    max_tokens: Annotated[int, of_kind(integer(1), "Tokens at most.", "--max-tokens", "-m")] = 1024,
-    model: Annotated[
-        str | None,
-        of_kind(TEXT, "The adapter's base. Default: smollm2.", metavar="DIR|REPO"),
-    ] = None,
+    *,
+    file: Path | None = option(
+        None, PATH, "The text. Default: standard input.", "--file", "-f", metavar="FILE"
+    ),
+    as_json: bool = option(
+        False, FLAG, "Print one JSON object, with figures, when all is written.", "--json"
+    ),
+    max_tokens: int = most_tokens(1024, "Tokens at most."),
+    model: str | None = base_model("The adapter's base. Default: smollm2."),
 ) -> None:
     """Do one task with a text: read it, and write the result as it comes.
 

@@ -6,17 +6,20 @@ import webbrowser
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
-from ..options.kinds import integer
-from ..terminal.commands import of_kind
+from ..options.fields import option
+from ..options.kinds import FLAG, TEXTS, integer
+from ..terminal.commands import grouped
 from ..terminal.notes import note
+from .options import most_tokens
 from .serve import check_extra
 
 if TYPE_CHECKING:
     from specstream_mlx.apps.writing_tools.tools import Event
 
 
+@grouped()
 def writing_tools(
     text: Annotated[
         str | None,
@@ -25,20 +28,14 @@ def writing_tools(
             show_default=False,
         ),
     ] = None,
-    tool: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="Only this tool; may be given several times."),
-    ] = None,
-    max_tokens: Annotated[
-        int, of_kind(integer(1), "Tokens per tool at most.", "--max-tokens", "-m")
-    ] = 256,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object per tool, a line each.")
-    ] = False,
-    port: Annotated[int, of_kind(integer(0, 65535), "The page's port; 0: a free one.")] = 0,
-    no_browser: Annotated[
-        bool, Option("--no-browser", help="Print the page's address, and open no browser.")
-    ] = False,
+    *,
+    tool: list[str] | None = option(
+        None, TEXTS, "Only this tool; may be given several times.", metavar="NAME"
+    ),
+    max_tokens: int = most_tokens(256, "Tokens per tool at most."),
+    as_json: bool = option(False, FLAG, "Print one JSON object per tool, a line each.", "--json"),
+    port: int = option(0, integer(0, 65535), "The page's port; 0: a free one."),
+    no_browser: bool = option(False, FLAG, "Print the page's address, and open no browser."),
 ) -> None:
     """Apply writing tools to a text: one resident base model, one small adapter per tool.
 

@@ -5,40 +5,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, is_dataclass
 from functools import wraps
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from typer import Option, Typer
 from typer.core import TyperCommand
 
-from ..options.fields import Spec, options_of
-from ..options.kinds import FLAG, Kind
-from .errors import reported
+from ..options.fields import options_of
+from ..options.kinds import FLAG
+from .errors import one_line_errors, reported
 from .parsing import parser
 
 Command = Callable[..., Any]
 
 
-def of_kind(kind: Kind, help: str, *flags: str, metavar: str | None = None, **more: Any) -> Any:
-    """Make the typer option of a single parameter.
-
-    Args:
-        kind: the kind of its values.
-        help: its help.
-        flags: its names; empty: made from the parameter's.
-        metavar: see ``Kind``.
-        **more: further arguments of ``typer.Option``.
-    """
-    more["parser"] = parser(kind) if kind.read is not None else None
-    return Option(*flags, help=help, metavar=metavar or kind.metavar, **more)
-
-
 def grouped(
     *, panels: bool | Sequence[str] = False, hidden: bool = False
 ) -> Callable[[Command], Command]:
-    """Make a decorator for a command that takes dataclasses of options beside other options.
+    """Make a decorator for a command whose options are made from ``options.fields.option``.
 
-    A parameter annotated with a dataclass gets an instance; one annotated with
-    ``Annotated[dict[str, Any], dataclass]`` gets the options that the user gave.
+    A parameter whose default is an option is that option. One annotated with a dataclass of options
+    gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the options
+    that the user gave. Others, such as arguments, are typer's.
 
     Args:
         panels: whether ``--help`` shows each option under its panel; or the panels that come first.
@@ -47,20 +34,26 @@ def grouped(
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command)
-        groups: dict[str, tuple[Any, bool, dict[str, _Flag]]] = {}
+        groups: dict[str, tuple[Any, bool, list[_Flag]]] = {}
+        single: list[_Flag] = []
         parameters: list[Parameter] = []
         for name, parameter in signature.parameters.items():
             group, given = _group_of(parameter.annotation)
-            if group is None:
+            if group is not None:
+                flags = [
+                    _Flag(field.name, field.type, field, _panel_of(group, field), given)
+                    for field, spec in options_of(group)
+                    if hidden or not spec.hidden
+                ]
+                groups[name] = group, given, flags
+            elif isinstance(parameter.default, Field):
+                one = parameter.default
+                flags = [_Flag(name, parameter.annotation, one, one.metadata["option"].panel)]
+                single += flags
+            else:
                 parameters.append(parameter)
                 continue
-            flags = {
-                field.name: _Flag(group, field, spec, given)
-                for field, spec in options_of(group)
-                if hidden or not spec.hidden
-            }
-            groups[name] = group, given, flags
-            parameters += [flag.parameter(bool(panels)) for flag in flags.values()]
+            parameters += [flag.parameter(bool(panels)) for flag in flags]
 
         if isinstance(panels, Sequence):
             first = {panel: number for number, panel in enumerate(panels)}
@@ -68,10 +61,12 @@ def grouped(
 
         @wraps(command)
         def run(**values: Any) -> Any:
+            for flag in single:
+                values[flag.name] = flag.meant(values[flag.name])
             for name, (group, given, flags) in groups.items():
-                own = {flag: flags[flag].meant(values.pop(flag)) for flag in flags}
+                own = {flag.name: flag.meant(values.pop(flag.name)) for flag in flags}
                 if given:
-                    values[name] = {flag: v for flag, v in own.items() if v is not None}
+                    values[name] = {option: v for option, v in own.items() if v is not None}
                 else:
                     values[name] = group(**own)
             return command(**values)
@@ -91,15 +86,22 @@ class _Reporting(TyperCommand):
             return super().parse_args(ctx, args)
 
 
-def program(command: Command) -> Typer:
-    """Make a module's command a program; a mistake in its command line is one line too."""
+def program(command: Command, *, hidden: bool = False) -> Typer:
+    """Make a module's command a program, see ``grouped``; every mistake is reported in one line."""
     app = Typer(add_completion=False)
-    app.command(cls=_Reporting)(command)
+    app.command(cls=_Reporting)(one_line_errors(grouped(hidden=hidden)(command)))
     return app
 
 
 def _panel(parameter: Parameter) -> str:
     return get_args(parameter.annotation)[1].rich_help_panel
+
+
+def _panel_of(group: Any, field: Field[Any]) -> str | None:
+    """Return the option's own panel, or that of the class that declares it, if it has one."""
+    own = field.metadata["option"].panel
+    classes = (each for each in group.__mro__ if field.name in each.__annotations__)
+    return own or getattr(next(classes), "PANEL", None)
 
 
 def _group_of(annotation: Any) -> tuple[Any, bool]:
@@ -114,47 +116,49 @@ class _Flag:
     """An option as typer sees it.
 
     Args:
-        group: the option's dataclass.
-        field, spec: the option's field and description.
+        name, type_: the option's. A list is of values of its kind, if that reads or chooses them.
+        field: its field, made by ``option``.
+        panel: its heading on a help page.
         given: whether it is ``None`` unless the user gives it; then help must name the default.
     """
 
-    def __init__(self, group: Any, field: Field[Any], spec: Spec, given: bool):
-        self._group, self._field, self._spec, self._given = group, field, spec, given
-        self._alone = spec.kind is FLAG and not spec.flags  # says the opposite of its default
+    def __init__(
+        self, name: str, type_: Any, field: Field[Any], panel: str | None, given: bool = False
+    ):
+        self.name, self._type, self._panel, self._given = name, type_, panel, given
+        self._default, self._spec = field.default, field.metadata["option"]
+        self._alone = self._spec.kind is FLAG and not self._spec.flags  # says the opposite
 
     def meant(self, value: Any) -> Any:
         """Turn typer's value into the field's."""
-        opposite = self._alone and self._field.default and value is not None
+        opposite = self._alone and self._default and value is not None
         return not value if opposite else value
-
-    def _panel(self) -> str:
-        """Return the option's own panel, or that of the class that declares it."""
-        name, classes = self._field.name, self._group.__mro__
-        return self._spec.panel or next(c.PANEL for c in classes if name in c.__annotations__)
 
     def parameter(self, panels: bool) -> Parameter:
         """Make the command's parameter."""
-        field, spec, kind = self._field, self._spec, self._spec.kind
-        flags, help, default = spec.flags, spec.help, field.default
+        spec, kind = self._spec, self._spec.kind
+        flags, help, default = spec.flags, spec.help, self._default
         if self._alone:
-            flags, default = (f"--{'no-' if default else ''}{field.name.replace('_', '-')}",), False
+            flags, default = (f"--{'no-' if default else ''}{self.name.replace('_', '-')}",), False
         if self._given:
             if not (self._alone or default in (None, MISSING) or "default" in help.lower()):
                 help = f"{help} Default: {default}.".strip()
             default = None
-        type_: Any = field.type if kind.read is None else str  # what is read has the kind's type
-        if kind.choices:
-            type_ = Literal[kind.choices]
-        option = of_kind(
-            kind,
-            help,
+        type_ = self._type
+        if kind.choices or kind.read is not None:
+            one: Any = Literal[kind.choices] if kind.choices else str  # the parser makes the value
+            many = any(get_origin(part) is list for part in (type_, *get_args(type_)))
+            type_ = list[one] if many else one
+        option = Option(
             *flags,
+            help=help,
             metavar=spec.metavar,
-            rich_help_panel=self._panel() if panels else None,
+            rich_help_panel=self._panel if panels else None,
+            parser=None if kind.read is None else parser(kind),
+            envvar=spec.envvar,
         )
         return Parameter(
-            field.name,
+            self.name,
             Parameter.KEYWORD_ONLY,
             default=Parameter.empty if default is MISSING else default,
             annotation=Annotated[type_ | None if default is None else type_, option],

@@ -74,7 +74,7 @@ def file_error(error: OSError) -> str:
 
 
 def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wrap a ``command`` for ``typer.run``, to report its mistakes in one line."""
+    """Wrap a ``command`` of typer's to report its mistakes in one line."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

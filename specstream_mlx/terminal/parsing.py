@@ -29,12 +29,3 @@ def _cut(text: Any) -> str:
     """Shorten what the user typed to fit a sentence."""
     text = str(text)
     return text if len(text) <= 80 else f"{text[:80]} .."
-
-
-def utf8(text: str) -> str:
-    """Parse a text, whose bytes on the command line may not be UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadParameter(f"found {_cut(repr(text))}, expected UTF-8 text") from None
-    return text

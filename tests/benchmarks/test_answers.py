@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from command_line import run_program
 
 from benchmarks import answers, texts
 from benchmarks.answers import by_lookup, drafted, perplexity, quality
@@ -20,11 +19,8 @@ from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 @pytest.mark.slow
 def test_every_kind_of_text_has_a_row_beside_a_control(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "PROSE_ADAPTER", "sql")  # the toy has no other
-    app = typer.Typer()
-    app.command()(answers.main)
     options = "--texts dev --tasks sql,prose --items 1 --timed 1 --rounds 1 --max-tokens 24".split()
-    result = CliRunner().invoke(app, [*options, "--output", str(tmp_path)])
-    assert result.exit_code == 0, result.output
+    run_program(answers.main, *options, "--output", tmp_path)
     (path,) = tmp_path.glob("*.json")
     rows = json.loads(path.read_text())["rows"]
     kinds = [(row["mode"], row["task"]) for row in rows]

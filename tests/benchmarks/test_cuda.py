@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from benchmarks import cuda
 from specstream_mlx.hardware import device
+from specstream_mlx.terminal.commands import program
 
 TESTS = """
 import warnings
@@ -24,9 +24,7 @@ def test_wrong():
 
 
 def command(*flags):
-    built = typer.Typer()
-    built.command()(cuda.main)
-    return CliRunner().invoke(built, [*map(str, flags)])
+    return CliRunner().invoke(program(cuda.main), [*map(str, flags)])
 
 
 def test_a_dry_run_lists_what_failed_and_times_steps(tmp_path):

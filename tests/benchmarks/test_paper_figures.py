@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import run_program
 
 from benchmarks import paper_figures
 from benchmarks.runner import Base
@@ -13,7 +14,8 @@ def test_full_trees_of_every_shape_in_both_modes(tmp_path, monkeypatch, toy):
     monkeypatch.setattr(paper_figures, "Base", lambda *given: Base(*given, fastest_baseline=False))
     monkeypatch.setattr(paper_figures, "GAMMAS", (2,))
     monkeypatch.setattr(paper_figures, "WIDTHS", (1, 3))
-    paper_figures.main(items=1, max_tokens=12, max_nodes=4, output=tmp_path)
+    flags = "--items 1 --max-tokens 12 --max-nodes 4 --output".split()
+    run_program(paper_figures.main, *flags, tmp_path)
     (file,) = tmp_path.glob("figure-streams-*.json")
     rows = json.loads(file.read_text())["rows"]
     ways = ["width 1", "width 1, pruned", "width 3", "width 3, pruned"]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import run_program
 
 from benchmarks import step_cost
 from benchmarks.bare_forwards import BareForwards
@@ -22,7 +23,8 @@ def test_bare_forwards_leave_the_caches_as_they_were():
 @pytest.mark.usefixtures("toy")
 def test_a_short_run(tmp_path, monkeypatch):
     monkeypatch.setattr(step_cost, "PLAIN_TOKENS", 4)
-    step_cost.main(random="2x64", items=1, steps=4, output=tmp_path)
+    flags = "--random-llama 2x64 --items 1 --steps 4 --output".split()
+    run_program(step_cost.main, *flags, tmp_path)
     (path,) = tmp_path.glob("step-cost-random-2x64-*.json")
     result = json.loads(path.read_text())
     assert [row["method"] for row in result["rows"][-3:]] == [

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import pytest
@@ -80,11 +81,6 @@ def test_wrong_values(kind, expected, texts):
             KINDS[kind].check("x", text)
 
 
-def test_a_text_that_is_none():
-    with pytest.raises(typer.BadParameter, match=r"found '\\udcff', expected UTF-8 text"):
-        parsing.utf8("\udcff")
-
-
 NUMBERS = ("N", "P", "X", "T", "K")
 
 
@@ -125,27 +121,40 @@ def area(annotation=Sides, **how):
 
     @small.command()
     @grouped(**how)
-    def show(*, unit: Annotated[str, typer.Option()] = "m", sides: annotation) -> None:
+    def show(
+        *,
+        unit: str = option("m", kinds.TEXT, "Of a side."),
+        sides: annotation,
+        parts: list[float] | None = option(None, kinds.POSITIVE, "Of a part, given again."),
+        rounds: bool = option(True, kinds.FLAG, "Show no fractions."),
+    ) -> None:
         """Show the area."""
-        print(unit, sides)
+        print(unit, sides, *parts or (), "" if rounds else "exactly")
 
     return lambda *args: CliRunner().invoke(small, args)
 
 
 def test_a_group_is_filled_from_options_of_its_fields():
-    given = area()("--width", "3", "-h", "4", "--unit", "cm", "--no-filled")
-    assert given.stdout == f"cm {Sides(3, 4, filled=False)}\n"
-    assert area()("--width", "3").stdout == f"m {Sides(3)}\n"
-    assert area(hidden=True)("--width", "3", "--rounded").stdout == f"m {Sides(3, 2, True)}\n"
+    given = area()("--width", "3", "-h", "4", "--no-filled")
+    assert given.stdout == f"m {Sides(3, 4, filled=False)} \n"
+    assert area()("--width", "3").stdout == f"m {Sides(3)} \n"
+    assert area(hidden=True)("--width", "3", "--rounded").stdout == f"m {Sides(3, 2, True)} \n"
     assert "Missing option '--width'" in area()().output
     assert "No such option: --rounded" in area()("--rounded").output
     assert "found 0, expected an integer of at least 1" in area()("--width", "0").output
 
 
+def test_single_options_stand_as_defaults_of_parameters():
+    run = partial(area(), "--width", "3")
+    given = run("--unit", "cm", "--parts", "1", "--parts", "2", "--no-rounds")
+    assert given.stdout == f"cm {Sides(3)} 1.0 2.0 exactly\n"
+    assert "found 0, expected a number above 0" in run("--parts", "0").output
+
+
 def test_a_group_of_which_what_was_given_matters():
     command = area(Annotated[dict, Sides])
-    assert command().stdout == "m {}\n"
-    assert command("-h", "2", "--no-filled").stdout == "m {'height': 2, 'filled': False}\n"
+    assert command().stdout == "m {} \n"
+    assert command("-h", "2", "--no-filled").stdout == "m {'height': 2, 'filled': False} \n"
     assert "Of the shape. Default: 2." in command("--help").output
 
 

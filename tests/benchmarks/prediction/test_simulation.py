@@ -4,7 +4,6 @@ import json
 from typing import get_args
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from benchmarks.prediction import simulation
@@ -24,6 +23,7 @@ from benchmarks.prediction.simulation import (
     predict,
 )
 from benchmarks.report import RESULTS
+from specstream_mlx.terminal.commands import program
 
 SURE = AcceptanceTable(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
 NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
@@ -39,8 +39,7 @@ MOST_OFF_DENSE_ON_M1 = 1.8
 
 
 def command(main):
-    built = typer.Typer()
-    built.command()(main)
+    built = program(main)
     return lambda *arguments: CliRunner().invoke(built, list(map(str, arguments)))
 
 

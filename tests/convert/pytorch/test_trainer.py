@@ -297,7 +297,7 @@ def test_items_are_tokenized_as_the_runtime_sees_them():
 
 
 def cli(*arguments):
-    return CliRunner().invoke(program(trainer.main), [str(argument) for argument in arguments])
+    return CliRunner().invoke(program(trainer.main, hidden=True), list(map(str, arguments)))
 
 
 def test_command_line(tied, data, tmp_path):
