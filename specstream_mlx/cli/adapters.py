@@ -34,6 +34,8 @@ def list_adapters(
 ) -> None:
     """List the adapters and what they take, on disk and in memory, the base once.
 
+    A damaged one is left out and told on stderr; the exit code is then 1.
+
     [bold]Example[/bold]
 
     [cyan]  specstream-mlx adapters list[/cyan]
@@ -44,9 +46,14 @@ def list_adapters(
 
     base, dtype = _base(model)
     rows: list[dict[str, Any]] = []
+    damaged = False
     for name, path in named_adapters().items():
-        description = describe(path)
-        facts = describe_adapter(description)
+        try:
+            facts = describe_adapter(describe(path))
+        except UserError as error:
+            note(f"{name} is left out: {error}")
+            damaged = True
+            continue
         rows.append(
             {
                 "name": name,
@@ -58,7 +65,13 @@ def list_adapters(
         )
     if as_json:
         print(json.dumps({"base": base, "adapters": rows}, indent=2))
-        return
+    else:
+        _print(base, rows)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _print(base: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -79,6 +79,22 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
     assert "there is no adapter 'my-own.2'" in refused("write", "my-own.2")
 
 
+@pytest.mark.parametrize("damage", ["adapter_config.json", "speculative_streaming.safetensors"])
+def test_a_damaged_adapter_is_told_and_the_others_are_listed(installed, damage):
+    for name in ("broken", "whole"):
+        assert run("adapters", "add", name, installed / "mine").exit_code == 0
+    (kept_adapters()["broken"] / damage).write_text("{")
+    for flags in ((), ("--json",)):
+        result = run("adapters", "list", *flags)
+        assert result.exit_code == 1
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("broken is left out: ")
+        assert damage in line
+        assert "broken" not in result.stdout
+        assert "fix" in result.stdout
+        assert "whole" in result.stdout
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "-x", "x" * 65, "ü"])
 def test_a_name_is_never_a_path(name, installed, tmp_path):
     before = sorted(tmp_path.rglob("*"))
