@@ -6,7 +6,7 @@ ignored. Lists of accepted fields in README.md and in the OpenAPI document come 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 
@@ -79,10 +79,9 @@ class Tool(_Body):
     function: Function
 
 
-Tools = Annotated[
-    list[Tool] | None,
-    Field(min_length=1, max_length=128, description="Put into the chat template."),
-]
+FewTools = Field(min_length=1, max_length=128, description="Put into the chat template.")
+Tools = Annotated[list[Tool] | None, FewTools]
+WhetherTools = Literal["auto", "none"] | None
 
 
 class CalledFunction(_Body):
@@ -191,7 +190,7 @@ class Chat(_OpenAI):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     tools: Tools = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: WhetherTools = None
     response_format: Format | None = None
     metadata: Labels = None
     store: Unsupported = None
@@ -214,7 +213,7 @@ class Completion(_OpenAI):
     echo: Unsupported = None
 
 
-class Item(_Body):
+class MessageItem(_Body):
     """A turn of a conversation."""
 
     type: Literal["message"] = "message"
@@ -222,6 +221,43 @@ class Item(_Body):
     content: Content
     id: str | None = None
     status: str | None = None
+
+
+class FunctionCall(CalledFunction):
+    """A call of an earlier turn."""
+
+    type: Literal["function_call"]
+    call_id: str
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionCallOutput(_Body):
+    """What a tool has brought."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: str | None = None
+
+
+def _kind_of_item(value: Any) -> Any:
+    return value.get("type", "message") if isinstance(value, dict) else "message"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_kind_of_item),
+]
+
+
+class FunctionTool(Function):
+    """A tool that a model may call."""
+
+    type: Literal["function"]
 
 
 class ResponseText(_Body):
@@ -237,6 +273,8 @@ class Response(_Sampled):
     instructions: Text | None = None
     max_output_tokens: Count = None
     text: ResponseText | None = None
+    tools: Annotated[list[FunctionTool] | None, FewTools] = None
+    tool_choice: WhetherTools = None
     metadata: Labels = None
     user: Label = None
     store: Unsupported = None
@@ -296,7 +334,7 @@ class Messages(_Sampled):
     max_tokens: Annotated[int, Field(ge=1)]
     system: Content | None = None
     stop_sequences: Stops | None = None
-    tools: Annotated[list[AnthropicTool] | None, Field(min_length=1, max_length=128)] = None
+    tools: Annotated[list[AnthropicTool] | None, FewTools] = None
     tool_choice: ToolChoice | None = None
     top_k: Annotated[int | None, Field(ge=0)] = None
     metadata: Labels = None

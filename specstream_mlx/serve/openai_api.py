@@ -9,13 +9,13 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .bodies import (
+    CalledFunction,
     Chat,
     Completion,
     Format,
     JSONFormat,
     Message,
     SchemaFormat,
-    ToolCall,
     text_of,
 )
 from .decoding import Token
@@ -73,21 +73,35 @@ def _message(message: Message) -> dict[str, Any]:
         if (value := getattr(message, name)) is not None
     }
     if message.tool_calls:
-        others["tool_calls"] = [_earlier(call) for call in message.tool_calls]
+        others["tool_calls"] = [
+            earlier_call(call.id, call.function, "messages") for call in message.tool_calls
+        ]
     return {"role": role, "content": content or "", **others}
 
 
-def _earlier(call: ToolCall) -> dict[str, Any]:
-    """A call of an earlier turn, as chat templates expect it: with arguments that are no text."""
+def earlier_call(its_id: str | None, called: CalledFunction, field: str) -> dict[str, Any]:
+    """A call of an earlier turn, as chat templates expect it: with arguments that are no text.
+
+    Args:
+        its_id: that its result refers to.
+        called: what was called.
+        field: of the request.
+
+    Raises:
+        RefusedError: the arguments are no JSON object.
+    """
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(called.arguments or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        sentence = f"the arguments of a call of {call.function.name} are no JSON object"
-        raise RefusedError(400, sentence, "messages")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+        sentence = f"the arguments of a call of {called.name} are no JSON object"
+        raise RefusedError(400, sentence, field)
+    return {
+        "id": its_id,
+        "type": "function",
+        "function": {"name": called.name, "arguments": arguments},
+    }
 
 
 def _tools(body: Chat) -> list[dict[str, Any]] | None:

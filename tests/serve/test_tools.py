@@ -145,6 +145,59 @@ def test_openai_streams_calls(openai_client):
     assert any(delta.content for delta in deltas[: len(deltas) // 2])  # said before the calls came
 
 
+def test_responses_call_and_get_results(openai_client, planting):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    ask = {"model": "base", "tools": tools}
+    reply = openai_client.responses.create(input=CHAT, **ask)
+    assert planting.prompts[-1].startswith(f"<|system|>{json.dumps(TOOLS)}<|end|>")
+    with openai_client.responses.stream(input=CHAT, **ask) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for found in (reply, streamed):
+        calls = found.output[1:]
+        assert (found.status, found.output_text) == ("completed", SAID.rstrip())
+        assert [(one.name, json.loads(one.arguments)) for one in calls] == CALLS
+        assert {one.status for one in found.output} == {"completed"}
+        assert len({one.id for one in found.output} | {one.call_id for one in calls}) == 5
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    arguments = "response.function_call_arguments"
+    of_calls = [event for event in events if event.type.startswith(arguments)]
+    assert [event.type for event in of_calls] == [f"{arguments}.delta", f"{arguments}.done"] * 2
+    assert [event.output_index for event in of_calls] == [1, 1, 2, 2]
+    assert [event.arguments for event in of_calls[1::2]] == [one.arguments for one in calls]
+    items = [event for event in events if event.type.startswith("response.output_item")]
+    assert [event.type.rpartition(".")[2] for event in items] == ["added", "done"] * 3
+    assert [event.item.id for event in items[1::2]] == [item.id for item in streamed.output]
+    # What came goes back as it came, with what the tools brought.
+    planting.text = "cold"
+    for found in (reply, streamed):
+        turns = [*CHAT, *found.output]
+        for call, result in zip(found.output[1:], ("-3", "soon"), strict=True):
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            turns.append(output)
+        last = openai_client.responses.create(input=turns, **ask)
+        assert (last.output_text, len(last.output)) == ("cold", 1)
+        written = "".join(
+            f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
+            for n, a in CALLS
+        )
+        assert planting.prompts[-1].endswith(
+            f"<|assistant|>{SAID.rstrip()}{written}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
+            "<|assistant|>"
+        )
+
+
+def test_responses_whose_calls_are_cut_or_not_wanted(openai_client):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    ask = {"model": "base", "input": CHAT, "tools": tools}
+    reply = openai_client.responses.create(**ask, tool_choice="none")
+    assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
+    reply = openai_client.responses.create(**ask, max_output_tokens=40)
+    assert (reply.status, reply.output[-1].status) == ("incomplete", "incomplete")
+    assert [item.type for item in reply.output] == ["message"]
+    assert "<tool_call>" in reply.output_text
+
+
 def test_anthropic_calls_and_their_results(anthropic_client, planting):
     tools = [
         {"name": "weather", "input_schema": WEATHER},
@@ -212,6 +265,24 @@ def test_arguments_that_are_none(openai_client):
     turns = [*CHAT, {"role": "assistant", "tool_calls": [call]}]
     with pytest.raises(openai.BadRequestError, match="a call of noon are no JSON object"):
         openai_client.chat.completions.create(model="base", messages=turns)
+    item = {"type": "function_call", "call_id": "x", "name": "noon", "arguments": "[1"}
+    with pytest.raises(openai.BadRequestError, match="a call of noon are no JSON object"):
+        openai_client.responses.create(model="base", input=[*CHAT, item])
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        ({"type": "function_call_output", "output": "x"}, "input.1.call_id is missing"),
+        ({"type": "function_call", "call_id": "x", "name": 3}, "input.1.name is 3, expected to"),
+        ({"type": "web_search_call"}, "input.1 is .* does not match any of the expected"),
+        ({"type": "web_search_call"}, "'message', 'function_call', 'function_call_output'"),
+        (5, "input.1 is 5"),
+    ],
+)
+def test_items_that_are_none(openai_client, item, sentence):
+    with pytest.raises(openai.BadRequestError, match=sentence):
+        openai_client.responses.create(model="base", input=[*CHAT, item])
 
 
 MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "x"}noon[ARGS]{}'
