@@ -111,8 +111,8 @@ def batch_generate(
         samplers: a sampler for each text, see ``stream_generate``; ``None``, for all or one: take
             the likeliest token. Each ``keyed_sampler`` should have a seed of its own.
         adapters: an adapter for each text, a directory or a name, see ``SpeculativeModel.beside``;
-            ``None``, for all or one: what is mounted. Adapters of one layout go through one pass,
-            others one after the other.
+            ``None``, for all or one: what is mounted. Texts whose adapters fit each other go
+            through one pass, others one after the other.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
@@ -301,11 +301,12 @@ def _sharing(texts: Sequence[_Text]) -> list[list[_Text]]:
     """Group texts by what can go through one pass."""
     groups: list[list[_Text]] = []
     for text in texts:
-        group = next((one for one in groups if share_a_pass(text.model, one[0].model)), None)
-        if group is None:
-            groups.append([text])
+        for group in groups:
+            if all(share_a_pass(text.model, other.model) for other in group):
+                group.append(text)
+                break
         else:
-            group.append(text)
+            groups.append([text])
     return groups
 
 

@@ -505,9 +505,9 @@ def check_side_by_side(model: SpeculativeModel) -> None:
 
 
 def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
-    """Whether texts of two models can be decoded side by side: one base, adapters of one layout."""
+    """Whether texts of two models can be decoded side by side: one base, adapters that fit."""
     same_head = first.head is second.head
-    return first is second or (same_head and first.layout.is_same(second.layout))
+    return first is second or (same_head and first.layout.fits(second.layout))
 
 
 def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:

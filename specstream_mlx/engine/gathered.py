@@ -2,13 +2,16 @@
 
 A model of its own shares the base's weights. Whenever texts join or leave, the LoRA and the streams
 in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies
-each sequence's rows by its own. Each adapter may draft other tokens: the head's rows are those of
-all adapters together, and each sequence is barred from the tokens that its adapter has not.
+each sequence's rows by its own. A sequence without LoRA has zeros there; beside one without
+streams, those of another run, which it never sees. Each adapter may draft other tokens: the head's
+rows are those of all adapters together, and each sequence is barred from the tokens that its
+adapter has not.
 """
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +26,12 @@ from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
 
 _LORA = ("lora_a", "lora_b")
+
+_OWN = frozenset(
+    "mode prompt_template base_model pruner_rank stream_init_rank stream_adapter_rank "
+    "stream_head_rank".split()
+)
+"""Fields of ``StreamConfig`` in which adapters may differ whose texts go through one pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +52,43 @@ class Mounted:
         """Whether the other one is of the same model and streams."""
         return self.model is other.model and self.streams is other.streams
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the main stream sees its streams."""
+        return self.streams is not None and self.streams.config.mode == "shared"
+
+    @cached_property
+    def lora(self) -> dict[str, mx.array]:
+        """The LoRA tensors by name, as (in, r) and (r, out)."""
+        modules = _lora_modules(self.model)
+        return {f"{name}.{part}": module[part] for name, module in modules for part in _LORA}
+
+    @cached_property
+    def stream_tensors(self) -> dict[str, mx.array]:
+        """The tensors of the streams by name; none without streams."""
+        return {} if self.streams is None else _parameters(self.streams)
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is the same for adapters whose texts can go through one pass; ranks may differ.
+    """What adapters must have alike for their texts to go through one pass; ranks may differ.
 
     Attributes:
         weights: the base's arrays.
-        scales: which linear modules have LoRA, and of what scale.
-        config: the streams' configuration but for what they read; ``None``: there are none.
+        scales: which linear modules have LoRA, and of what scale; empty: none has.
+        streams: the fields of the streams' configuration but for ``_OWN``; empty: there are none.
         alone: the model, if it has LoRA that is not gathered: of experts or embeddings.
     """
 
     weights: tuple[mx.array, ...]
-    scales: tuple[tuple[str, float], ...]
-    config: StreamConfig | None
+    scales: dict[str, float]
+    streams: dict[str, Any]
     alone: nn.Module | None
 
-    def is_same(self, other: "Layout") -> bool:
-        """Whether texts of both can go through one pass."""
-        if (self.scales, self.config) != (other.scales, other.config):
+    def fits(self, other: "Layout") -> bool:
+        """Whether texts of both can go through one pass; what one has, the other need not have."""
+        pairs = (self.scales, other.scales), (self.streams, other.streams)
+        if any(one and own and one != own for one, own in pairs):
             return False
         if self.alone is not other.alone or len(self.weights) != len(other.weights):
             return False
@@ -71,13 +97,14 @@ class Layout:
 
 def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
     """Read the layout of a model's adapter."""
-    config = None if streams is None else replace(streams.config, prompt_template=None)
+    fields = {} if streams is None else asdict(streams.config)
+    fields = {name: value for name, value in fields.items() if name not in _OWN}
     modules, parameters = _lora_modules(model), _parameters(model)
-    scales = tuple((name, module.scale) for name, module in modules)
+    scales = {name: module.scale for name, module in modules}
     # DoRA's magnitudes are weights here.
     weights = tuple(one for name, one in parameters.items() if not name.endswith(_LORA))
     others = sum(name.endswith(_LORA) for name in parameters) - 2 * len(modules)
-    return Layout(weights, scales, config, model if others else None)
+    return Layout(weights, scales, fields, model if others else None)
 
 
 def with_same_weights(model: nn.Module) -> nn.Module:
@@ -104,20 +131,29 @@ class Gathered:
     """A model whose LoRA and streams are, for each sequence, those of its own adapter.
 
     Args:
-        first: one of the adapters; see ``Layout``.
+        adapters: of the sequences; their layouts fit each other.
     """
 
-    def __init__(self, first: Mounted):
+    def __init__(self, adapters: Sequence[Mounted]):
+        first = max(adapters, key=lambda one: len(one.lora))
+        streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
+        self._names = _names_of(adapters)
         self._model = with_same_weights(first.model)
-        self.streams = None if first.streams is None else _GatheredStreams(first.streams.config)
+        self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
 
+    def takes(self, adapters: Sequence[Mounted]) -> bool:
+        """Whether these adapters have the same tensors, in all, as those that it was made for."""
+        return _names_of(adapters) == self._names
+
     def gather(self, adapters: Sequence[Mounted]) -> None:
-        """Take the tensors of the sequences' adapters, one for each sequence."""
-        self._model.load_weights(_stacked([_lora_of(one.model) for one in adapters]), strict=False)
+        """Take the tensors of the sequences' adapters, one for each sequence; see ``takes``."""
+        self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
         if self.streams is not None:
-            self.streams.gather([one.streams for one in adapters if one.streams is not None])
+            each = [one.stream_tensors for one in adapters]
+            usual = next(own for own in each if own)
+            self.streams.gather([dict(own or usual) for own in each])
             self.borrowed.read_vocabulary()
 
 
@@ -137,9 +173,8 @@ class _GatheredStreams(Streams):
     def barred(self) -> mx.array | None:
         return self._barred
 
-    def gather(self, each: Sequence[Streams]) -> None:
+    def gather(self, tensors: Sequence[dict[str, mx.array]]) -> None:
         """Take the tensors of each sequence's streams."""
-        tensors = [_parameters(one) for one in each]
         own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]
         self.load_weights(_stacked(tensors), strict=False)
         if not own:
@@ -165,28 +200,21 @@ def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
     return [(name, one) for name, one in model.named_modules() if isinstance(one, LoRALinear)]
 
 
-def _lora_of(model: nn.Module) -> dict[str, mx.array]:
-    """The LoRA tensors of a model by name, as (in, r) and (r, out)."""
-    return {
-        f"{name}.{part}": module[part] for name, module in _lora_modules(model) for part in _LORA
-    }
+def _names_of(adapters: Sequence[Mounted]) -> set[str]:
+    return {name for one in adapters for name in (*one.lora, *one.stream_tensors)}
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
     """(sequences, ..) tensors by name; those of a smaller rank are filled up with zeros."""
     stacked = []
-    for name in each[0]:
-        tensors = [own[name] for own in each]
-        if name.endswith(_LORA):
-            axis = -1 if name.endswith("lora_a") else 0
-            rank = max(tensor.shape[axis] for tensor in tensors)
-            tensors = [_filled(tensor, axis, rank) for tensor in tensors]
-        stacked.append((name, mx.stack(tensors)))
+    for name in dict.fromkeys(name for own in each for name in own):
+        tensors = [own[name] for own in each if name in own]
+        shape = [max(sizes) for sizes in zip(*(one.shape for one in tensors), strict=True)]
+        none = mx.zeros(shape, tensors[0].dtype)
+        stacked.append((name, mx.stack([_filled(own.get(name, none), shape) for own in each])))
     return stacked
 
 
-def _filled(tensor: mx.array, axis: int, rank: int) -> mx.array:
-    missing = rank - tensor.shape[axis]
-    if not missing:
-        return tensor
-    return mx.pad(tensor, [(0, 0), (0, missing)] if axis else [(0, missing), (0, 0)])
+def _filled(tensor: mx.array, shape: Sequence[int]) -> mx.array:
+    missing = [(0, size - own) for size, own in zip(shape, tensor.shape, strict=True)]
+    return mx.pad(tensor, missing) if any(size for _, size in missing) else tensor

@@ -1,7 +1,7 @@
 """The plan of one decoding step: values that whoever drafts has chosen."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -64,10 +64,16 @@ class Plan:
         return fewer or (self.threshold is not None and nodes > 1)
 
 
-def widest(plans: Sequence[Plan]) -> Plan:
+def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
     """Return the plan that asks for most; a pass of several sequences follows it, trees apart.
 
-    No text depends on where lossless streams run, on what they guess or on what pruning drops, and
-    shared streams run in every plan.
+    No text depends on where lossless streams run, on what they guess or on what pruning drops, so
+    where some are shared, all streams run beside all nodes.
+
+    Args:
+        plans: one for each sequence.
+        shared: whether its streams are shared.
     """
-    return max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
+    plan = max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
+    own = next((own for own, is_shared in zip(plans, shared, strict=True) if is_shared), plan)
+    return plan if own is plan else replace(plan, place="beside", streams=own.streams, beside=None)

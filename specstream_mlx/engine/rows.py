@@ -202,18 +202,18 @@ class TreeShapes:
     def visibility(
         self,
         num_streams: int,
-        main_sees_streams: bool,
+        main_sees_streams: Sequence[bool],
         beside: Sequence[Sequence[int]] | None = None,
     ) -> mx.array:
-        """``stream_visibility`` of these nodes, on the device."""
+        """``stream_visibility`` of these nodes, on the device; the arguments by sequence."""
         chosen = None if beside is None else tuple(map(tuple, beside))
-        key = num_streams, main_sees_streams, chosen
+        key = num_streams, tuple(main_sees_streams), chosen
         if key not in self._visibility:
             tables = [
                 stream_visibility(
                     ancestors,
                     num_streams,
-                    main_sees_streams,
+                    main_sees_streams[number],
                     None if beside is None else np.array(beside[number]),
                 )
                 for number, ancestors in enumerate(self._ancestors)
@@ -333,7 +333,7 @@ def rows_with_streams(
     nodes: TreeNodes,
     shapes: TreeShapes,
     num_streams: int,
-    main_sees_streams: bool,
+    main_sees_streams: Sequence[bool],
     beside: Sequence[Sequence[int]] | None = None,
     stream_window: int = 0,
 ) -> Rows:
@@ -343,7 +343,7 @@ def rows_with_streams(
         nodes: the nodes that pruning kept.
         shapes: shapes of the whole trees.
         num_streams: gamma.
-        main_sees_streams: whether a main row sees its streams (Eq. 3, shared mode).
+        main_sees_streams: whether a sequence's main rows see their streams (Eq. 3, shared mode).
         beside: nodes of each tree that have streams, as many in all trees; only where nothing was
             pruned. ``None``: all kept nodes.
         stream_window: see ``StreamConfig``.

@@ -179,8 +179,8 @@ class Decoder:
 
         Args:
             kept: numbers of the sequences that go on; at least one goes on or joins.
-            joining: decoders of one sequence each, which may have another adapter of the same
-                layout. If there are then several sequences, none is quantized or has a window.
+            joining: decoders of one sequence each, which may have another adapter whose layout
+                fits. If there are then several sequences, none is quantized or has a window.
         """
         self._uncommitted = []
         adapters = [self._adapters[number] for number in kept]
@@ -206,8 +206,8 @@ class Decoder:
         if all(one is first for one in self._adapters):
             self.model, self.streams = first.borrowed, first.streams
             return
-        if self._gathered is None:
-            self._gathered = Gathered(first)
+        if self._gathered is None or not self._gathered.takes(self._adapters):
+            self._gathered = Gathered(self._adapters)
         self._gathered.gather(self._adapters)
         self.model, self.streams = self._gathered.borrowed, self._gathered.streams
 
@@ -268,7 +268,9 @@ class Decoder:
         Returns:
             One result for each sequence, unevaluated; read them, then call ``commit``.
         """
-        profile, plan, trees = self.profile, widest(plans), [plan.tree for plan in plans]
+        profile, trees = self.profile, [plan.tree for plan in plans]
+        shared = [one.is_shared for one in self._adapters]
+        plan = widest(plans, shared)
         count, sizes = plan.streams, [len(tree) for tree in trees]
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
@@ -307,12 +309,11 @@ class Decoder:
         beside = None
         hidden = entry = main
         if plan.place == "beside":
-            beside = self._nodes_with_streams(plan, trees)
+            beside = _nodes_with_streams(plan, trees)
             seeded = main if beside is None else at(main, mx.array(beside))
             seeds = self.streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
-            config = self.streams.config
-            shared, window = config.mode == "shared", config.stream_window
+            window = self.streams.config.stream_window
             rows = rows_with_streams(nodes, shapes, count, shared, beside, window)
 
         # 5. MSA layers, over nodes and streams.
@@ -334,7 +335,10 @@ class Decoder:
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
         guesses = self._guesses(judged, hidden, plan, present)
         profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
-        return [one.result(streams) for one, streams in zip(judged, guesses, strict=True)]
+        return [
+            one.result(guessed if adapter.streams is not None else None)
+            for one, guessed, adapter in zip(judged, guesses, self._adapters, strict=True)
+        ]
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Move the accepted rows into the KV cache and drop the others: the seventh move.
@@ -419,17 +423,6 @@ class Decoder:
         main = at(main, nodes.kept)
         self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
         return nodes, main
-
-    def _nodes_with_streams(self, plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
-        """Choose the nodes of each tree that have streams, as many in all trees.
-
-        ``None``: all, as always in shared mode. Smaller trees are filled up.
-        """
-        few, most = plan.beside, max(map(len, trees))
-        if self.streams.config.mode == "shared" or few is None or few >= most:
-            return None
-        chosen = [tree.likeliest_last(min(few, len(tree))).tolist() for tree in trees]
-        return [[*nodes, *range(len(nodes), few)] for nodes in chosen]
 
     def _through_msa_layers(
         self,
@@ -614,6 +607,18 @@ def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
         array[number] if size == whole else array[number, :size]
         for number, size in enumerate(sizes)
     ]
+
+
+def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
+    """Choose the nodes of each tree that have streams, as many in all trees; ``None``: all.
+
+    Smaller trees are filled up.
+    """
+    few, most = plan.beside, max(map(len, trees))
+    if few is None or few >= most:
+        return None
+    chosen = [tree.likeliest_last(min(few, len(tree))).tolist() for tree in trees]
+    return [[*nodes, *range(len(nodes), few)] for nodes in chosen]
 
 
 def _streams_of(

@@ -262,10 +262,10 @@ class Writing:
 
 
 class Batch:
-    """Texts of one model that are decoded in one pass; they join and leave between steps.
+    """Texts that are decoded in one pass; they join and leave between steps.
 
     Args:
-        model: base and adapter.
+        model: base and adapter of the first.
     """
 
     def __init__(self, model: SpeculativeModel):
@@ -285,7 +285,8 @@ class Batch:
 
     def takes(self, model: SpeculativeModel) -> bool:
         """Whether a text of this model may join the others."""
-        return self._several and share_a_pass(model, self._model)
+        others = (writing.asked.model for writing in self.texts)
+        return self._several and all(share_a_pass(model, other) for other in others)
 
     def join(self, writing: Writing) -> None:
         """Let a text whose prompt has been read go on from the next step on.

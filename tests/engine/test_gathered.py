@@ -114,18 +114,68 @@ def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(
     assert not np.allclose(expected[0].logits[0], expected[1].logits[0], atol=0.1)
 
 
+def company(streams):
+    """(base, adapters): shared ones, the bare base, lossless streams of other ranks, LoRA alone."""
+    fields = STREAMS[streams]
+    base = speculative_model(mode="shared", seed=1, **fields)
+    shared, lora = adapter(base, 1), adapter(base, 3)[0]
+    ranks = {name: value + 2 for name, value in fields.items() if name.endswith("rank")}
+    lossless = speculative_model(seed=5, **fields | ranks, pruner_rank=0).streams
+    bare = base.model
+    return base, [shared, adapter(base, 2), (bare, None), (bare, lossless), (lora, None)]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [2, 0, 3], [3, 4, 1], [4, 2], [4, 3], [2, 3]])
+@pytest.mark.parametrize("streams", ["adapter", "conditioned head, draft vocabulary", "near keys"])
+def test_beside_shared_adapters_the_base_is_as_alone(streams, order):
+    base, adapters = company(streams)
+    prompts = [random_prompt(5 + 3 * number, seed=number) for number in order]
+    rng = np.random.default_rng(0)
+    trees = [random_tree(rng, prompt[-1], depth=3, width=2) for prompt in prompts]
+    settings = DraftSettings(tree_width=2, drafter="lookup")
+    configs = [adapters[n][1] and adapters[n][1].config for n in order]
+    plans = [settings.plans(config)(tree) for config, tree in zip(configs, trees, strict=True)]
+    rules = [find_rule(None, None)(None, None, prompt) for prompt in prompts]
+
+    def decoders():
+        pairs = zip(order, prompts, strict=True)
+        return [decoder(base, adapters[n], prompt) for n, prompt in pairs]
+
+    expected = [
+        one.step([plan], [rule])[0]
+        for one, plan, rule in zip(decoders(), plans, rules, strict=True)
+    ]
+    first, *others = decoders()
+    everyone = [*range(len(order))]
+    for kept, joining, seated in (
+        ([0], others, everyone),
+        (everyone[1:], [], everyone[1:]),
+        ([0], decoders()[:1], [1, 0]),
+    ):
+        first.seat(kept, joining)
+        found = first.step([plans[n] for n in seated], [rules[n] for n in seated])
+        for number, one in zip(seated, found, strict=True):
+            assert_same(one, expected[number])
+            assert (one.streams is None) == (expected[number].streams is None)
+
+
 def test_layouts():
     base = speculative_model(mode="shared", **STREAMS["adapter"])
     own = layout_of(*adapter(base, 1))
-    assert own.is_same(layout_of(*adapter(base, 2)))
-    assert not own.is_same(layout_of(*adapter(base, 2, keys=KEYS[:2])))
-    assert not own.is_same(layout_of(*adapter(base, 2, scale=1.0)))
+    assert own.fits(layout_of(*adapter(base, 2)))
+    assert not own.fits(layout_of(*adapter(base, 2, keys=KEYS[:2])))
+    assert not own.fits(layout_of(*adapter(base, 2, scale=1.0)))
+    for streams in (None, base.streams, speculative_model(**STREAMS["adapter"]).streams):
+        bare = layout_of(with_same_weights(base.model), streams)
+        assert own.fits(bare) and bare.fits(own)
+    strange = speculative_model(mode="shared", num_streams=2, **STREAMS["adapter"]).streams
+    assert not own.fits(layout_of(with_same_weights(base.model), strange))
     other = copy(base)
     other.model = speculative_model(seed=2).model
-    assert not own.is_same(layout_of(*adapter(other, 1)))
+    assert not own.fits(layout_of(*adapter(other, 1)))
     embedding = [adapter(base, 2, keys=["model.embed_tokens"]) for _ in range(2)]
     first, second = (layout_of(*one) for one in embedding)
-    assert first.is_same(first) and not first.is_same(second)
+    assert first.fits(first) and not first.fits(second)
 
 
 def test_a_layout_is_read_once_for_each_adapter():
@@ -133,4 +183,4 @@ def test_a_layout_is_read_once_for_each_adapter():
     found = model.layout
     assert model.layout is found
     model.swap_adapter(None)
-    assert not model.layout.is_same(found)
+    assert model.layout is not found
