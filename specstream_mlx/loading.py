@@ -125,6 +125,11 @@ class SpeculativeModel:
         return None if self.head is None else self.head.config
 
     @property
+    def decides(self) -> bool:
+        """Whether this process decides what is drafted: it is alone, or rank 0."""
+        return self.ranks is None or self.ranks.is_first
+
+    @property
     def prompt_template(self) -> str | None:
         """The mounted adapter's instruction around the user's ``{text}``; see ``chat_prompt``."""
         return self.streams.config.prompt_template if self.streams else None

@@ -180,7 +180,7 @@ class Request:
         known = DraftSettings | Drafters | Drafting
         if self.drafting is not None and not isinstance(self.drafting, known):
             raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
-        if isinstance(self.drafting, DraftSettings | Drafters):
+        if isinstance(self.drafting, DraftSettings | Drafters) and model.decides:
             check_drafters_fit(self.drafting, model)
         if not isinstance(self.drafting, DraftSettings):
             if rule.name == "rejection":
@@ -519,11 +519,10 @@ def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Dr
         rule: draws the text's tokens.
     """
     ranks = model.ranks
-    if ranks is None:
-        return _own_drafting(model, request, rule)
-    if ranks.is_first:
-        return ToldPlans(_own_drafting(model, request, rule), ranks)
-    return HeardPlans(ranks)
+    if ranks is not None and not model.decides:
+        return HeardPlans(ranks)
+    own = _own_drafting(model, request, rule)
+    return own if ranks is None else ToldPlans(own, ranks)
 
 
 def _own_drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:

@@ -66,7 +66,7 @@ def written(folder, size, jobs):
     """What each of ``size`` processes writes; see ``rank_writer.py``."""
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
-    ended = Processes(folder, *[[WRITER, file]] * size).ended()
+    ended = Processes(folder, *[[WRITER, file]] * size).ended(1800)  # a busy machine takes long
     for rank, one in enumerate(ended):
         assert one.code == 0, f"rank {rank}: {one.error[-2000:]}"
     return [json.loads(one.out) for one in ended]

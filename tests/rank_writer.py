@@ -20,17 +20,36 @@ def texts_of(jobs, group=None):
     for job in jobs:
         model, tokenizer = load(job["model"], weights=job.get("weights", "auto"), group=group)
         for text in job["texts"]:
-            text = dict(text)
-            model.swap_adapter(text.pop("adapter", None))
-            prompt, seed = text.pop("prompt", "the meeting is at noon"), text.pop("seed", None)
-            sampler = None if seed is None else keyed_sampler(seed, temp=0.8)
-            leaves = text.pop("leaves", None)
+            responses = responses_of(model, tokenizer, text)
+            leaves = text.get("leaves")
             first = group is None or group.rank() == 0
-            responses = stream_generate(model, tokenizer, prompt, sampler=sampler, **text)
             tokens = [one.token for one in islice(responses, leaves if first else None)]
             responses.close()
             found.append(tokens[:leaves])
     return found
+
+
+def responses_of(model, tokenizer, text):
+    """The responses of one text."""
+    text = {name: value for name, value in text.items() if name != "leaves"}
+    model.swap_adapter(text.pop("adapter", None))
+    prompt, sampler = text.pop("prompt"), sampler_of(text.pop("seed", None))
+    return stream_generate(model, tokenizer, prompt, sampler=sampler, **text)
+
+
+def sampler_of(seed):
+    return None if seed is None else keyed_sampler(seed, temp=0.8)
+
+
+def gap_at(job, text, index):
+    """How far the token at ``index`` was from being another one: in log-probability, with noise."""
+    model, tokenizer = load(job["model"], weights=job.get("weights", "auto"))
+    responses = responses_of(model, tokenizer, text)
+    scores = next(islice(responses, index, None)).logprobs
+    if "seed" in text:
+        scores = sampler_of(text["seed"]).scores(scores, index)
+    second, best = mx.sort(scores)[-2:].tolist()
+    return best - second
 
 
 if __name__ == "__main__":

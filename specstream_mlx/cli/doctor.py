@@ -94,6 +94,7 @@ def _measured(costs: "KeptCosts", demonstration_model: str | None) -> dict[str, 
         "adapter": costs.adapter and Path(costs.adapter).name,
         "mode": costs.mode,
         "kv_bits": costs.kv_bits,
+        "processes": costs.processes,
         "plain_seconds": costs.curve.plain,
         "measured": costs.curve.measured,
         "rounds": costs.curve.rounds,
@@ -130,6 +131,8 @@ def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
             adapter = f"{row['adapter']} ({kind})" if row["adapter"] else kind
             if row["kv_bits"]:
                 adapter += f", KV cache of {row['kv_bits']} bits"
+            if row["processes"] > 1:
+                adapter += f", {row['processes']} processes"
             when = datetime.fromtimestamp(row["measured"]).strftime("%Y-%m-%d %H:%M")
             state = f"{'busy' if row['busy'] else 'quiet'} (spread {row['spread']:.0%})"
             milliseconds = f"{1e3 * row['plain_seconds']:.1f} ms"

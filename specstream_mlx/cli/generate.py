@@ -137,7 +137,7 @@ def generate(
         note(blas.OPENBLAS_HINT)
     settings = rule.settings(drafts)
     loaded, tokenizer = source.load(cached.tokenizer_config)
-    if settings is not None and settings.draft_model is not None:
+    if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
     if mode is not None and mode != loaded.mode:
         owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"

@@ -22,11 +22,11 @@ from ..config import UserError
 BEAT = 1.0
 """Seconds between two signs of life."""
 
-SILENCE = 8.0
-"""Seconds after which a silent rank is gone."""
+SILENCE = 20.0
+"""Seconds after which a silent rank is gone; one that swaps, or whose machine is busy, says nothing
+for some. Whose process ends is gone at once."""
 
 _JOINING = 60.0  # seconds in which all ranks must have connected
-_FAREWELL = 5.0  # seconds between the end of rank 0 and that of the others
 _GRACE = 0.5  # seconds in which rank 0 may come upon the same mistake as another rank
 _LONGEST = 1 << 24  # bytes of a line
 
@@ -195,7 +195,7 @@ class Link:
                 if kind == "end":
                     self._ended.append(rank)
                     if self._own:  # rank 0 has said all that there is to say
-                        time.sleep(_FAREWELL)
+                        time.sleep(SILENCE)
                         os._exit(GONE)
                     return
                 elif kind == "gone":

@@ -48,6 +48,11 @@ class Ranks:
         return _backend()[0]
 
     @property
+    def route(self) -> tuple[str, str]:
+        """The backend and rank 0's address: over another cable a step takes another time."""
+        return _backend()
+
+    @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which decides."""
         return self.rank == 0

@@ -18,6 +18,7 @@ class KeptCosts:
         adapter: directory of the adapter; ``None``: none was mounted.
         mode: mode of the streams; ``None``: there were none.
         kv_bits: bits of a quantized KV cache; ``None``: it was not quantized.
+        processes: among which the model was divided.
         curve: the cost curve.
         here: whether it is of this machine with its present MLX and BLAS, and so still in use.
     """
@@ -26,6 +27,7 @@ class KeptCosts:
     adapter: str | None
     mode: str | None
     kv_bits: int | None
+    processes: int
     curve: CostCurve
     here: bool
 
@@ -54,6 +56,7 @@ def kept_costs() -> list[KeptCosts]:
                     names["adapter"],
                     facts["streams"] and facts["streams"]["mode"],
                     facts["kv_cache"] and facts["kv_cache"][0],
+                    facts["processes"],
                     read_curve(values["curve"]),
                     facts["device"] == present,
                 )

@@ -89,4 +89,6 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "processes": model.ranks.size if model.ranks else 1,
         "device": kept_costs.device_facts(),
     }
+    if model.ranks is not None:
+        facts["route"] = model.ranks.route
     return json.loads(json.dumps(facts, default=str))

@@ -19,7 +19,7 @@ def curves(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def write(name, model, spread, measured, points=POINTS, **changed):
-        facts = {"streams": {"mode": "shared"}, "kv_cache": None}
+        facts = {"streams": {"mode": "shared"}, "kv_cache": None, "processes": 1}
         facts |= {"device": kept_costs.device_facts()} | changed
         curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
         names = {"model": model, "adapter": "/adapters/sql"}
@@ -33,7 +33,8 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     now = time.time()
     curves("a", "/models/llama", 0.04, now - 60)
-    curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, kv_cache=[8, 64, 0])
+    divided = {"kv_cache": [8, 64, 0], "processes": 2}
+    curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, **divided)
     curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
     user_cache.write(kept_costs.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
     curves("f", "/models/unfinished", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
@@ -46,7 +47,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     shown = " ".join(run("doctor", "--model", base).stdout.split())
     when = datetime.fromtimestamp(now - 60).strftime("%Y-%m-%d %H:%M")
     assert f"/models/llama sql (shared) 20.0 ms {when} quiet (spread 4%)" in shown
-    assert "busy (spread 30%)" in shown and "KV cache of 8 bits" in shown
+    assert "busy (spread 30%)" in shown and "KV cache of 8 bits, 2 processes" in shown
     assert "1 more were measured on another machine, MLX or BLAS." in shown
 
 

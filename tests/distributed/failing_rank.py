@@ -1,6 +1,6 @@
 """The command line of a rank that fails at a certain moment: ``failing_rank.py MOMENT FILE ..``.
 
-It writes the time to FILE first.
+It writes the time at which it fails, or meets with what is not as on rank 0, to FILE.
 """
 
 import os
@@ -18,8 +18,22 @@ moment, file = sys.argv[1], Path(sys.argv[2])
 del sys.argv[1:3]
 
 
-def fail(signal_number=signal.SIGKILL):
+def note_time(*_):
     file.write_text(str(time.time()))
+
+
+def noted(function):
+    """The function, which notes the time of its last call."""
+
+    def call(*arguments):
+        note_time()
+        return function(*arguments)
+
+    return call
+
+
+def fail(signal_number=signal.SIGKILL):
+    note_time()
     os.kill(os.getpid(), signal_number)
 
 
@@ -50,7 +64,7 @@ def between_texts():
 
 
 def other(tokens):
-    file.write_text(str(time.time()))
+    note_time()
     return [token + 1 for token in tokens]
 
 
@@ -65,11 +79,11 @@ elif moment == "disagreeing":
 elif moment == "between":
     between_texts()
 elif moment == "version":
-    file.write_text(str(time.time()))
     own = ranks.version
     ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)
+    ranks.connect = noted(ranks.connect)
 elif moment == "file":  # of other weights, or of another adapter
-    file.write_text(str(time.time()))
+    Ranks.agree = noted(Ranks.agree)
 else:
     raise ValueError(moment)
 cli.main()

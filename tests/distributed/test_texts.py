@@ -1,88 +1,132 @@
-"""Several processes that run one model write, each of them, what one process writes."""
+"""Several processes that run one model write, each of them, what one process writes.
+
+Reductions add in another order than one process does, so a text might differ at a tie; none does.
+"""
 
 import json
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from processes import written
-from rank_writer import texts_of
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from processes import Processes, written
+from rank_writer import gap_at, texts_of
+from tiny_models import CORPUS, stream_adapter_directory, tiny_llama_directory
 
 ALL_LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
     f"mlp.{name}_proj" for name in ("gate", "up", "down")
 )
 
 
-def llama(folder, **model):
-    """A random Llama of which streams are right at times."""
-    return tiny_llama_directory(folder / "base", residual_scale=0.3, **model)
+def base_of(folder, size, family="llama", bits=None):
+    """A random model that ``size`` processes divide, of which streams are right at times.
 
-
-def qwen(folder, model_type):
-    """The same as a Qwen2, with biases, or as a Qwen3, with norms of queries and keys."""
-    base = llama(folder, num_attention_heads=4, num_key_value_heads=2)
+    Args:
+        folder: for its directory.
+        size: number of processes.
+        family: Llama; Qwen2 has biases besides; Qwen3 has norms of queries and keys.
+        bits: of its weights; ``None``: float32.
+    """
+    base = tiny_llama_directory(
+        folder / "base",
+        bits=bits,
+        residual_scale=0.3,
+        num_hidden_layers=2,
+        num_attention_heads=2 * size,
+        num_key_value_heads=size,
+        hidden_size=64 * size,
+        intermediate_size=64 * size,
+    )
+    if family == "llama":
+        return base
     config = json.loads((base / "config.json").read_text())
     weights = mx.load(str(base / "model.safetensors"))
     mx.eval(weights)
-    drawn, size = np.random.default_rng(1), config["head_dim"]
-    sizes = {"q_proj.bias": 4 * size, "k_proj.bias": 2 * size, "v_proj.bias": 2 * size}
-    if model_type == "qwen3":
-        sizes = {"q_norm.weight": size, "k_norm.weight": size}
+    drawn, wide = np.random.default_rng(1), config["head_dim"]
+    lengths = {"q_norm.weight": wide, "k_norm.weight": wide}
+    if family == "qwen2":
+        lengths = {"q_proj.bias": 2 * size * wide, "k_proj.bias": size * wide}
+        lengths["v_proj.bias"] = size * wide
     for number in range(config["num_hidden_layers"]):
-        for name, count in sizes.items():
-            values = mx.array(drawn.uniform(0.5, 1.5, count), mx.float32)
+        for name, length in lengths.items():
+            values = mx.array(drawn.uniform(0.5, 1.5, length), mx.float32)
             weights[f"model.layers.{number}.self_attn.{name}"] = values
     mx.save_safetensors(str(base / "model.safetensors"), weights)
-    (base / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    (base / "config.json").write_text(json.dumps(config | {"model_type": family}))
     return base
 
 
-def jobs_of(base):
-    """Texts of a base, lossless and shared: plain, by the rule, in fixed trees, drawn, left."""
+def job_of(base, prompts, weights="auto"):
+    """Seven texts of a base, without streams, lossless and shared.
+
+    Plain, by the rule, left early, in fixed trees, pruned, drawn.
+    """
     folder = base.parent
-    lossless = stream_adapter_directory(folder / "lossless", base, scale=0.3)
+    streams = {"num_msa_layers": 1, "scale": 0.3}
+    lossless = stream_adapter_directory(folder / "lossless", base, **streams)
     shared = stream_adapter_directory(
-        folder / "shared", base, mode="shared", scale=0.3, lora_rank=4, lora_keys=ALL_LINEAR
+        folder / "shared", base, mode="shared", lora_rank=4, lora_keys=ALL_LINEAR, **streams
     )
     texts = [
-        {"max_tokens": 6},
-        {"max_tokens": 12, "adapter": str(lossless)},
+        {"max_tokens": 5},
+        {"max_tokens": 9, "adapter": str(lossless)},
         {"max_tokens": 30, "adapter": str(lossless), "leaves": 5},
-        {"max_tokens": 12, "adapter": str(lossless), "tree_size": 6, "max_nodes": 4},
-        {"max_tokens": 12, "adapter": str(lossless), "tree_size": 4, "seed": 3},
-        {"max_tokens": 12, "adapter": str(shared), "tree_size": 6},
-        {"max_tokens": 8, "adapter": str(shared), "seed": 5},
+        {"max_tokens": 9, "adapter": str(lossless), "tree_size": 6, "max_nodes": 4},
+        {"max_tokens": 9, "adapter": str(lossless), "tree_size": 4, "seed": 3},
+        {"max_tokens": 9, "adapter": str(shared), "tree_size": 6},
+        {"max_tokens": 7, "adapter": str(shared), "seed": 5},
     ]
-    return [{"model": str(base), "texts": texts}]
+    texts = [text | {"prompt": next(prompts)} for text in texts]
+    return {"model": str(base), "weights": weights, "texts": texts}
+
+
+def random_prompts():
+    """Prompts of 3 to 14 words, all of them different."""
+    drawn, words = np.random.default_rng(0), " ".join(CORPUS).split()
+    while True:
+        yield " ".join(drawn.choice(words, drawn.integers(3, 15)))
+
+
+def assert_written(folder, size, jobs):
+    """All ranks write what one process writes; a difference says how near a tie it was."""
+    alone, differing = texts_of(jobs), []
+    asked = [(job, text) for job in jobs for text in job["texts"]]
+    for rank, found in enumerate(written(folder, size, jobs)):
+        for (job, text), own, expected in zip(asked, found, alone, strict=True):
+            if own != expected:
+                pairs = zip(own, expected, strict=False)
+                index = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+                gap = "none" if index is None else f"{gap_at(job, text, index):.2e}"
+                differing.append(
+                    f"rank {rank} of {size}, {job['model']} {job['weights']}, {text}: token {index}"
+                    f" differs, a gap of {gap} between the best two: {own}, expected {expected}"
+                )
+    assert not differing, "\n".join(differing)
 
 
 def test_two_processes_write_what_one_writes(tmp_path):
-    jobs = jobs_of(llama(tmp_path, num_attention_heads=4, num_key_value_heads=2))
-    alone = texts_of(jobs)
-    assert written(tmp_path, 2, jobs) == [alone, alone]
+    assert_written(tmp_path, 2, [job_of(base_of(tmp_path, 2), random_prompts())])
 
 
 @pytest.mark.slow
-def test_three_processes_write_what_one_writes(tmp_path):
-    jobs = jobs_of(llama(tmp_path, num_attention_heads=6, num_key_value_heads=3, hidden_size=96))
-    alone = texts_of(jobs)
-    assert written(tmp_path, 3, jobs) == [alone] * 3
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_hundred_prompts_of_all_families_and_quantizations(tmp_path, size):
+    prompts, jobs = random_prompts(), []
+    forms = [(None, "auto"), *product((8, 4), ("packed", "expanded"))]
+    for family, (bits, weights) in product(("llama", "qwen2", "qwen3"), forms):
+        folder = tmp_path / f"{family} {bits} {weights}"
+        jobs.append(job_of(base_of(folder, size, family, bits), prompts, weights))
+    assert sum(len(job["texts"]) for job in jobs) > 100
+    assert_written(tmp_path, size, jobs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_other_families(tmp_path, model_type):
-    jobs = jobs_of(qwen(tmp_path, model_type))
-    alone = texts_of(jobs)
-    assert written(tmp_path, 2, jobs) == [alone, alone]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["packed", "expanded"])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_layers_are_divided_packed_and_expanded(tmp_path, bits, weights):
-    jobs = jobs_of(llama(tmp_path, bits=bits, hidden_size=128, intermediate_size=192))
-    jobs[0]["weights"] = weights
-    alone = texts_of(jobs)
-    assert written(tmp_path, 2, jobs) == [alone, alone]
+def test_only_rank_0_needs_a_draft_model(tmp_path):
+    base = base_of(tmp_path, 2)
+    draft = tiny_llama_directory(tmp_path / "draft", residual_scale=0.3)
+    command = ["-m", "specstream_mlx", "generate", "--model", base, "-p", "the meeting", "-m", 20]
+    command += ["-q", "--no-streams", "--draft-model"]
+    first, other = Processes(tmp_path, [*command, draft], [*command, tmp_path / "none"]).ended()
+    assert (first.code, other.code) == (0, 0), (first.error, other.error)
+    [alone] = Processes(tmp_path, [*command, draft]).ended()
+    assert first.out == alone.out and other.out == ""

@@ -1,0 +1,51 @@
+"""Reductions and steps are timed with all processes in place."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from processes import Processes
+from random_models import speculative_model
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
+from specstream_mlx.drafting import kept_costs
+from specstream_mlx.drafting.pace import pace_of
+
+
+def test_steps_over_another_cable_cost_something_else():
+    alone = speculative_model()
+    ranks = [
+        None,
+        SimpleNamespace(size=2, route=("ring", "127.0.0.1")),
+        SimpleNamespace(size=2, route=("ring", "10.0.0.1")),
+        SimpleNamespace(size=2, route=("jaccl", "10.0.0.1")),
+        SimpleNamespace(size=3, route=("jaccl", "10.0.0.1")),
+    ]
+    models = [replace(alone, ranks=one) for one in ranks]
+    costs = [pace_of(model).costs for model in models]
+    assert len(set(map(id, costs))) == len(ranks)
+    assert [pace_of(model).costs for model in models] == costs
+
+
+@pytest.mark.slow
+def test_doctor_shows_reductions_and_rank_0_keeps_the_costs_of_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base = tiny_llama_directory(tmp_path / "base")
+    streams = stream_adapter_directory(tmp_path / "streams", base)
+    doctor = ["-m", "specstream_mlx", "doctor", "--model", base]
+    first, other = Processes(tmp_path, doctor, doctor).ended()
+    assert (first.code, other.code, other.out) == (0, 0, ""), first.error
+    line = (
+        r"processes +2 over ring: a reduction of 4 kB takes (\S+) ms, one of 16 MB has (\S+) GB/s"
+    )
+    latency, bandwidth = map(float, re.search(line, first.out).groups())
+    assert latency > 0 and bandwidth >= 0
+    text = ["-m", "specstream_mlx", "generate", "--model", base, "--adapter-path", streams]
+    text += ["-p", "the meeting", "-m", 30, "-q"]
+    assert [one.code for one in Processes(tmp_path, text, text).ended()] == [0, 0]
+    [file] = kept_costs.directory().glob("*.json")
+    kept = json.loads(file.read_text())
+    assert (kept["facts"]["processes"], kept["facts"]["route"]) == (2, ["ring", "127.0.0.1"])
+    assert kept["timings"] and all(seconds > 0 for _, seconds in kept["timings"])
