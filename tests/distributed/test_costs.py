@@ -10,8 +10,39 @@ from processes import Processes
 from random_models import speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
+from benchmarks.studies.cable import reductions
 from specstream_mlx.drafting import kept_costs
 from specstream_mlx.drafting.pace import pace_of
+
+COUNTING = """
+import sys
+import mlx.core as mx
+from specstream_mlx import generate, load
+from specstream_mlx.engine.step import Decoder
+
+reduce, counts = mx.distributed.all_sum, []
+
+def counted(*arguments, **more):
+    counts[-1] += 1
+    return reduce(*arguments, **more)
+
+def step_of(method):
+    def step(*arguments):
+        counts.append(0)
+        return method(*arguments)
+    return step
+
+model, tokenizer = load(sys.argv[1], group=mx.distributed.init())
+Decoder.step, Decoder.next_token = map(step_of, (Decoder.step, Decoder.next_token))
+for adapter in sys.argv[2:]:
+    model.swap_adapter(adapter)
+    mx.distributed.all_sum = counted
+    counts.append(0)  # the prompt's are nobody's step
+    generate(model, tokenizer, "the meeting", max_tokens=30)
+    mx.distributed.all_sum = reduce
+    del counts[0]
+print(*sorted(set(counts)), flush=True)
+"""
 
 
 def test_steps_over_another_cable_cost_something_else():
@@ -49,3 +80,16 @@ def test_doctor_shows_reductions_and_rank_0_keeps_the_costs_of_steps(tmp_path, m
     kept = json.loads(file.read_text())
     assert (kept["facts"]["processes"], kept["facts"]["route"]) == (2, ["ring", "127.0.0.1"])
     assert kept["timings"] and all(seconds > 0 for _, seconds in kept["timings"])
+
+
+@pytest.mark.slow
+def test_every_step_waits_for_two_reductions_a_layer_and_one(tmp_path):
+    base = tiny_llama_directory(tmp_path / "base")
+    adapters = [
+        stream_adapter_directory(tmp_path / mode, base, mode=mode, lora_rank=rank)
+        for mode, rank in (("lossless", 0), ("shared", 4))
+    ]
+    command = ["-c", COUNTING, base, *adapters]
+    for rank in Processes(tmp_path, command, command).ended():
+        assert rank.code == 0, rank.error
+        assert rank.out.split() == [str(reductions(4))]
