@@ -24,7 +24,8 @@ def base_of(folder, size, family="llama", bits=None):
     Args:
         folder: for its directory.
         size: number of processes.
-        family: Llama; Qwen2 has biases besides; Qwen3 has norms of queries and keys.
+        family: Llama, whose layers may slide; Qwen2 has biases besides; Qwen3 has norms of queries
+            and keys.
         bits: of its weights; ``None``: float32.
     """
     base = tiny_llama_directory(
@@ -37,9 +38,12 @@ def base_of(folder, size, family="llama", bits=None):
         hidden_size=64 * size,
         intermediate_size=64 * size,
     )
-    if family == "llama":
-        return base
     config = json.loads((base / "config.json").read_text())
+    if family == "sliding llama":
+        windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+        (base / "config.json").write_text(json.dumps(config | windows))
+    if "llama" in family:
+        return base
     weights = mx.load(str(base / "model.safetensors"))
     mx.eval(weights)
     drawn, wide = np.random.default_rng(1), config["head_dim"]
@@ -113,7 +117,8 @@ def test_two_processes_write_what_one_writes(tmp_path):
 def test_a_hundred_prompts_of_all_families_and_quantizations(tmp_path, size):
     prompts, jobs = random_prompts(), []
     forms = [(None, "auto"), *product((8, 4), ("packed", "expanded"))]
-    for family, (bits, weights) in product(("llama", "qwen2", "qwen3"), forms):
+    families = [*product(("llama", "qwen2", "qwen3"), forms), ("sliding llama", forms[0])]
+    for family, (bits, weights) in families:
         folder = tmp_path / f"{family} {bits} {weights}"
         jobs.append(job_of(base_of(folder, size, family, bits), prompts, weights))
     assert sum(len(job["texts"]) for job in jobs) > 100
