@@ -11,7 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -26,7 +27,7 @@ from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.drafting import Drafting
-from specstream_mlx.drafting.auto import AutoDrafting, new_pace
+from specstream_mlx.drafting.auto import AutoDrafting, Pace, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
@@ -152,25 +153,41 @@ _CLEAR = 3  # times faster, which no noise comes to
 Way = Callable[[Sequence[int]], Run]
 """One way to decode: ``prompt -> run``."""
 
+SamplerOf = Callable[[Sequence[int]], Sampler]
+"""Makes a fresh sampler for a prompt, such as one with a seed of its own."""
+
 
 @dataclass
 class _Noted:
     """A drafting that notes its plans, for counting behind the generation.
 
     Attributes:
-        drafting: what plans.
+        make: makes what plans, for the text's verify rule; ``None``: tokens are not drawn.
         plans: of the steps that were taken.
         calls: what they wrote, and the guesses that they were planned from.
         missed: steps with streams whose accepted node had none.
     """
 
-    drafting: Drafting
+    make: Callable[[VerifyRule | None], Drafting]
     plans: list[Plan] = field(default_factory=list)
     calls: list[tuple[tuple[int, ...], StreamGuesses]] = field(default_factory=list)
     missed: int = 0
     _guesses: StreamGuesses = NO_GUESSES
+    _rule: VerifyRule | None = None
+
+    def told(self, rule: type[VerifyRule]) -> type[VerifyRule]:
+        """The same rule, which drafters of this text are told of when it is made."""
+        noted = self
+
+        class Told(rule):
+            def __init__(self, *given: Any):
+                super().__init__(*given)
+                noted._rule = self
+
+        return Told
 
     def first(self, root: int) -> Plan:
+        self.drafting = self.make(self._rule)
         return self.drafting.first(root)
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
@@ -195,24 +212,30 @@ def _timed(responses: Iterator[PlainResponse], started: float) -> dict[str, Any]
     tokens: list[int] = []
     text = ""
     arrivals: list[float] = []
+    ends: list[int] = []  # of mlx_lm's calls: a token that is no draft of its second model
     calls, drafted = None, 0
     for response in responses:
         if len(tokens) < response.generation_tokens:
             tokens.append(response.token)
             arrivals.append(time.perf_counter())
+            if not response.from_draft:
+                ends.append(len(tokens))
         text += response.text
         calls = getattr(response, "target_calls", None)
         drafted = getattr(response, "drafted_tokens", 0)
     ended = time.perf_counter()
     first = arrivals[0] if arrivals else ended
+    if len(ends) < len(tokens) and ends[-1:] != [len(tokens)]:
+        ends.append(len(tokens))  # the last call was cut short
     return {
         "tokens": tokens,
         "text": text,
-        "target_calls": calls or len(tokens),
+        "target_calls": calls or len(ends),
         "decode_tps": (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
         "drafted": drafted,
         "arrivals": [moment - first for moment in arrivals],
         "seconds": ended - started,
+        "calls": [(tuple(tokens[start:end]), NO_GUESSES) for start, end in pairwise([0, *ends])],
     }
 
 
@@ -235,18 +258,28 @@ class Mounted:
     tokenizer: TokenizerWrapper
     max_tokens: int
 
-    def mlx_lm(self, sampler: Sampler | None = None) -> Way:
-        """``mlx_lm.stream_generate`` on its own modules, greedy without a sampler."""
+    def mlx_lm(
+        self, sampler_of: SamplerOf | None = None, draft_model: nn.Module | None = None
+    ) -> Way:
+        """``mlx_lm.stream_generate`` on its own modules, greedy without samplers.
+
+        Args:
+            sampler_of: makes each text's sampler.
+            draft_model: drafts as mlx_lm has it.
+        """
 
         def run(prompt: Sequence[int]) -> Run:
             with stock_modules(self.plain):
                 started = time.perf_counter()
                 found = _timed(
                     plain_stream_generate(
-                        self.plain, self.tokenizer, list(prompt), self.max_tokens, sampler=sampler
+                        self.plain, self.tokenizer, list(prompt), self.max_tokens, draft_model,
+                        sampler=sampler_of and sampler_of(prompt),
                     ),
                     started,
-                )
+                )  # fmt: skip
+            if draft_model is None:
+                found["calls"] = ()
             return Run(**found, rows=[PLAIN_ROWS] * found["target_calls"])
 
         return run
@@ -254,38 +287,44 @@ class Mounted:
     def ours(
         self,
         drafts: Drafts | Alone | ByWorth,
-        sampler: Sampler | None = None,
+        sampler_of: SamplerOf | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
-        """``specstream_mlx.stream_generate``, greedy without a sampler."""
+        """``specstream_mlx.stream_generate``, greedy without samplers."""
         if isinstance(drafts, str):
             drafts = _ALONE[drafts]
+        pace: Pace | None = None
         if isinstance(drafts, ByWorth):  # what its drafts are worth is its own
             used = self.model.guessing if drafts.streams else None
             pace = new_pace(pace_of(self.model).costs, used)
 
+        def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Drafting:
+            if drafts is None:
+                return auto_drafting(self.model, prompt, rule=rule)
+            if isinstance(drafts, DraftSettings):
+                return fixed_drafting(drafts, self.model, prompt, rule)
+            who = drafts.drafters
+            material = Material(prompt, who, self.model, rule, store=drafts.name)
+            proposals = proposals_of(who.drafters, material)
+            return AutoDrafting(pace, used, self.model.config["vocab_size"], proposals)
+
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
-            if drafts is None:
-                noted = _Noted(auto_drafting(self.model, prompt))
-            elif isinstance(drafts, ByWorth):
-                who = drafts.drafters
-                material = Material(prompt, who, self.model, store=drafts.name)
-                proposals = proposals_of(who.drafters, material)
-                vocab_size = self.model.config["vocab_size"]
-                noted = _Noted(AutoDrafting(pace, used, vocab_size, proposals))
-            else:
-                noted = _Noted(fixed_drafting(drafts, self.model, prompt))
-            drawn = find_rule(verify, sampler) is RejectionRule  # which takes settings alone
+            sampler = sampler_of and sampler_of(prompt)
+            rule, noted = find_rule(verify, sampler), _Noted(partial(planned, prompt))
+            drawn = rule is RejectionRule  # which takes settings alone
             found = _timed(
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
-                    settings=drafts if drawn else noted, sampler=sampler, verify=verify,
+                    settings=drafts if drawn else noted, sampler=sampler,
+                    verify=rule if drawn else noted.told(rule),
                 ),
                 started,
             )  # fmt: skip
+            if not drawn:
+                found["calls"] = noted.calls
             rows = [rows_of(plan) for plan in noted.plans]
-            return Run(**found, rows=rows, missed=noted.missed, calls=noted.calls)
+            return Run(**found, rows=rows, missed=noted.missed)
 
         return run
 
@@ -518,7 +557,10 @@ def interleaved(
 
 
 def expected_runs(
-    mounted: Mounted, prompts: Sequence[Sequence[int]], plain: Sequence[Run]
+    mounted: Mounted,
+    prompts: Sequence[Sequence[int]],
+    plain: Sequence[Run],
+    sampler_of: SamplerOf | None = None,
 ) -> list[Run]:
     """The runs whose text every draft must write.
 
@@ -527,7 +569,7 @@ def expected_runs(
     """
     if mounted.model.mode == "lossless":
         return list(plain)
-    return [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
+    return [mounted.ours(ONE_TOKEN, sampler_of)(prompt) for prompt in prompts]
 
 
 _WARM_UPS = 100  # texts

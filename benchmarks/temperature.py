@@ -17,7 +17,7 @@ same text.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, ONE_TOKEN, Base, Mounted, Way, interleaved
+from .runner import MLX_LM, Base, Way, expected_runs, interleaved
 from .texts import (
     MODES,
     ORIGIN,
@@ -67,17 +67,6 @@ WAYS: dict[str, tuple[type[VerifyRule], DraftSettings]] = {
 }
 
 
-SamplerOf = Callable[[Sequence[int]], KeyedSampler]
-"""Makes a fresh sampler with the seed of a text."""
-
-
-def ours(
-    mounted: Mounted, sampler_of: SamplerOf, rule: type[VerifyRule], drafts: DraftSettings
-) -> Way:
-    """A way of ours under each text's own seed."""
-    return lambda prompt: mounted.ours(drafts, sampler_of(prompt), rule)(prompt)
-
-
 def measure(
     base: Base, mode: str, task: str, temp: float, top_k: int, texts: Texts
 ) -> list[dict[str, Any]]:
@@ -89,23 +78,20 @@ def measure(
     mounted = base.mount(adapter_of(task, mode))
     prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
     conditioned = mounted.model.streams.config.stream_head == "conditioned"
-    names = [name for name in WAYS if not (conditioned and name == "rejection")]
+    own = {name: way for name, way in WAYS.items() if not (conditioned and name == "rejection")}
     ways: dict[str, Way] = {
-        MLX_LM: lambda prompt: mounted.mlx_lm(sampler_of(prompt))(prompt),
-        **{name: ours(mounted, sampler_of, *WAYS[name]) for name in names},
+        MLX_LM: mounted.mlx_lm(sampler_of),
+        **{name: mounted.ours(drafts, sampler_of, rule) for name, (rule, drafts) in own.items()},
     }
     found = interleaved(prompts, ways)
-    expected = found.first_runs(MLX_LM)
-    if mode == "shared":
-        plain = ours(mounted, sampler_of, KeyedRule, ONE_TOKEN)
-        expected = [plain(prompt) for prompt in prompts]
+    expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM), sampler_of)
     return [
         {
             **{"mode": mode, "task": task, "temp": temp, "way": name, "items": len(prompts)},
             **found.figures(name, MLX_LM),
             "same": found.same(name, expected) if name != "rejection" else None,
         }
-        for name in names
+        for name in own
     ]
 
 
