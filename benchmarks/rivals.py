@@ -1,151 +1,459 @@
-"""Drafters side by side on one model: ``specstream-mlx benchmark rivals --questions FILE``.
+"""Drafters side by side on one model: ``specstream-mlx benchmark rivals``.
 
-The questions are Spec-Bench's (see ``spec_bench``), by task, and beside them texts that nobody can
-foresee, where no drafter should cost much: the control. Every method drafts as is worth most, step
-by step, with a pace of its own: each drafter by itself, and with the streams if there are any. All
-methods take turns on every text, and every text is compared with mlx_lm's. What ``suffix`` keeps of
-earlier answers is each method's own too; where a run was broken off and goes on, it knows only the
-answers since.
+Classes of texts (``rival_texts``): Spec-Bench's six tasks, where ``--questions`` names its file;
+the typed texts of eight tasks, answered by the base and by the tasks' own adapters; prose; prompts
+of any length; and, as a control, texts that nobody can foresee, where no drafter should cost much.
 
-Figures are those of ``spec_bench``: tokens a call, and speed over mlx_lm behind the first token.
+Methods (``rival_methods``): plain decoding, the streams, every drafter alone, streams or a draft
+head with lookup; and programs beside this one: ``mlx_lm``, plain and with a draft model, and
+llama.cpp on the GGUF file that the base was made of.
+
+Each method is measured in two ways. *By worth* it drafts in every step as much as is worth its
+time, at a pace of its own; all methods take turns on every text, and ``speed`` is the median over
+texts of (tokens/s behind the first token) / (mlx_lm's on the same text), with the quartiles. *In
+trees* of a given number of nodes, the same for all, it shows how often it is right: ``accepted`` is
+tokens a call behind the call that ends the prompt, as Spec-Bench counts for Medusa, Hydra and
+EAGLE. Only the first depends on the machine; ``--acceptance`` leaves it out.
+
+Every text is compared with plain decoding's, mlx_lm's with the same seed above temperature 0; with
+an adapter in shared mode that of the same model at one token a step. What ``suffix`` keeps of
+earlier answers is each method's own, and of the same class; where a run was broken off and goes on,
+it knows only the answers since.
 
 ``python -m benchmarks.rivals`` is the same command in a clone.
 """
 
 import json
-import random
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specstream_mlx import SpeculativeModel, bundled, demonstration, keyed_sampler
 from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.drafting.suffix import forget_answers
 from specstream_mlx.loading import load_draft_model
-from specstream_mlx.options.generation import DRAFTERS
 
+from .outside import LLAMA, LLAMA_LOOKUP, llama_ways
 from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
-from .runner import MLX_LM, Base, ByWorth, Mounted, measure_costs
+from .rival_methods import PLAIN, Method, methods_of, mounted_heads, sizes_of
+from .rival_texts import (
+    ADAPTERS,
+    GROUPS,
+    NODES,
+    SPEC_BENCH,
+    TextClass,
+    classes_of,
+    fitting_adapters,
+)
+from .rivals_page import page
+from .runner import MLX_LM, Base, Compared, Mounted, Way, interleaved, measure_costs
 from .spec_bench import (
-    ALL,
-    TASKS,
     Answered,
-    Asked,
     Question,
+    accept_lengths,
     answer,
     depends_on,
+    first_prompts,
     kept_way,
-    means_of,
     mount_lossless,
-    rows_of,
     write_answers,
 )
 from .speedup import Subject
 
-CONTROL = "unpredictable"
-_CONTROLS, _WORDS = 4, 120
-_NEEDS = {"draft-model": "draft_model", "rest": "datastore"}
+MLX_LM_DRAFTS = "mlx_lm, draft model"
+OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
+"""Programs beside this one, whose texts are counted, but are not ours to answer for."""
+
+MEAN = "mean"
+_DEPTHS = 8  # of drafted tokens, in the table
 
 
-def methods_of(given: Drafters, streams: bool) -> dict[str, ByWorth]:
-    """List the methods: the drafters that were chosen, by themselves and with the streams.
+@dataclass(frozen=True)
+class Asked:
+    """What competes, and on what.
+
+    Attributes:
+        questions: Spec-Bench's; empty: none.
+        classes, contexts: see ``rival_texts.classes_of``.
+        per_class: texts of each class.
+        max_tokens: of a text.
+        temperatures: 0, and others above it.
+        methods: see ``rival_methods.methods_of``.
+        drafters: what drafters were given; ``draft_model`` is a directory.
+        heads: directories of draft heads.
+        gguf: the base's weights for llama.cpp; ``None``: the demonstration model's, if it is meant.
+        acceptance: whether nothing is timed.
+    """
+
+    questions: Sequence[Question]
+    classes: str
+    contexts: Sequence[int]
+    per_class: int
+    max_tokens: int
+    temperatures: Sequence[float]
+    methods: str
+    drafters: Drafters
+    heads: Sequence[Path] = ()
+    gguf: Path | None = None
+    acceptance: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A way that takes part.
+
+    Attributes:
+        method: its name.
+        nodes: of its trees; ``None``: the rule decides.
+        way: the way.
+        timed: whether it takes turns with the others.
+        same: whether its text must be plain decoding's.
+        uses: files and directories that it drafts from.
+    """
+
+    method: str
+    nodes: int | None
+    way: Way
+    timed: bool
+    same: bool = True
+    uses: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of method and trees."""
+        return self.method if self.nodes is None else f"{self.method}, {self.nodes} nodes"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What all classes have in common.
+
+    Attributes:
+        asked: what was asked for.
+        methods: of ours.
+        drafters: what drafters were given, the draft model loaded.
+        heads: a model with each draft head, by name.
+        kept: the runs so far.
+        outside: llama.cpp's ways.
+    """
+
+    asked: Asked
+    methods: Sequence[Method]
+    drafters: Drafters
+    heads: Mapping[str, SpeculativeModel]
+    kept: Kept
+    outside: Mapping[str, Way]
+
+    def entries(
+        self, mounted: Mounted, adapter: str | None, temperature: float, sizes: Sequence[int]
+    ) -> list[Entry]:
+        """List what takes part with an adapter at a temperature, mlx_lm first.
+
+        Args:
+            mounted: base, and streams or adapter.
+            adapter: its name; ``None``: the base's own streams, if any.
+            temperature: of the draws.
+            sizes: nodes of trees.
+        """
+        mode, streams = mounted.model.mode, mounted.model.streams is not None
+        timed = not self.asked.acceptance
+
+        def sampler_of(prompt: Sequence[int]) -> Any:
+            return keyed_sampler(sum(prompt), temperature)
+
+        draws = sampler_of if temperature else None
+        found = [Entry(MLX_LM, None, mounted.mlx_lm(draws), timed)]
+        beside = timed and not temperature and adapter is None
+        if beside and self.drafters.draft_model is not None:
+            way = mounted.mlx_lm(draft_model=self.drafters.draft_model.model)
+            uses = [str(self.asked.drafters.draft_model)]
+            found.append(Entry(MLX_LM_DRAFTS, None, way, timed, same=False, uses=uses))
+        for method in self._methods(mode):
+            ours = mounted
+            if method.head is not None:
+                ours = replace(mounted, model=self.heads[method.head])
+            uses = self._uses(method)
+            plain = mode == "shared" and not method.drafts
+            if (timed or plain) and method.fits(mode, streams, by_worth=True):
+                way = ours.ours(method.by_worth(), draws)
+                found.append(Entry(method.name, None, way, timed, uses=uses))
+            if method.drafts and method.fits(mode, streams, by_worth=False):
+                found += [
+                    Entry(
+                        method.name, size, ours.ours(method.in_trees(size), draws), False, uses=uses
+                    )
+                    for size in sizes
+                ]
+        llama = self.outside.items()
+        if beside:
+            found += [Entry(name, None, way, timed, same=False) for name, way in llama]
+        return [replace(one, way=self._kept(one, adapter, temperature)) for one in found]
+
+    def _methods(self, mode: str) -> Sequence[Method]:
+        """The methods, and always plain decoding where it is all that texts are compared with."""
+        if mode == "lossless" or any(not method.drafts for method in self.methods):
+            return self.methods
+        return [*methods_of(self.asked.drafters, (), PLAIN), *self.methods]
+
+    def _uses(self, method: Method) -> list[str]:
+        files = [self.drafters.datastore if "rest" in method.drafters.drafters else None]
+        if method.drafters.draft_model is not None:
+            files.append(self.asked.drafters.draft_model)
+        if method.head is not None:
+            files += [path for path in self.asked.heads if path.resolve().name == method.head]
+        return [str(path) for path in files if path is not None]
+
+    def _kept(self, entry: Entry, adapter: str | None, temperature: float) -> Way:
+        given = self.drafters
+        sizes = (given.lookup_size, given.lookup_ngram, given.num_draft_tokens)
+        name = [entry.name, entry.timed, entry.uses, adapter, temperature]
+        return kept_way(self.kept, [*name, *sizes, *given.lookahead_size], entry.way)
+
+
+# Figures ------------------------------------------------------------------------------------
+
+
+def rows_of(
+    one: TextClass,
+    temperature: float,
+    entries: Sequence[Entry],
+    found: Compared[str],
+    mode: str,
+) -> list[dict[str, Any]]:
+    """The rows of a class, one for each method and size of trees.
 
     Args:
-        given: who drafts, with what they need; ``None`` for ``drafter``: all that have it.
-        streams: whether the model has any.
+        one: the class.
+        temperature: of the draws.
+        entries: what took part.
+        found: the runs.
+        mode: of what is mounted.
     """
-    lacking = {name for name, field in _NEEDS.items() if getattr(given, field) is None}
-    names = given.chosen or tuple(name for name in DRAFTERS if name not in lacking)
-    alone = {}
-    for name in names:
-        others = {field: None for other, field in _NEEDS.items() if other != name}
-        alone[name] = replace(given, drafter=[name], **others)
-    nobody = replace(given, drafter=["none"], **dict.fromkeys(_NEEDS.values()))
-    found = {name: ByWorth(name, one, streams=False) for name, one in alone.items()}
-    if streams:
-        found["streams"] = ByWorth("streams", nobody)
-        for name, one in alone.items():
-            found[f"streams + {name}"] = ByWorth(f"streams + {name}", one)
+    plain = found.first_runs(PLAIN if mode == "shared" else MLX_LM)
+    rows = []
+    for entry in entries:
+        runs = found.first_runs(entry.name)
+        lengths = [n for run in runs for n in accept_lengths(run)[1:]]
+        row = {
+            "group": one.group,
+            "class": one.name,
+            "task": one.name,
+            "mode": mode,
+            "temperature": temperature,
+            "method": entry.method,
+            "nodes": entry.nodes,
+            "items": len(runs),
+            "tokens": sum(len(run.tokens) for run in runs),
+            "calls": sum(run.target_calls for run in runs),
+            "same_output_as_plain": found.same(entry.name, plain),
+            "same": entry.same,
+            "accepted": statistics.fmean(lengths) if lengths else 1.0,
+            "depths": [
+                sum(n > depth for n in lengths) / max(1, len(lengths))
+                for depth in range(1, _DEPTHS + 1)
+            ],
+        }
+        ratios = sorted(found.ratios(entry.name, MLX_LM).values()) if entry.timed else []
+        if ratios:
+            low, middle, high = _quartiles(ratios)
+            rates = [rate for (name, _), rate in found.rates.items() if name == entry.name]
+            row |= {"speedup": middle, "low": low, "high": high}
+            row["decode_tps"] = statistics.median(rates)
+        rows.append(row)
+    return rows
+
+
+def _quartiles(values: Sequence[float]) -> Sequence[float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
+def items_of(
+    one: TextClass,
+    temperature: float,
+    entries: Sequence[Entry],
+    found: Compared[str],
+    numbers: Sequence[int],
+) -> Iterator[dict[str, Any]]:
+    """Yield every text of a class and method, with its figures."""
+    for entry in entries:
+        for number, run in zip(numbers, found.first_runs(entry.name), strict=True):
+            yield {
+                "class": one.name,
+                "item": number,
+                "temperature": temperature,
+                "method": entry.method,
+                "nodes": entry.nodes,
+                "timed": entry.timed,
+                "tokens": len(run.tokens),
+                "target_calls": run.target_calls,
+                "accept_lengths": accept_lengths(run),
+                "seconds": run.seconds if entry.timed else None,
+                "decode_tps": run.decode_tps if entry.timed else None,
+            }
+
+
+def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The geometric means over the classes of each group that has several."""
+    means = []
+    keys = ("group", "temperature", "method", "nodes")
+    for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in keys) == key]
+        if len(own) < 2:
+            continue
+        mean = dict(zip(keys, key, strict=True)) | {"class": MEAN}
+        for figure in ("accepted", "speedup"):
+            if all(figure in row for row in own):
+                mean[figure] = statistics.geometric_mean([row[figure] for row in own])
+        means.append(mean)
+    return means
+
+
+# The report ---------------------------------------------------------------------------------
+
+
+def tables_of(values: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
+    """Yield title, columns and rows of every table; the first column names the rows.
+
+    Args:
+        values: of the report's JSON file.
+    """
+    rows, means = values["rows"], values["means"]
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        at = "" if not temperature else f", temperature {temperature:g}"
+        for group in GROUPS:
+            own = [
+                row
+                for row in (*rows, *means)
+                if (row["group"], row["temperature"]) == (group, temperature)
+            ]
+            timed = [row for row in own if "speedup" in row and row["method"] != MLX_LM]
+            yield from _table(
+                f"{group}{at}: speed over mlx_lm, median and quartiles over texts",
+                timed,
+                lambda row: (
+                    f"{row['speedup']:.2f}x"
+                    + (f" ({row['low']:.2f}-{row['high']:.2f})" if "low" in row else "")
+                ),
+            )
+            for size in sorted({row["nodes"] for row in own if row["nodes"]}):
+                yield from _table(
+                    f"{group}{at}: accepted in trees of {size} nodes",
+                    [row for row in own if row["nodes"] == size],
+                    lambda row: f"{row['accepted']:.2f}",
+                )
+        deep = depths_of(rows, temperature)
+        columns = ["method", *(str(depth) for depth in range(1, _DEPTHS + 1))]
+        if deep:
+            title = f"Share of calls{at} that accept so many drafted tokens or more, trees of 8"
+            yield (
+                title,
+                columns,
+                [
+                    {"method": method}
+                    | {str(i): f"{share:.2f}" for i, share in enumerate(shares, start=1)}
+                    for method, shares in deep.items()
+                ],
+            )
+
+
+def _table(
+    title: str, rows: Sequence[Mapping[str, Any]], cell: Any
+) -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
+    """Yield a table of methods by classes, unless it is empty."""
+    if not rows:
+        return
+    columns = ["method", *dict.fromkeys(row["class"] for row in rows)]
+    by_method: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        cells = by_method.setdefault(row["method"], dict.fromkeys(columns, None))
+        cells |= {"method": row["method"], row["class"]: cell(row)}
+    yield title, columns, list(by_method.values())
+
+
+def depths_of(rows: Sequence[Mapping[str, Any]], temperature: float) -> dict[str, list[float]]:
+    """The shares of calls by accepted depth of each method, over the base's classes alike."""
+    found: dict[str, list[float]] = {}
+    own = [
+        row
+        for row in rows
+        if row["nodes"] in NODES and row["temperature"] == temperature and row["group"] != ADAPTERS
+    ]
+    for method in dict.fromkeys(row["method"] for row in own):
+        shares = [row["depths"] for row in own if row["method"] == method]
+        found[method] = [statistics.fmean(column) for column in zip(*shares, strict=True)]
     return found
 
 
-def controls(mounted: Mounted) -> list[Question]:
-    """Make questions of tokens drawn at random, behind which nothing can be foreseen."""
-    rng = random.Random(0)
-    known = sorted(mounted.tokenizer.get_vocab().values())
-    return [
-        Question(-1 - number, CONTROL, (mounted.tokenizer.decode(rng.choices(known, k=_WORDS)),))
-        for number in range(_CONTROLS)
-    ]
-
-
-def items_of(answered: Answered) -> list[dict[str, Any]]:
-    """List every text of every method, with its figures."""
-    items = []
-    for name in answered.found.runs:
-        plain = answered.found.first_runs(MLX_LM)
-        for place, run in enumerate(answered.found.first_runs(name)):
-            question = answered.questions[answered.of[place]]
-            items.append(
-                {
-                    "question_id": question.number,
-                    "category": question.category,
-                    "method": name,
-                    "tokens": len(run.tokens),
-                    "target_calls": run.target_calls,
-                    "seconds": run.seconds,
-                    "decode_tps": run.decode_tps,
-                    "same_output_as_plain": run.tokens == plain[place].tokens,
-                }
-            )
-    return items
-
-
-def markdown(
-    rows: Sequence[Mapping[str, Any]],
-    means: Sequence[Mapping[str, Any]],
-    facts: Mapping[str, Any],
-) -> list[str]:
-    """Return the report's lines: a row for each method, a column for each class of texts."""
-    drafted = [row for row in rows if row["method"] != MLX_LM and row["task"] != ALL]
+def about(values: Mapping[str, Any]) -> list[str]:
+    """The sentences above the tables."""
+    facts, rows = values["facts"], values["rows"]
+    drafted = [row for row in rows if row["method"] != MLX_LM and row["same"]]
     right, texts = (sum(row[key] for row in drafted) for key in ("same_output_as_plain", "items"))
     lines = [
         f"{measured_on(facts)}; model {facts['model']}; weights {facts['weights']}; mlx_lm on "
-        f"{facts['plain_weights']} weights; greedy, at most {facts['max_tokens']} tokens a turn.",
-        f"{right} of {texts} answers are those of mlx_lm.",
+        f"{facts['plain_weights']} weights; {facts['per_class']} texts a class, at most "
+        f"{facts['max_tokens']} tokens each.",
+        f"{right} of {texts} texts are those of plain decoding.",
     ]
-    classes = list(dict.fromkeys(row["task"] for row in (*drafted, *means)))
-    methods: dict[str, dict[str, Any]] = {}
-    for row in (*drafted, *means):
-        if row["method"] != MLX_LM:
-            methods.setdefault(row["method"], {"method": row["method"]})[row["task"]] = row
-    columns = {"method": "{method}"}
-    for title, cell in (
-        ("Speed over mlx_lm behind the first token", "{{{0}[speedup]:.2f}}x"),
-        ("Tokens a call", "{{{0}[call_reduction]:.2f}}"),
-    ):
-        cells = {name: cell.format(name) for name in classes}
-        lines += ["", f"{title}:", "", *table(columns | cells, methods.values())]
-    return lines
+    for name in OUTSIDE:
+        own = [row for row in rows if row["method"] == name]
+        if own:
+            same, all_ = (sum(row[k] for row in own) for k in ("same_output_as_plain", "items"))
+            lines.append(f"{name}: {same} of {all_} are.")
+    return [*lines, *values["notes"]]
+
+
+SIZE_COLUMNS = {
+    "method": "{method}",
+    "parameters": "{parameters:,}",
+    "bytes on disk": "{disk:,}",
+    "bytes in memory": "{resident:,}",
+    "and for each token of the text": "{bytes_a_token:,}",
+}
+
+
+def markdown(values: Mapping[str, Any]) -> list[str]:
+    """The lines of the report."""
+    lines = about(values)
+    for title, columns, rows in tables_of(values):
+        cells = {column: f"{{c{i}}}" for i, column in enumerate(columns)}
+        numbered = [{f"c{i}": row[c] for i, c in enumerate(columns)} for row in rows]
+        lines += ["", f"{title}:", "", *table(cells, numbered)]
+    return [
+        *lines,
+        "",
+        "What drafting adds to the base:",
+        "",
+        *table(SIZE_COLUMNS, values["sizes"]),
+    ]
+
+
+# The comparison -----------------------------------------------------------------------------
 
 
 def compare(
     asked: Asked,
     subject: Subject,
-    given: Drafters,
     output: Path,
+    label: str = "",
     answers: Path | None = None,
     kept: Path | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Answer questions by every method; writes ``rivals-MACHINE``, and its items as JSON lines.
+    """Let all methods write all texts; writes ``rivals-LABEL-MACHINE``.
+
+    It is a JSON file, Markdown, a page with plots, and the texts' figures as JSON lines.
 
     Args:
-        asked: the questions.
+        asked: what competes, and on what.
         subject: the base and its lossless streams, if it has any.
-        given: who drafts; ``draft_model`` is a directory.
         output: the directory of the result files.
+        label: part of their names.
         answers: the directory of the answers in Spec-Bench's format, ``METHOD.jsonl``.
         kept: JSONL of runs, see ``report.Kept``.
 
@@ -153,41 +461,137 @@ def compare(
         the Markdown text and the rows.
 
     Raises:
-        UserError: the streams are shared, model, drafters and questions do not go together, or a
+        UserError: the streams are shared; model, drafters, heads and texts do not go together; or a
             file cannot be read.
     """
-    questions, max_tokens = asked.questions, asked.max_tokens
-    base = Base(subject.directory, max_tokens, subject.weights)
-    mounted, prompts = mount_lossless(base, subject, questions)
-    model = mounted.model
-    names = [str(given.draft_model), str(given.datastore)]
+    as_fastest = subject.weights == "auto" and not asked.acceptance
+    base = Base(subject.directory, asked.max_tokens, subject.weights, fastest_baseline=as_fastest)
+    mounted = mount_lossless(base, subject)
+    model, given = mounted.model, asked.drafters
     if given.draft_model is not None:
         draft = load_draft_model(given.draft_model, mounted.tokenizer)
         given = replace(given, draft_model=draft)
     check_drafters_fit(given, model)
-    facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
-    runs = Kept(kept, [*depends_on(facts, subject), names])
-    measure_costs(mounted, prompts)
-    methods = methods_of(given, model.guessing is not None)
-    ways = {MLX_LM: mounted.mlx_lm()} | {name: mounted.ours(how) for name, how in methods.items()}
-    for way in ways.values():
-        way(prompts[0])  # warms up
-    forget_answers()
-    ways = {name: kept_way(runs, name, way) for name, way in ways.items()}
-    foreseen = answer(mounted, questions, ways, list(ways))
-    unforeseen = answer(mounted, controls(mounted), ways, list(ways))
-    rows = [row for row in rows_of(foreseen, list(ways)) if row["task"] in (*TASKS, ALL)]
-    means = means_of(rows)
-    of_controls = [row for row in rows_of(unforeseen, list(ways)) if row["task"] == ALL]
-    rows += [row | {"task": CONTROL} for row in of_controls]
-    name = f"rivals-{machine_suffix(facts)}"
-    values = {"facts": facts, "rows": rows, "means": means}
-    text = write_report(output, name, values, markdown(rows, means, facts))
-    items = [json.dumps(item) for item in (*items_of(foreseen), *items_of(unforeseen))]
-    write_text(output / f"{name}.jsonl", "\n".join(items) + "\n")
-    if answers is not None:
-        write_answers(answers, foreseen, ways, subject.name)
+    heads, sizes = mounted_heads(model, asked.heads)
+    methods = methods_of(given, list(heads), asked.methods)
+    adapters = fitting_adapters(model.config)
+    classes = classes_of(asked.classes, asked.contexts, adapters, bool(asked.questions))
+    outside, notes = _llama(asked, subject, mounted)
+    facts = base.facts() | {
+        "model": subject.name,
+        "max_tokens": asked.max_tokens,
+        "per_class": asked.per_class,
+    }
+    runs = Kept(kept, depends_on(facts, subject))
+    contest = Contest(asked, methods, given, heads, runs, outside)
+    sizes += sizes_of(model, given, methods)
+    rows: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
+    for adapter in dict.fromkeys(one.adapter for one in classes):
+        own = [one for one in classes if one.adapter == adapter]
+        if adapter is not None:
+            mounted = base.mount(bundled.adapter_path(adapter))
+        if not asked.acceptance:
+            _warm_up(contest, mounted, own)
+        for temperature in asked.temperatures:
+            for some in _together(own):
+                entries = contest.entries(mounted, adapter, temperature, some[0].nodes)
+                forget_answers()
+                if some[0].prompts is None:
+                    answered = _answered(contest, mounted, some, entries, notes)
+                    if answers is not None:
+                        at = f"temperature-{temperature:g}" if temperature else ""
+                        names = [entry.name for entry in entries]
+                        write_answers(answers / at, answered, names, subject.name)
+                    found = [
+                        (one, part.found, [answered.questions[i].number for i in part.of])
+                        for one in some
+                        if (part := answered.of_task(one.task)).of
+                    ]
+                else:
+                    [one] = some
+                    compared = _written(contest, mounted, one, entries)
+                    found = [(one, compared, list(range(len(compared.runs[MLX_LM]))))]
+                for one, compared, numbers in found:
+                    rows += rows_of(one, temperature, entries, compared, mounted.model.mode)
+                    items += items_of(one, temperature, entries, compared, numbers)
+    values = {"facts": facts, "notes": notes, "rows": rows, "means": means_of(rows), "sizes": sizes}
+    name = "-".join(filter(None, ("rivals", label, machine_suffix(facts))))
+    text = write_report(output, name, values, markdown(values))
+    write_text(output / f"{name}.jsonl", "".join(json.dumps(item) + "\n" for item in items))
+    deep = {t: depths_of(rows, t) for t in asked.temperatures}
+    write_text(
+        output / f"{name}.html",
+        page(about(values), values, list(tables_of(values)), deep, SIZE_COLUMNS),
+    )
     return text, rows
+
+
+def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:
+    """Part classes by what is measured at once: Spec-Bench's tasks, and each of the others."""
+    questions = [one for one in classes if one.group == SPEC_BENCH]
+    return [*filter(None, [questions]), *([one] for one in classes if one.group != SPEC_BENCH)]
+
+
+def _warm_up(contest: Contest, mounted: Mounted, classes: Sequence[TextClass]) -> None:
+    """Learn the costs of steps, and run every timed way once."""
+    asked, one = contest.asked, classes[0]
+    if one.prompts is None:
+        prompts = first_prompts(mounted, asked.questions)
+    else:
+        prompts = one.prompts(mounted, asked.per_class)
+    shortest = sorted(prompts, key=len)[:8]
+    measure_costs(mounted, shortest)
+    if mounted.model.mode == "lossless":
+        for model in contest.heads.values():
+            measure_costs(replace(mounted, model=model), shortest)
+    unkept = replace(contest, kept=Kept(None, ()))
+    for entry in unkept.entries(mounted, classes[0].adapter, 0.0, ()):
+        entry.way(shortest[0])
+
+
+def _answered(
+    contest: Contest,
+    mounted: Mounted,
+    classes: Sequence[TextClass],
+    entries: Sequence[Entry],
+    notes: list[str],
+) -> Answered:
+    """Answer Spec-Bench's questions of some tasks."""
+    tasks = {one.task for one in classes}
+    chosen = [q for q in contest.asked.questions if q.task in tasks]
+    first_prompts(mounted, chosen)
+    ways = {entry.name: entry.way for entry in entries}
+    timed = [entry.name for entry in entries if entry.timed]
+    answered = answer(mounted, chosen, ways, timed)
+    if answered.left_out:
+        said = f"{answered.left_out} turns are left out, longer than the model's context."
+        if said not in notes:
+            notes.append(said)
+    return answered
+
+
+def _written(
+    contest: Contest, mounted: Mounted, one: TextClass, entries: Sequence[Entry]
+) -> Compared[str]:
+    """Write the texts of a class; those that are not timed follow the others."""
+    prompts = one.prompts(mounted, contest.asked.per_class)
+    parts = [{e.name: e.way for e in entries if e.timed == timed} for timed in (True, False)]
+    first, second = (interleaved(prompts, part, warm_up=False) for part in parts)
+    return Compared(first.runs | second.runs, first.rates)
+
+
+def _llama(asked: Asked, subject: Subject, mounted: Mounted) -> tuple[dict[str, Way], list[str]]:
+    """llama.cpp's ways; and a note where there are none."""
+    file = asked.gguf
+    if file is None and subject.directory == demonstration.directory():
+        file = demonstration.package_file()
+    if file is None or asked.acceptance:
+        return {}, [] if asked.acceptance else [f"{LLAMA}: no GGUF file was given."]
+    context = mounted.model.config["max_position_embeddings"]
+    ends = mounted.tokenizer.eos_token_ids
+    ways = llama_ways(file, context, asked.max_tokens, ends)
+    return ({}, [f"{LLAMA}: {ways}."]) if isinstance(ways, str) else (ways, [])
 
 
 if __name__ == "__main__":

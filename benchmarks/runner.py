@@ -92,6 +92,19 @@ class ByWorth:
     streams: bool = True
 
 
+@dataclass(frozen=True)
+class InTrees:
+    """Drafts always alike, and keeps what it keeps of earlier texts to itself.
+
+    Attributes:
+        name: of the method.
+        settings: settings of every step.
+    """
+
+    name: str
+    settings: DraftSettings
+
+
 _ALONE = {
     STREAMS_ALONE: ByWorth(STREAMS_ALONE, Drafters(drafter=["none"])),
     LOOKUP_ALONE: ByWorth(LOOKUP_ALONE, USUAL, streams=False),
@@ -286,7 +299,7 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | Alone | ByWorth,
+        drafts: Drafts | Alone | ByWorth | InTrees,
         sampler_of: SamplerOf | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
@@ -303,6 +316,8 @@ class Mounted:
                 return auto_drafting(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
                 return fixed_drafting(drafts, self.model, prompt, rule)
+            if isinstance(drafts, InTrees):
+                return fixed_drafting(drafts.settings, self.model, prompt, rule, drafts.name)
             who = drafts.drafters
             material = Material(prompt, who, self.model, rule, store=drafts.name)
             proposals = proposals_of(who.drafters, material)

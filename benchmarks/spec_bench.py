@@ -11,8 +11,9 @@ times nothing, and so may run beside other work.
 token included. ``speed`` is the median over texts of (tokens/s behind the first token) / (mlx_lm's
 on the same text). Spec-Bench has another convention, shown beside it: of each question all new
 tokens over all wall time, reading the prompts included, and of these the mean over questions, over
-mlx_lm's mean. (Its script counts the baseline's tokens by encoding the text again, less one; here
-both sides have those that were written.) Its answers have up to 1,024 tokens; the default here is
+mlx_lm's mean. (Its ``speed.py`` reads the answers that ``--answers`` keeps, and counts the
+baseline's tokens by encoding the text again, less one; here both sides have those that were
+written.) Its answers have up to 1,024 tokens; the default here is
 256.
 
 ``python -m benchmarks.spec_bench`` is the same command in a clone.
@@ -23,7 +24,7 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
@@ -241,15 +242,24 @@ def answer(
 
 
 def accept_lengths(run: Run) -> list[int]:
-    """Tokens that each call wrote, those behind the answer's end left out."""
+    """Tokens that each call wrote, those behind the answer's end left out.
+
+    The first call ends the prompt and drafts nothing.
+    """
     ends = [min(end, len(run.tokens)) for end in accumulate(len(t) for t, _ in run.calls)]
     if not ends:  # plain decoding notes no calls
         return [1] * run.target_calls
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-def kept_way(kept: Kept, name: str, way: Way) -> Way:
-    """A way that makes only runs that are not kept yet, without what is not reported."""
+def kept_way(kept: Kept, name: Hashable, way: Way) -> Way:
+    """A way that makes only runs that are not kept yet, without what is not reported.
+
+    Args:
+        kept: what is kept.
+        name: of the way, as JSON.
+        way: the way.
+    """
 
     def run(prompt: Sequence[int]) -> Run:
         def decoded() -> dict[str, Any]:
@@ -263,7 +273,11 @@ def kept_way(kept: Kept, name: str, way: Way) -> Way:
 
 
 def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[str, Any]]:
-    """A method's answers in Spec-Bench's format, one a question."""
+    """A method's answers in Spec-Bench's format, one a question.
+
+    There, what ends the prompt is no call of its own for Medusa, Hydra, EAGLE and REST; so it is
+    none of ``accept_lengths``, but it is one of ``decoding_steps``, which nothing reads.
+    """
     return [
         {
             "question_id": answered.questions[i].number,
@@ -277,7 +291,7 @@ def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[
                     "decoding_steps": [run.target_calls for run in runs],
                     "new_tokens": [len(run.tokens) for run in runs],
                     "wall_time": [run.seconds for run in runs],
-                    "accept_lengths": [n for run in runs for n in accept_lengths(run)],
+                    "accept_lengths": [n for run in runs for n in accept_lengths(run)[1:]],
                 }
             ],
             "tstamp": time.time(),
@@ -423,7 +437,8 @@ def compare(
     questions, max_tokens, acceptance = asked.questions, asked.max_tokens, asked.acceptance
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
-    mounted, prompts = mount_lossless(base, subject, questions)
+    mounted = mount_lossless(base, subject)
+    prompts = first_prompts(mounted, questions)
     model = mounted.model
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
     runs = Kept(kept, depends_on(facts, subject))
@@ -452,27 +467,31 @@ def compare(
     return text, rows
 
 
-def mount_lossless(
-    base: Base, subject: Subject, questions: Sequence[Question]
-) -> tuple[Mounted, list[list[int]]]:
-    """Mount a base's lossless streams, and read the first turns of the questions.
-
-    Returns:
-        base and streams, and the prompts that are not longer than the model's context.
+def mount_lossless(base: Base, subject: Subject) -> Mounted:
+    """Mount a base's lossless streams.
 
     Raises:
-        UserError: the streams are shared, or every prompt is too long.
+        UserError: they are shared.
     """
     mounted = base.mount(subject.adapter)
     if mounted.model.mode != "lossless":
         raise UserError(
             f"{subject.adapter} is {mounted.model.mode}, expected streams in lossless mode"
         )
+    return mounted
+
+
+def first_prompts(mounted: Mounted, questions: Sequence[Question]) -> list[list[int]]:
+    """Read the first turns of questions, of those that are not longer than the model's context.
+
+    Raises:
+        UserError: all are.
+    """
     first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
     prompts = [prompt for prompt in first if prompt is not None]
     if not prompts:
         raise UserError("every question is longer than the model's context, expected shorter ones")
-    return mounted, prompts
+    return prompts
 
 
 def write_answers(directory: Path, answered: Answered, methods: Iterable[str], model: str) -> None:

@@ -42,7 +42,7 @@ def base_path(tell: Callable[[str], None] = silent) -> Path:
     Raises:
         UserError: neither place has the weights, or they cannot be converted.
     """
-    file, target = _package_file(), directory()
+    file, target = package_file(), directory()
     if (target / "config.json").exists():
         return target
     with _alone(target):
@@ -75,11 +75,11 @@ def model_path(model: str | None, tell: Callable[[str], None] = silent) -> str |
 
 def directory() -> Path:
     """Return the directory that the base has or will have."""
-    origin = "hub" if _package_file() is None else "package"
+    origin = "hub" if package_file() is None else "package"
     return user_cache.directory() / "models" / f"{MODEL}-{origin}"
 
 
-def _package_file() -> Path | None:
+def package_file() -> Path | None:
     """Return the package's GGUF file; ``None``: the package is not installed."""
     try:
         package = metadata.distribution(PACKAGE)

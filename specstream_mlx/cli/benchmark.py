@@ -1,16 +1,27 @@
 """``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Typer
 
 from ..checked_files import prompt_lines
-from ..config import UserError
+from ..config import UserError, is_integer, is_number
 from ..options.fields import option
 from ..options.generation import DrafterOptions
-from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
+from ..options.kinds import (
+    FLAG,
+    PART_OF_NAME,
+    PATH,
+    TEXT,
+    Kind,
+    choice,
+    each,
+    integer,
+    one_of,
+)
 from ..terminal.commands import grouped
 from .options import ModelOptions, most_tokens
 
@@ -186,21 +197,11 @@ def quantization(
 
 
 @dataclass(frozen=True)
-class QuestionOptions:
-    """Spec-Bench's questions, and what is kept of the answers."""
+class AnswerOptions:
+    """What is kept of the answers."""
 
     PANEL: ClassVar[str] = "Options"
 
-    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
-    per_category: int | None = option(
-        None, integer(1), "Questions of each of the six tasks. Default: all."
-    )
-    max_tokens: int = option(
-        256,
-        integer(2),
-        "Tokens of an answer at most; Spec-Bench itself has 1024.",
-        *("--max-tokens", "-m"),
-    )
     answers: Path | None = option(
         None, PATH, "Keep the answers here in Spec-Bench's format, by method.", metavar="DIR"
     )
@@ -214,7 +215,25 @@ class QuestionOptions:
 
 
 @dataclass(frozen=True)
-class SpecBenchOptions(QuestionOptions):
+class QuestionOptions:
+    """Spec-Bench's questions."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
+    per_category: int | None = option(
+        None, integer(1), "Questions of each of the six tasks. Default: all."
+    )
+    max_tokens: int = option(
+        256,
+        integer(2),
+        "Tokens of an answer at most; Spec-Bench itself has 1024.",
+        *("--max-tokens", "-m"),
+    )
+
+
+@dataclass(frozen=True)
+class SpecBenchOptions(AnswerOptions, QuestionOptions):
     """What is measured besides."""
 
     acceptance: bool = option(
@@ -254,22 +273,106 @@ def spec_bench(
     check_texts(rows)
 
 
+def _listed(words: str, fits: Callable[[Any], bool], read: Callable[[str], Any]) -> Kind:
+    """Values with commas between them."""
+    return replace(each(words, fits), read=lambda text: tuple(map(read, text.split(","))))
+
+
+@dataclass(frozen=True)
+class RivalModelOptions(ModelOptions):
+    """A model, and the draft heads that compete with its streams."""
+
+    draft_head: list[Path] | None = option(  # type: ignore[assignment]
+        None,
+        each("directories", lambda value: isinstance(value, str | Path)),
+        "A draft head for the model, which competes: a directory, as for generate; may be given "
+        "several times.",
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True)
+class RivalDrafterOptions(DrafterOptions):
+    """What drafters are given; ``--methods`` says who competes."""
+
+    drafter: list[str] | None = option(None, TEXT, hidden=True)
+
+
+@dataclass(frozen=True)
+class RivalOptions(AnswerOptions):
+    """What competes, and on what."""
+
+    classes: str = option(
+        "",
+        TEXT,
+        "Only these classes of texts: spec-bench, typed (texts of eight tasks, by the base), "
+        "adapters (the same by the tasks' adapters), prose, unpredictable, context; or one task of "
+        "them, such as qa or sql.",
+        metavar="NAME,NAME",
+    )
+    methods: str = option(
+        "",
+        TEXT,
+        "Only these: plain, streams, lookup, both, pld, suffix, lookahead, rest, draft-model, the "
+        "name of a draft head's directory, 'streams + NAME', 'HEAD + NAME'. Default: all that have "
+        "what they need, streams and heads alone and with lookup.",
+        metavar="NAME,NAME",
+    )
+    questions: Path | None = option(
+        None,
+        PATH,
+        "Spec-Bench's question.jsonl. Default: its classes are left out.",
+        metavar="FILE",
+    )
+    per_category: int = option(1, integer(1), "Texts of each class.")
+    max_tokens: int = option(64, integer(2), "Tokens of a text at most.", "--max-tokens", "-m")
+    temperature: tuple[float, ...] = option(
+        (0.0,),
+        _listed("numbers of at least 0", lambda value: is_number(value) and value >= 0, float),
+        "Temperatures, such as 0,1.",
+        metavar="T,T",
+    )
+    contexts: tuple[int, ...] = option(
+        (200,),
+        _listed("integers of at least 100", lambda value: is_integer(value) and value >= 100, int),
+        "Tokens of the prompts of context, such as 200,2000,8000, which every method reads anew.",
+        metavar="N,N",
+    )
+    gguf: Path | None = option(
+        None,
+        PATH,
+        "The base's weights for llama.cpp, if llama-cpp-python is installed. Default: those of "
+        "smollm2.",
+        metavar="FILE",
+    )
+    acceptance: bool = option(
+        False, FLAG, "Time nothing: how often drafts are right alone, also on a busy machine."
+    )
+    name: str = option(
+        "", PART_OF_NAME, "Of the result files: rivals-NAME-MACHINE.", metavar="NAME"
+    )
+
+
 @app.command()
 @grouped(panels=True)
 def rivals(
     *,
-    model: ModelOptions,
-    bench: QuestionOptions,
-    drafters: Annotated[dict[str, Any], DrafterOptions],
+    model: RivalModelOptions,
+    bench: RivalOptions,
+    drafters: Annotated[dict[str, Any], RivalDrafterOptions],
     report: ReportOptions,
 ) -> None:
-    """Compare drafters on Spec-Bench's questions, and on texts that nobody can foresee.
+    """Compare all ways to draft, in speed and in how often they are right, on classes of texts.
 
-    Each drafter by itself and with the streams; without --drafter all that have what they need.
+    Every drafter alone, streams and draft heads alone and with lookup, mlx_lm's own draft model and
+    llama.cpp. The tables are printed, and kept as Markdown, JSON, JSON lines of every text, and one
+    HTML page with plots.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx benchmark rivals --questions question.jsonl --model my-model --per-category 1 --drafter pld,suffix[/cyan]
+    [cyan]  specstream-mlx benchmark rivals --classes sql,prose --methods streams,lookup,both[/cyan]
+
+    [cyan]  specstream-mlx benchmark rivals --questions question.jsonl --draft-head medusa --draft-head eagle --runs runs.jsonl[/cyan]
     """  # noqa: E501
     from specstream_mlx.benchmarks import rivals as benchmark
     from specstream_mlx.benchmarks import spec_bench
@@ -277,14 +380,29 @@ def rivals(
 
     from ..drafting.settings import Drafters
 
-    given = Drafters(**drafters)
-    questions = spec_bench.spread(spec_bench.read_questions(bench.questions), bench.per_category)
-    asked = spec_bench.Asked(questions, bench.max_tokens)
+    questions = []
+    if bench.questions is not None:
+        read = spec_bench.read_questions(bench.questions)
+        questions = spec_bench.spread(read, bench.per_category)
+    asked = benchmark.Asked(
+        questions,
+        bench.classes,
+        bench.contexts,
+        bench.per_category,
+        bench.max_tokens,
+        bench.temperature,
+        bench.methods,
+        Drafters(**drafters),
+        model.draft_head or (),
+        bench.gguf,
+        bench.acceptance,
+    )
+    subject = _subject(ModelOptions(**vars(model) | {"draft_head": None}))
     text, rows = benchmark.compare(
-        asked, _subject(model), given, report.output, bench.answers, bench.runs
+        asked, subject, report.output, bench.name, bench.answers, bench.runs
     )
     print(text)
-    check_texts(rows)
+    check_texts([row for row in rows if row["same"]])
 
 
 def _subject(

@@ -114,6 +114,7 @@ def fixed_drafting(
     model: SpeculativeModel,
     prompt: Sequence[int],
     rule: VerifyRule | None = None,
+    store: str = "",
 ) -> FixedDrafting:
     """Plan a text by the same settings in every step.
 
@@ -121,11 +122,11 @@ def fixed_drafting(
         settings: settings of the drafts.
         model: base and adapter.
         prompt: token ids.
-        rule: the text's verify rule, see ``Material``.
+        rule, store: see ``Material``.
     """
     streams = model.guessing
     nodes = settings.tree_size or constants.MOST_NODES
-    material = Material(prompt, settings, model, rule, settings.tree_width, nodes)
+    material = Material(prompt, settings, model, rule, settings.tree_width, nodes, store)
     proposals = proposals_of(settings.drafters, material)
     trees = FixedTrees(settings, streams is not None, proposals)
     return FixedDrafting(trees, settings.plans(streams))

@@ -1,12 +1,19 @@
-"""``benchmark rivals``: its methods, what it writes, and how it goes on where it was stopped."""
+"""``benchmark rivals``: what competes, what is written, and how it goes on where it was stopped."""
 
 import json
+import statistics
 
 import command_line
+import numpy as np
 import pytest
+from draft_heads import write as write_head
+from mlx_lm.utils import load_tokenizer
 
-from benchmarks.rivals import CONTROL, methods_of
+from benchmarks.rival_methods import medusa_parameters, methods_of
+from benchmarks.rival_texts import SQL_NODES, classes_of
+from benchmarks.rivals_page import by_parameters, lines, strips
 from benchmarks.runner import MLX_LM
+from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import Drafters
 
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
@@ -16,62 +23,181 @@ QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is
 def here(tmp_path, monkeypatch):
     """An empty working directory with a file of questions."""
     names = ("question_id", "category", "turns")
-    lines = [json.dumps(dict(zip(names, one, strict=True))) for one in QUESTIONS]
-    (tmp_path / "q.jsonl").write_text("\n".join(lines))
+    given = [json.dumps(dict(zip(names, one, strict=True))) for one in QUESTIONS]
+    (tmp_path / "q.jsonl").write_text("\n".join(given))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_drafters_compete_by_themselves_and_with_streams_if_they_have_what_they_need():
-    assert list(methods_of(Drafters(drafter="pld"), False)) == ["pld"]
-    assert list(methods_of(Drafters(drafter="pld"), True)) == ["pld", "streams", "streams + pld"]
-    every = methods_of(Drafters(datastore="file"), False)
-    assert "rest" in every and "draft-model" not in every
-    assert all(method.drafters.drafters == (name,) for name, method in every.items())
-    assert every["rest"].drafters.datastore == "file"
-    assert every["pld"].drafters.datastore is None
+@pytest.fixture(scope="module")
+def head(base):
+    """Random Medusa heads for the tiny Llama, two with LM heads of their own."""
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for i in range(2):
+        tensors[f"{i}.0.linear.weight"] = rng.normal(0, 0.1, (64, 64)).astype(np.float32)
+        tensors[f"{i}.0.linear.bias"] = np.zeros(64, np.float32)
+        tensors[f"{i}.1.weight"] = rng.normal(0, 0.1, (320, 64)).astype(np.float32)
+    return write_head(base.parent / "medusa", tensors)
 
 
-def test_every_text_of_every_method_is_reported_once_and_kept(base, streams, here, monkeypatch):
+def test_drafters_compete_alone_if_they_have_what_they_need_and_lookup_beside_streams_and_heads():
+    names = [method.name for method in methods_of(Drafters(datastore="file"), ["medusa"])]
+    usual = ["plain", "streams", "lookup", "both", "pld", "suffix", "lookahead", "rest"]
+    assert names == [*usual, "medusa", "medusa + lookup"]
+    given = methods_of(Drafters(datastore="file", lookup_size=3), ["m"], "rest,streams + pld,m")
+    assert [method.drafters.drafters for method in given] == [("rest",), ("pld",), ()]
+    assert [method.guesses for method in given] == [False, True, True]
+    assert [method.drafters.datastore for method in given] == ["file", None, None]
+    assert given[1].in_trees(4).settings.num_streams is None
+    assert given[0].in_trees(4).settings.num_streams == 0
+    for chosen, sentence in (("rest", "rest was given without datastore"), ("x", "no method 'x'")):
+        with pytest.raises(UserError, match=sentence):
+            methods_of(Drafters(), [], chosen)
+
+
+def test_classes_are_chosen_by_group_task_or_name():
+    every = classes_of("", [200, 2000], ["sql"], questions=True)
+    names = [one.name for one in every]
+    assert names[:2] == ["mt_bench", "translation"] and names[-1] == "sql, adapter"
+    assert names[-4:-1] == ["unpredictable", "context 0.2k", "context 2k"]
+    assert [one.name for one in classes_of("sql", [], ["sql"], False)] == ["sql", "sql, adapter"]
+    assert all(one.nodes == SQL_NODES for one in classes_of("sql", [], ["sql"], False))
+    assert [one.name for one in classes_of("qa,typed", [], [], True)][:2] == ["qa", "proofread"]
+    for chosen, sentence in (("qa", "without --questions"), ("x", "no class of texts 'x'")):
+        with pytest.raises(UserError, match=sentence):
+            classes_of(chosen, [], [], questions=False)
+
+
+def test_medusas_size_is_its_papers():
+    """Five heads for Vicuna 7B (arXiv 2401.10774): 740 M parameters, 84 M without LM heads."""
+    vicuna = {"hidden_size": 4096, "vocab_size": 32000}
+    assert round(medusa_parameters(vicuna, 5, own=True) / 1e6) == 739
+    assert round(medusa_parameters(vicuna, 5, own=False) / 1e6) == 84
+
+
+class Stopped(BaseException):
+    """What ends a program at once, as a signal does."""
+
+
+def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here, monkeypatch):
     from specstream_mlx.benchmarks import runner
 
     def run():
         return command_line.run(
             *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
-            *("--questions", "q.jsonl", "--max-tokens", 8, "--drafter", "suffix,draft-model"),
-            *("--draft-model", base, "--answers", "answers", "--runs", "runs.jsonl"),
+            *("--questions", "q.jsonl", "--max-tokens", 8, "--draft-model", base),
+            *("--draft-head", head, "--methods", "plain,streams,both,suffix,draft-model,medusa"),
+            *("--classes", "spec-bench,unpredictable,context", "--temperature", "0,1"),
+            *("--answers", "answers", "--runs", "runs.jsonl"),
         )
 
+    timed, made = runner._timed, []
+
+    def stopping(*given):
+        made.append(1)
+        if (here / "runs.jsonl").read_text().count("\n") == 30:
+            raise Stopped
+        return timed(*given)
+
+    monkeypatch.setattr(runner, "_timed", stopping)
+    with pytest.raises(Stopped):
+        run()
+    assert not list(here.glob("rivals-*"))
+    monkeypatch.setattr(runner, "_timed", timed)
     result = run()
     assert result.exit_code == 0, result.output
-    methods = ["suffix", "draft-model", "streams", "streams + suffix", "streams + draft-model"]
+
     (path,) = here.glob("rivals-*.json")
-    rows = json.loads(path.read_text())["rows"]
-    assert {row["method"] for row in rows} == {MLX_LM, *methods}
-    assert {row["task"] for row in rows} == {"mt_bench", "qa", "all", CONTROL}
+    values = json.loads(path.read_text())
+    rows = values["rows"]
+    assert {row["class"] for row in rows} == {"mt_bench", "qa", "unpredictable", "context 0.2k"}
+    methods = {"plain", "streams", "both", "suffix", "draft-model", "medusa"}
+    for temperature in (0, 1):
+        own = [row for row in rows if row["temperature"] == temperature]
+        outside = {"mlx_lm, draft model"} if temperature == 0 else set()
+        assert {row["method"] for row in own if "speedup" in row} == {MLX_LM, *methods, *outside}
+        assert {row["method"] for row in own if row["nodes"] == 8} == methods - {"plain"}
     assert all(row["same_output_as_plain"] == row["items"] for row in rows)
-    items = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
-    assert len(items) == 6 * (3 + 4)
-    assert all(item["same_output_as_plain"] for item in items)
-    for method in methods:
-        assert f"| {method} |" in result.stdout
-    answers = sorted(file.stem for file in (here / "answers").glob("*.jsonl"))
-    assert answers == sorted([MLX_LM, *(name.replace(" + ", "-and-") for name in methods)])
+    assert all(row["low"] <= row["speedup"] <= row["high"] for row in rows if "speedup" in row)
+    assert {row["accepted"] for row in rows if row["method"] == "plain"} == {1.0}
 
-    made, kept = [], (here / "runs.jsonl").read_text().splitlines()
-    assert len(kept) == len(items)
-    timed = runner._timed
-    monkeypatch.setattr(runner, "_timed", lambda *args: made.append(1) or timed(*args))
-    (here / "runs.jsonl").write_text("\n".join(kept[:-2]) + "\n")
-    assert run().exit_code == 0
-    assert len(made) <= 6 + 2 + 6  # warming up, what was missing, and costs
+    drafts = [row for row in rows if row["method"] == "draft-model" and row["nodes"]]
+    certain = [row["accepted"] for row in drafts if not row["temperature"]]
+    drawn = [row["accepted"] for row in drafts if row["temperature"]]
+    assert statistics.mean(certain) > 3  # the base itself drafts,
+    assert statistics.mean(drawn) > 2  # and under the noise of the draws
+
+    sizes = {row["method"]: row for row in values["sizes"]}
+    assert sizes["medusa"]["parameters"] == 2 * (64 * 64 + 64 + 320 * 64)
+    assert sizes["medusa"]["resident"] == 4 * sizes["medusa"]["parameters"]
+    assert sizes["medusa"]["disk"] == (head / "model.safetensors").stat().st_size
+    assert sizes["suffix"]["bytes_a_token"] > 100 and not sizes["suffix"]["parameters"]
+    assert "Medusa, 4 heads, the LM head of the base, computed" in sizes
+
+    kept = (here / "runs.jsonl").read_text().splitlines()
+    items = [json.loads(one) for one in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert len(items) == len(kept) == sum(row["items"] for row in rows)
+    assert all(sum(item["accept_lengths"]) == item["tokens"] for item in items)
+    assert result.stdout.strip() == path.with_suffix(".md").read_text().strip()
+
+    page = path.with_suffix(".html").read_text()
+    assert page.count("<svg") == 2 * 4 and "prefers-color-scheme: dark" in page
+    assert "<script" not in page and "http" not in page
 
 
-def test_draft_heads_are_refused(tmp_path):
-    questions = tmp_path / "question.jsonl"
-    question = {"question_id": 1, "category": "math", "turns": ["2 + 2?"]}
-    questions.write_text(json.dumps(question) + "\n")
-    arguments = ("--questions", questions, "--draft-head", tmp_path)
-    result = command_line.run("benchmark", "rivals", *arguments)
-    assert result.exit_code == 2
-    assert "--draft-head was given, which benchmarks do not measure" in result.stderr
+def test_what_spec_benchs_speed_py_reads_of_our_answers(base, here):
+    """Its counting (evaluation/speed.py), on files that it would read unchanged."""
+    result = command_line.run(
+        *("benchmark", "rivals", "--model", base, "--questions", "q.jsonl", "--max-tokens", 12),
+        *("--classes", "spec-bench", "--methods", "lookup", "--answers", "answers"),
+    )
+    assert result.exit_code == 0, result.output
+
+    def read(name):
+        return [json.loads(line) for line in (here / "answers" / name).read_text().splitlines()]
+
+    encode = load_tokenizer(base).encode
+    speeds, baseline = [], []
+    for line in read("lookup.jsonl"):
+        choice = line["choices"][0]
+        speeds.append(sum(choice["new_tokens"]) / sum(choice["wall_time"]))
+    for line in read("mlx_lm.jsonl"):
+        choice = line["choices"][0]
+        tokens = sum(len(encode(turn)) - 1 for turn in choice["turns"])
+        baseline.append(tokens / sum(choice["wall_time"]))
+    assert len(speeds) == len(baseline) == 2
+    assert np.mean(speeds) / np.mean(baseline) > 0
+
+    items = [json.loads(line) for line in next(here.glob("rivals-*.jsonl")).open()]
+    ours = [item for item in items if (item["method"], item["nodes"]) == ("lookup", None)]
+    choices = [line["choices"][0] for line in read("lookup.jsonl")]
+    for ours_, theirs in (("tokens", "new_tokens"), ("seconds", "wall_time")):
+        expected = sum(sum(choice[theirs]) for choice in choices)
+        assert sum(item[ours_] for item in ours) == pytest.approx(expected)
+    rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
+    row = next(r for r in rows if (r["method"], r["nodes"], r["class"]) == ("lookup", None, "qa"))
+    [qa] = [line["choices"][0] for line in read("lookup.jsonl") if line["category"] == "qa"]
+    assert row["accepted"] == pytest.approx(np.mean(qa["accept_lengths"]))
+
+
+@pytest.mark.slow
+def test_adapters_compete_with_what_their_own_model_writes(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = command_line.run(
+        *("benchmark", "rivals", "--classes", "sql", "--methods", "streams,both,lookup"),
+        *("--max-tokens", 16, "--acceptance", "--temperature", "0,1"),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(next(tmp_path.glob("rivals-*.json")).read_text())["rows"]
+    shared = [row for row in rows if row["class"] == "sql, adapter"]
+    assert {row["method"] for row in shared} == {MLX_LM, "plain", "streams", "both", "lookup"}
+    assert {row["nodes"] for row in shared} == {None, *SQL_NODES}
+    ours = [row for row in rows if row["method"] != MLX_LM]
+    assert all(row["same_output_as_plain"] == row["items"] for row in ours)
+    assert all("speedup" not in row for row in rows)
+    assert max(row["accepted"] for row in shared) > 1.5
+
+
+def test_plots_of_nothing_are_left_out():
+    assert strips([], lambda row: 1.0, "x") == lines({}) == by_parameters([], []) == ""

@@ -129,11 +129,11 @@ def test_answers_have_spec_benchs_format(answered):
     assert (chat["question_id"], chat["category"], chat["model_id"]) == (1, "coding", "model, both")
     assert set(chat) == {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
     assert chat["answer_id"] != qa["answer_id"]
-    counts = {"decoding_steps": [2, 2], "new_tokens": [4, 4], "accept_lengths": [1, 3, 2, 2]}
+    counts = {"decoding_steps": [2, 2], "new_tokens": [4, 4], "accept_lengths": [3, 2]}
     found = {"index": 0, "turns": ["abcd", "efgh"], "wall_time": [1.0, 1.0], **counts}
     assert chat["choices"] == [found]
     plain, _ = answer_lines(answered, MLX_LM, "model")
-    assert plain["choices"][0]["accept_lengths"] == [1] * 8
+    assert plain["choices"][0]["accept_lengths"] == [1] * 6
     assert accept_lengths(Run([], "", 0, 0.0)) == []
 
 
@@ -189,8 +189,9 @@ def test_every_method_answers_every_turn(base, streams, here):
         for one in lines:
             choice = one["choices"][0]
             assert choice["turns"] == plain[one["question_id"]]["turns"]
-            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
-            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+            turns = len(choice["turns"])  # each begins with a call that ends the prompt
+            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - turns
+            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"]) - turns
 
 
 def test_a_second_turn_follows_the_bases_own_answer(base, here, monkeypatch):

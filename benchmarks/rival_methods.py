@@ -1,0 +1,225 @@
+"""The methods that compete, see ``rivals``: who drafts, and what each adds to the base."""
+
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from specstream_mlx import DraftSettings, SpeculativeModel, UserError
+from specstream_mlx.drafting.proposal import Material
+from specstream_mlx.drafting.proposals import proposals_of
+from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.hardware.weights import parameter_bytes
+from specstream_mlx.options.generation import DRAFTERS
+
+from .runner import ONE_TOKEN, ByWorth, Drafts, InTrees
+
+PLAIN, STREAMS, BOTH = "plain", "streams", "both"
+LOOKUP = "lookup"
+
+NEEDS = {"draft-model": "draft_model", "rest": "datastore"}
+"""What drafters need to be given, by their names."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of ours to draft.
+
+    Attributes:
+        name: what reports call it.
+        drafters: who drafts beside streams or head.
+        guesses: whether the streams, or the head, draft.
+        head: the name of the draft head that is mounted; ``None``: none.
+    """
+
+    name: str
+    drafters: Drafters
+    guesses: bool = False
+    head: str | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anybody drafts."""
+        return self.name != PLAIN
+
+    def by_worth(self) -> Drafts | ByWorth:
+        """How it drafts where the rule decides how much, at a pace of its own."""
+        return ByWorth(self.name, self.drafters, self.guesses) if self.drafts else ONE_TOKEN
+
+    def in_trees(self, nodes: int) -> InTrees:
+        """How it drafts trees of so many nodes, its likeliest ones."""
+        streams = None if self.guesses else 0
+        settings = DraftSettings(**vars(self.drafters), num_streams=streams, tree_size=nodes)
+        return InTrees(f"{self.name}, {nodes} nodes", settings)
+
+    def fits(self, mode: str, streams: bool, by_worth: bool) -> bool:
+        """Whether the method can be run.
+
+        Args:
+            mode: of what is mounted. In shared mode the text depends on the streams, which run in
+                every step, so that the rule has no costs of steps without their guesses.
+            streams: whether any are mounted.
+            by_worth: whether the rule decides how much it drafts.
+        """
+        if self.head is not None:
+            return mode == "lossless"
+        if self.guesses and not streams:
+            return False
+        return mode == "lossless" or not by_worth or self.guesses or not self.drafts
+
+
+def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[Method]:
+    """List the methods.
+
+    Args:
+        given: what drafters were given, and their sizes.
+        heads: names of the draft heads.
+        chosen: names, with commas between; empty: every drafter alone that has what it needs, and
+            streams and heads with lookup too. ``streams + NAME`` and ``HEAD + NAME`` are others.
+
+    Raises:
+        UserError: a name is not known, or a drafter lacks what it needs.
+    """
+    nobody = replace(given, drafter=["none"], **dict.fromkeys(NEEDS.values()))
+    named = {PLAIN: Method(PLAIN, nobody), STREAMS: Method(STREAMS, nobody, True)}
+    for name in DRAFTERS:
+        if name in NEEDS and getattr(given, NEEDS[name]) is None:
+            continue
+        others = {field: None for other, field in NEEDS.items() if other != name}
+        one = replace(given, drafter=[name], **others)
+        named[name] = Method(name, one)
+        named[BOTH if name == LOOKUP else f"{STREAMS} + {name}"] = Method(
+            BOTH if name == LOOKUP else f"{STREAMS} + {name}", one, True
+        )
+        for head in heads:
+            named[f"{head} + {name}"] = Method(f"{head} + {name}", one, True, head)
+    for head in heads:
+        if head in named:
+            raise UserError(f"a draft head is called {head}, as a method is: rename its directory")
+        named[head] = Method(head, nobody, True, head)
+    names = [PLAIN, STREAMS, LOOKUP, BOTH, *(name for name in DRAFTERS if name != LOOKUP)]
+    names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
+    names = [name for name in names if name in named]
+    if chosen:
+        names = [name.strip() for name in chosen.split(",")]
+    for name in names:
+        if name in NEEDS and name not in named:
+            raise UserError(f"{name} was given without {NEEDS[name]}, expected both")
+        if name not in named:
+            raise UserError(f"there is no method {name!r}, expected some of {', '.join(named)}")
+    return [named[name] for name in names]
+
+
+def mounted_heads(
+    model: SpeculativeModel, directories: Sequence[Path]
+) -> tuple[dict[str, SpeculativeModel], list[dict[str, Any]]]:
+    """Mount draft heads, each beside a base that is not copied.
+
+    Args:
+        model: the base, whose streams stay where they are.
+        directories: of heads, as ``read_head`` takes them.
+
+    Returns:
+        the models by their directories' names, and a row of sizes for each.
+
+    Raises:
+        UserError: a directory is no head for this base, or two have one name.
+    """
+    models: dict[str, SpeculativeModel] = {}
+    rows = []
+    for directory in directories:
+        name = directory.resolve().name
+        if name in models:
+            raise UserError(f"two draft heads are called {name}, expected different names")
+        before = mx.get_active_memory()
+        models[name] = beside = replace(model, adapter=None, streams=None)
+        beside.mount_head(directory)
+        resident = mx.get_active_memory() - before
+        parameters = beside.head.config.parameters
+        rows.append(_size(name, parameters, weight_bytes(directory), resident))
+    return models, rows
+
+
+def sizes_of(model: SpeculativeModel, given: Drafters, methods: Sequence[Method]) -> list[dict]:
+    """The sizes of what drafts beside heads, and of Medusa's heads by the model's shape.
+
+    Bytes are those of files, and those in memory; drafters that keep tables of the text have so
+    many for each of its tokens.
+    """
+    rows = []
+    if model.streams is not None and any(m.guesses and m.head is None for m in methods):
+        tensors = dict(tree_flatten(model.streams.parameters())).values()
+        held = sum(tensor.nbytes for tensor in tensors)
+        count = sum(tensor.size for tensor in model.adapter.stream_tensors.values())
+        rows.append(_size(STREAMS, count, weight_bytes(model.adapter.path), held))
+    used = {name for method in methods for name in method.drafters.drafters}
+    if given.draft_model is not None and "draft-model" in used:
+        draft = given.draft_model
+        count = sum(t.size for _, t in tree_flatten(draft.model.parameters()))
+        rows.append(
+            _size("draft-model", count, weight_bytes(draft.path), parameter_bytes(draft.model))
+        )
+    for name in DRAFTERS:
+        if name in used - {"draft-model"}:
+            stored = given.datastore.stat().st_size if name == "rest" else 0
+            rows.append(_size(name, 0, stored, stored, _bytes_a_token(name, given, model)))
+    count = 4 if model.streams is None else model.streams.config.num_streams
+    for own in (True, False):
+        of = f"{count} heads, {'LM heads of their own' if own else 'the LM head of the base'}"
+        rows.append(_size(f"Medusa, {of}, computed", medusa_parameters(model.config, count, own)))
+    return rows
+
+
+def medusa_parameters(config: Mapping[str, Any], heads: int, own: bool) -> int:
+    """Parameters of Medusa heads of one layer.
+
+    Args:
+        config: the base's ``config.json``.
+        heads: how many.
+        own: whether each has an LM head of its own.
+    """
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    return heads * (hidden * (hidden + 1) + (hidden * vocab if own else 0))
+
+
+def weight_bytes(directory: Path) -> int:
+    """Bytes of a directory's safetensors."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _size(
+    name: str,
+    parameters: int,
+    disk: int | None = None,
+    resident: int | None = None,
+    a_token: float = 0,
+) -> dict[str, Any]:
+    return {
+        "method": name,
+        "parameters": parameters,
+        "disk": disk,
+        "resident": resident,
+        "bytes_a_token": round(a_token),
+    }
+
+
+_MEASURED = 1000  # tokens
+
+
+def _bytes_a_token(name: str, given: Drafters, model: SpeculativeModel) -> float:
+    """Bytes that a drafter keeps of each token of the text, Python's objects included."""
+    tokens = [17 * i * i % 997 for i in range(_MEASURED)]  # few of which repeat
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        material = Material(tokens[:1], given, model, store="sizes")
+        [proposal] = proposals_of([name], material)
+        proposal.accept(tokens[1:])
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) / _MEASURED

@@ -1,0 +1,132 @@
+"""The classes of texts that drafters compete on, see ``rivals``."""
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from specstream_mlx import UserError, bundled
+from specstream_mlx.prompts import chat_prompt
+
+from .runner import Mounted
+from .spec_bench import TASKS
+from .texts import INSTRUCTIONS, PROSE, Texts, task_items
+
+SPEC_BENCH, TYPED, ADAPTERS = "spec-bench", "typed", "adapters"
+CONTROL, CONTEXT = "unpredictable", "context"
+GROUPS = (SPEC_BENCH, TYPED, ADAPTERS, PROSE, CONTROL, CONTEXT)
+
+NODES = (8,)
+SQL_NODES = (4, 7, 8, 9)
+"""Drafted nodes of the trees in which acceptance is counted; the papers have 4, 7 and 9 for SQL."""
+
+_WORDS = 120  # of a text that nobody can foresee
+_LONG = 1000  # tokens from which on reading a prompt for acceptance alone takes too long
+_ABOUT = "Here are notes that several people wrote.\n\n{text}\n\nWrite a short report about them."
+
+
+@dataclass(frozen=True)
+class TextClass:
+    """A class of texts.
+
+    Attributes:
+        name: what reports call it.
+        group: one of ``GROUPS``.
+        task: its name within the group.
+        adapter: the bundled adapter that is mounted; ``None``: the base answers.
+        prompts: makes so many prompts; ``None``: they are Spec-Bench's questions.
+        nodes: sizes of the trees in which acceptance is counted.
+    """
+
+    name: str
+    group: str
+    task: str
+    adapter: str | None = None
+    prompts: Callable[[Mounted, int], list[list[int]]] | None = None
+    nodes: Sequence[int] = NODES
+
+
+def classes_of(
+    chosen: str, contexts: Sequence[int], adapters: Collection[str], questions: bool
+) -> list[TextClass]:
+    """List the classes, those with adapters last.
+
+    Args:
+        chosen: names of groups, classes or tasks, with commas between; empty: all.
+        contexts: tokens of prompts.
+        adapters: names of the bundled adapters that fit the model.
+        questions: whether there are Spec-Bench's.
+
+    Raises:
+        UserError: a name is not known here.
+    """
+    every = [TextClass(task, SPEC_BENCH, task) for task in TASKS if questions]
+    for task in INSTRUCTIONS:
+        every.append(
+            TextClass(task, TYPED, task, prompts=partial(_typed, task), nodes=_nodes(task))
+        )
+    every.append(TextClass(PROSE, PROSE, PROSE, prompts=partial(_typed, PROSE)))
+    every.append(TextClass(CONTROL, CONTROL, CONTROL, prompts=unforeseen))
+    for size in contexts:
+        name, nodes = f"{CONTEXT} {size / 1000:g}k", NODES if size < _LONG else ()
+        made = partial(long_prompts, size)
+        every.append(TextClass(name, CONTEXT, CONTEXT, prompts=made, nodes=nodes))
+    for task in INSTRUCTIONS:
+        if task in adapters:
+            name, made = f"{task}, adapter", partial(_typed, task)
+            every.append(TextClass(name, ADAPTERS, task, task, made, _nodes(task)))
+    names = [name.strip() for name in chosen.split(",")] if chosen else list(GROUPS)
+    for name in names:
+        if not chosen or any(name in (one.group, one.task, one.name) for one in every):
+            continue
+        if name in (SPEC_BENCH, *TASKS):
+            raise UserError(f"{name} was asked for without --questions, expected both")
+        known = ", ".join(dict.fromkeys((*GROUPS, *TASKS, *INSTRUCTIONS)))
+        raise UserError(f"there is no class of texts {name!r} for this model, expected {known}")
+    return [one for one in every if {one.group, one.task, one.name} & set(names)]
+
+
+def fitting_adapters(config: dict) -> Collection[str]:
+    """List the bundled adapters that fit a base, by its ``config.json``."""
+    return bundled.adapter_names() if bundled.streams_for(config) is not None else ()
+
+
+def _nodes(task: str) -> Sequence[int]:
+    return SQL_NODES if task == "sql" else NODES
+
+
+def _typed(task: str, mounted: Mounted, count: int) -> list[list[int]]:
+    texts = Texts("test", count).of_task(mounted.model, mounted.tokenizer, task)
+    return [text.prompt for text in texts]
+
+
+def unforeseen(mounted: Mounted, count: int) -> list[list[int]]:
+    """Make prompts of tokens drawn at random, behind which nothing can be foreseen."""
+    rng = random.Random(0)
+    known = sorted(mounted.tokenizer.get_vocab().values())
+    words = (mounted.tokenizer.decode(rng.choices(known, k=_WORDS)) for _ in range(count))
+    return [chat_prompt(mounted.tokenizer, one, None) for one in words]
+
+
+def long_prompts(size: int, mounted: Mounted, count: int) -> list[list[int]]:
+    """Make prompts of about so many tokens, notes that people typed, and to report on them.
+
+    Raises:
+        UserError: the model's context is shorter than prompt and answer.
+    """
+    longest = mounted.model.config.get("max_position_embeddings")
+    if longest is not None and size + mounted.max_tokens > longest:
+        raise UserError(
+            f"a context of {size} tokens was asked for, expected at most "
+            f"{longest - mounted.max_tokens} beside {mounted.max_tokens} new ones"
+        )
+    notes = [note for task in INSTRUCTIONS for note, _ in task_items("test", task, size)]
+    random.Random(0).shuffle(notes)
+    tokenizer, prompts = mounted.tokenizer, []
+    around = len(chat_prompt(tokenizer, "", _ABOUT))
+    for number in range(count):
+        start = number * len(notes) // count
+        body = tokenizer.encode("\n\n".join((*notes[start:], *notes[:start])))
+        text = tokenizer.decode(body[: max(1, size - around)])
+        prompts.append(chat_prompt(tokenizer, text, _ABOUT))
+    return prompts
