@@ -8,6 +8,7 @@ from importlib import import_module
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import tiny_models
 from mlx.utils import tree_flatten, tree_map_with_path
 from random_models import random_tree, step_by
 from specstream_mlx.convert.to_coreml.contents import Contents
@@ -16,7 +17,6 @@ from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import Sizes
-from tiny_models import tiny_streams
 
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting import best_first
@@ -28,7 +28,6 @@ from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.loop import prefill, steps
-from specstream_mlx.models.streams import Streams
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -158,9 +157,7 @@ def random_streams(case, seed=1):
         return None
     fields = {"mode": "lossless", "num_streams": 3, "num_msa_layers": 2, **case.streams}
     config = StreamConfig(hidden_size=HIDDEN, num_hidden_layers=LAYERS, **fields)
-    streams = Streams(config)
-    streams.load_weights(list(tiny_streams(config, seed=case.seed + seed).items()))
-    return streams
+    return tiny_models.random_streams(config, seed=case.seed + seed)
 
 
 FACTS = {

@@ -5,11 +5,9 @@ import itertools
 import mlx_lm
 import pytest
 from architecture_models import CASES, pair
-from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
-    VOCAB_SIZE,
     TrueTrees,
     assert_same_rows,
     paired,
@@ -55,18 +53,6 @@ def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_the_drafts_are_the_streams_own(mode):
-    """A batch of one accepts what a chain accepts alone."""
-    model = speculative_model(mode=mode, seed=1)
-    model.streams.streams["embeddings"] *= 0.01
-    for number in range(2):
-        prompt = random_prompt(5, seed=number)
-        response = together(model, [prompt], 20)
-        found = tokens_of(model, prompt, 20, tree_width=1, tree_size=None)
-        assert response.token_ids == [found[:20]]
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_fewer_drafts(mode):
     model = speculative_model(mode=mode, seed=1)
     expected = [alone(model, prompt, 12) for prompt in PROMPTS]
@@ -75,25 +61,6 @@ def test_fewer_drafts(mode):
     assert response.token_ids == expected
     assert response.stats.target_calls == 12
     assert response.stats.accepted_length == 1
-
-
-@pytest.mark.parametrize(("mode", "deferred"), [("lossless", True), ("shared", False)])
-def test_a_sampler_for_each_prompt(mode, deferred):
-    """Each text is that of its prompt alone with the same sampler, some greedy, some drawn."""
-    model = speculative_model(mode=mode, seed=1)
-
-    def samplers():
-        function = make_sampler(temp=1.0, top_k=20)
-        filters = [{"top_p": 0.9}, {"temp": 0.5}, {"xtc_probability": 0.5}, {"sampler": function}]
-        return [None, *(keyed_sampler(seed, **fields) for seed, fields in enumerate(filters))]
-
-    pairs = zip(PROMPTS, samplers(), strict=True)
-    truths = [alone(model, prompt, 28, sampler) for prompt, sampler in pairs]
-    limits = [28, 7, 23, 1, 28]
-    expected = [truth[:limit] for truth, limit in zip(truths, limits, strict=True)]
-    response = together(model, max_tokens=limits, deferred=deferred, samplers=samplers())
-    assert response.token_ids == expected
-    assert response.stats.accepted_length > 1.02, "drafts were accepted"
 
 
 def test_end_tokens():
@@ -227,23 +194,6 @@ def test_without_streams():
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": [[1], []]}, "the prompt is empty"),
-        ({"prompts": [[VOCAB_SIZE]]}, "the prompt holds token 97"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_tokens": [5, 5]}, "there are 5 prompts and 2 max_tokens, expected one for each"),
-        ({"samplers": [None]}, "there are 5 prompts and 1 samplers, expected one for each"),
-        ({"samplers": [keyed_sampler(1, top_k=97)] * 5}, "top_k is 97, expected less than the"),
-        ({"num_streams": 9}, "num_streams is 9, the adapter has 3"),
-    ],
-)
-def test_what_does_not_fit(arguments, message):
-    with pytest.raises(UserError, match=message):
-        together(speculative_model(), **arguments)
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 def test_no_prompts_give_what_mlx_lm_gives(asked, verbose, capsys):
@@ -259,8 +209,3 @@ def test_no_prompts_give_what_mlx_lm_gives(asked, verbose, capsys):
     assert found.finish_reasons == []
     assert found.stats.generation_tokens == found.stats.target_calls == 0
     assert ours.startswith(theirs.partition("Peak memory")[0])
-
-
-def test_sliding_windows_are_refused():
-    with pytest.raises(UserError, match="it has sliding windows; expected one prompt at a time"):
-        together(speculative_model("sliding windows"))

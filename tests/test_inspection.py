@@ -1,22 +1,17 @@
 """What is found in directories: counts and quantization from headers, and refusals."""
 
 import json
-import shutil
 from dataclasses import replace
 
-import mlx.core as mx
-import mlx.nn as nn
 import pytest
 import torch
-from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters, load_model, save_config
+from mlx_lm.utils import get_total_parameters, load_model
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
+from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_mlx.recipes import Quantization
 from tiny_models import (
-    stream_adapter_directory,
-    tiny_llama,
-    tiny_llama_config,
     tiny_llama_directory,
     tiny_tokenizer,
 )
@@ -68,31 +63,17 @@ def test_parameters_are_those_that_mlx_lm_counts(bits, group_size, tied, tmp_pat
 @pytest.mark.parametrize("listed", [True, False])
 def test_mixed_quantization(listed, tmp_path):
     """Layers of other bits are told apart, whether the configuration lists them or not."""
-    config = tiny_llama_config(tie_word_embeddings=False)
-    model = tiny_llama(config)
-    config["quantization"] = {"group_size": 32, "bits": 4, "mode": "affine"}
-
-    def recipe(path, module):
-        if not hasattr(module, "to_quantized"):
-            return False
-        if "lm_head" not in path:
-            return True
-        settings = {"group_size": 32, "bits": 8}
-        if listed:
-            config["quantization"][path] = settings
-        return settings
-
-    nn.quantize(model, 32, 4, class_predicate=recipe)
-    base = tmp_path / "base"
-    base.mkdir()
-    mx.save_safetensors(str(base / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    save_config(config, base / "config.json")
-    found = describe_base(base)
-    head = 320 * 64
-    layers = found["parameters"] - head - 9 * 64
-    expected = {"4 bits, group 32": layers, "8 bits, group 32": head, "F32": 9 * 64}
-    assert found["stored_as"] == expected
-    assert found["parameters"] == get_total_parameters(model)
+    base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
+    convert_base(base, tmp_path / "mixed", Quantization(recipe="mixed_3_6"))
+    if not listed:
+        edit(
+            tmp_path / "mixed" / "config.json",
+            lambda c: c.update(quantization={"group_size": 64, "bits": 3}),
+        )
+    found = describe_base(tmp_path / "mixed")
+    assert found["stored_as"].keys() == {"3 bits, group 64", "6 bits, group 64", "F32"}
+    model, _ = load_model(base, lazy=True)
+    assert sum(found["stored_as"].values()) == found["parameters"] == get_total_parameters(model)
 
 
 def test_a_hugging_face_directory_of_several_files(tmp_path):
@@ -120,13 +101,6 @@ def test_counts_of_an_adapter(base, shared):
     assert found["notes"] == []
 
 
-def test_a_conditioned_head_is_counted_apart(base, tmp_path):
-    fields = {"stream_head": "conditioned", "stream_head_rank": 8, "pruner_rank": 0}
-    found = inspect_directory(stream_adapter_directory(tmp_path / "streams", base, **fields), base)
-    parts = {name: count for name, count in found["adapter"]["parameters"].items() if count}
-    assert parts == {"streams": 4 * 64, "head": 8 * 2 * 64 + 4 * 8 + 8 * 64}
-
-
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
     hf = tmp_path / "hf"
@@ -141,20 +115,6 @@ def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
     before, after = (inspect_directory(tmp_path / name) for name in ("torch", "mlx"))
     assert_alike(before["adapter"], after["adapter"])
     assert before["base"] == after["base"] is not None
-
-
-def test_refusals(base, shared, tmp_path):
-    assert "none does not exist" in refused(tmp_path / "none")
-    assert "is a file" in refused(base / "config.json")
-    (tmp_path / "empty").mkdir()
-    assert "has neither config.json nor adapter_config.json" in refused(tmp_path / "empty")
-    spoilt = shutil.copytree(base, tmp_path / "spoilt")
-    edit(spoilt / "config.json", lambda c: c.update(quantization_config={"quant_method": "gptq"}))
-    assert "quantized by 'gptq', expected MLX's own quantization" in refused(spoilt)
-    adapter = shutil.copytree(shared, tmp_path / "adapter")
-    path = adapter / "adapter_config.json"
-    edit(path, lambda c: c["speculative_streaming"].update(num_streams=3))
-    assert "streams.embeddings has shape (4, 64), expected (3, 64)" in refused(adapter)
 
 
 def test_pickled_tensors_are_not_opened(tmp_path):

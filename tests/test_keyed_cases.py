@@ -133,26 +133,31 @@ def check_batch(rng, model):
         assert tokens == plain(model, prompt, limit, make())
 
 
-def check_one(rng, model):
-    prompt = random_prompt(rng.randint(1, 30), seed=rng.randrange(999))
-    make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 20)
+def check_one(rng, model, random_drafting):
+    """One text with a random drafting; it may go on from an earlier turn's rows."""
+    prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999)) * rng.choice([1, 1, 2])
+    make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 30)
     expected = plain(model, prompt, count, make(), processors)
     options = {"sampler": make(), "logits_processors": processors}
     options["prefill_step_size"] = rng.choice([3, 2048])
-    drafting = rng.choice(DRAFTS)
-    way = rng.choice(["settings", "rule", "changing", "knowing"])
-    if way == "rule":
-        drafting = None
-    if way == "changing":
-        drafting = AnyDrafting(model, prompt, rng.randrange(999), KINDS)
-    if way == "knowing":
-        drafter = TrueTrees(expected, rng.randrange(999), width=2)
-        drafting = FixedDrafting(drafter, drafting.plans(model.streams and model.streams.config))
+    drafting = random_drafting(rng, model, prompt, expected)
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()
         before = prompt[: rng.randint(1, len(prompt))]
         texts(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
-    assert texts(model, prompt, count, drafting, **options) == expected
+    assert texts(model, prompt, count, drafting, **options) == expected, drafting
+
+
+def any_drafting(rng, model, prompt, expected):
+    """Settings, the rule, settings that change, or trees that know the text."""
+    settings = rng.choice(DRAFTS)
+    way = rng.choice(["settings", "rule", "changing", "knowing"])
+    if way == "changing":
+        return AnyDrafting(model, prompt, rng.randrange(999), KINDS)
+    if way == "knowing":
+        drafter = TrueTrees(expected, rng.randrange(999), width=2)
+        return FixedDrafting(drafter, settings.plans(model.streams and model.streams.config))
+    return None if way == "rule" else settings
 
 
 def check_case(number, models=EVERY):
@@ -163,7 +168,7 @@ def check_case(number, models=EVERY):
     if rng.random() < 0.2 and not windows:
         check_batch(rng, model_of(choice))
     else:
-        check_one(rng, model_of(choice))
+        check_one(rng, model_of(choice), any_drafting)
 
 
 def random_drafters(rng):
@@ -183,28 +188,20 @@ def random_drafters(rng):
     return fields
 
 
-def check_drafters(number, models=EVERY):
-    """One case of drafters beside the streams, by the rule or in a tree of any shape."""
-    rng = random.Random(number)
-    model = model_of(rng.choice(models))
-    prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999))
-    prompt *= rng.choice([1, 1, 2])
-    make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 30)
-    expected = plain(model, prompt, count, make(), processors)
-    options = {"sampler": make(), "logits_processors": processors}
-    options["prefill_step_size"] = rng.choice([3, 2048])
+def with_drafters(rng, model, prompt, expected):
+    """Drafters beside the streams, by the rule or in a tree of any shape."""
     fields = random_drafters(rng)
     if rng.random() < 0.4:
-        drafting = Drafters(**fields)
-    else:
-        drafting = DraftSettings(**rng.choice(list(TREES.values())) | fields)
-        if not model.streams or (drafting.num_streams == 0 and model.mode == "lossless"):
-            drafting = replace(drafting, max_nodes=None, prune_threshold=None)
-    if rng.random() < 0.3:
-        cache = options["prompt_cache"] = PromptCache()
-        before = prompt[: rng.randint(1, len(prompt))]
-        texts(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
-    assert texts(model, prompt, count, drafting, **options) == expected, (number, fields, drafting)
+        return Drafters(**fields)
+    settings = DraftSettings(**rng.choice(list(TREES.values())) | fields)
+    if not model.streams or (settings.num_streams == 0 and model.mode == "lossless"):
+        return replace(settings, max_nodes=None, prune_threshold=None)
+    return settings
+
+
+def check_drafters(number, models=EVERY):
+    rng = random.Random(number)
+    check_one(rng, model_of(rng.choice(models)), with_drafters)
 
 
 CASES_OF_DRAFTERS = int(os.environ.get("CASES_OF_DRAFTERS", "24"))
@@ -213,32 +210,26 @@ CASES_OF_DRAFTERS = int(os.environ.get("CASES_OF_DRAFTERS", "24"))
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_cases_of_drafters(part):
+    """Beside streams, and beside draft heads."""
     for number in range(5000 + part, 5000 + CASES_OF_DRAFTERS, 4):
         check_drafters(number)
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_random_cases_of_drafters_beside_a_draft_head(part):
-    for number in range(7000 + part, 7000 + CASES_OF_DRAFTERS // 2, 2):
+    for number in range(7000 + part, 7000 + CASES_OF_DRAFTERS // 2, 4):
         check_drafters(number, list(HEADS))
 
 
-@pytest.mark.parametrize("first", range(0, 20, 5))
-def test_a_few_random_cases(first):
-    for number in range(first, first + 5):
-        check_case(number)
+MANY = [(1000, 300, EVERY), (2000, 500, CONDITIONED)]
 
 
-@pytest.mark.slow
-def test_many_random_cases(count=300):
-    for number in range(1000, 1000 + count):
-        check_case(number)
-
-
-@pytest.mark.slow
-def test_many_random_cases_of_conditioned_heads(count=500):
-    for number in range(2000, 2000 + count):
-        check_case(number, CONDITIONED)
+@pytest.mark.parametrize(
+    ("first", "count", "models"),
+    [
+        *((first, 5, EVERY) for first in range(0, 20, 5)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY),
+    ],
+)
+def test_random_cases(first, count, models):
+    for number in range(first, first + count):
+        check_case(number, models)
 
 
 @pytest.fixture
@@ -249,14 +240,10 @@ def shortlists(monkeypatch):
 
 
 @pytest.mark.usefixtures("shortlists")
-@pytest.mark.parametrize("first", range(3000, 3020, 5))
-def test_a_few_random_cases_of_shortlists(first):
-    for number in range(first, first + 5):
-        check_case(number, CONDITIONED)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shortlists")
-def test_many_random_cases_of_shortlists(count=200):
-    for number in range(4000, 4000 + count):
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(3000, 10), (3010, 10), pytest.param(4000, 200, marks=pytest.mark.slow)],
+)
+def test_random_cases_of_shortlists(first, count):
+    for number in range(first, first + count):
         check_case(number, CONDITIONED)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from changing_drafts import FEW, KINDS, AnyDrafting, switching
-from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
+from random_models import plain_tokens, random_prompt, request, speculative_model
 
 from specstream_mlx import UserError, loop
 from specstream_mlx.drafting.batch_cost import BatchCosts
@@ -24,35 +24,30 @@ def test_lossless_is_plain_decoding(seed, base):
     assert len(pairs) > 12, "plain steps were entered and left in many ways"
 
 
-def test_a_call_under_way_is_used_when_drafting_begins(monkeypatch):
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the decoder's calls, in their order."""
+    made = []
+
+    def noted(name, method):
+        def call(self, *args):
+            made.append(name)
+            return method(self, *args)
+
+        monkeypatch.setattr(loop.Decoder, name, call)
+
+    for name in ("next_token", "step", "uncommit"):
+        noted(name, getattr(loop.Decoder, name))
+    return made
+
+
+def test_a_call_under_way_is_used_when_drafting_begins(calls):
     """No call of plain steps is thrown away but at the end."""
     model, prompt = speculative_model(), random_prompt(9)
-    calls = []
-
-    class Watched(loop.Decoder):
-        def next_token(self, token, rule):
-            calls.append("plain")
-            return super().next_token(token, rule)
-
-        def step(self, *args):
-            calls.append("tree")
-            return super().step(*args)
-
-        def uncommit(self, count):
-            calls.append("thrown away")
-            super().uncommit(count)
-
-    monkeypatch.setattr(loop, "Decoder", Watched)
     drafting = AnyDrafting(model, prompt, 0, KINDS[:3])
     steps = list(decode(model, request(prompt, drafting, max_tokens=60)))
-    assert calls == ["plain" if step.plan.pipelined else "tree" for step in steps]
+    assert calls == ["next_token" if step.plan.pipelined else "step" for step in steps]
     assert len(set(calls)) == 2
-
-
-def test_shared_is_one_token_a_step():
-    model, prompt = speculative_model(mode="shared"), random_prompt(9)
-    expected = tokens_of(model, prompt, 60, speculation=False)
-    assert switching(model, prompt, 60, 4)[0] == expected
 
 
 def test_an_adapter_that_is_swapped_ends_a_generation():
@@ -66,62 +61,29 @@ def test_an_adapter_that_is_swapped_ends_a_generation():
 
 @pytest.mark.parametrize("settings", [KINDS[0], KINDS[1], KINDS[2], KINDS[5]])
 @pytest.mark.parametrize("by", ["max_tokens", "end_tokens"])
-def test_no_call_is_made_behind_the_end(settings, by, monkeypatch):
+def test_no_call_is_made_behind_the_end(settings, by, calls):
     """But for the one that plain steps are ahead of an end token, which nobody can know of."""
     model, prompt = speculative_model(), random_prompt(9)
-    expected, calls = plain_tokens(model.model, prompt, 30), []
-
-    class Watched(loop.Decoder):
-        def next_token(self, token, rule):
-            calls.append(1)
-            return super().next_token(token, rule)
-
-        def step(self, *args):
-            calls.append(1)
-            return super().step(*args)
-
-    monkeypatch.setattr(loop, "Decoder", Watched)
+    expected = plain_tokens(model.model, prompt, 30)
     end = next(i for i, token in enumerate(expected) if i > 10 and token not in expected[:i])
     limit = {"max_tokens": end + 1} if by == "max_tokens" else {"end_tokens": [expected[end]]}
     steps = list(decode(model, request(prompt, settings, **limit)))
     tokens = [token for step in steps for token in step.tokens]
     assert tokens[: end + 1] == expected[: end + 1]
     assert len(tokens) - len(steps[-1].tokens) <= end
-    assert len(calls) - len(steps) == (settings is KINDS[0] and by == "end_tokens")
+    ahead = int(settings is KINDS[0] and by == "end_tokens")
+    assert len(calls) == len(steps) + 2 * ahead and calls.count("uncommit") == ahead
 
 
-def test_plain_steps_are_one_call_ahead(monkeypatch):
-    """The next call is enqueued before the last one's token is read."""
-    model, prompt = speculative_model(), random_prompt(9)
-    offsets = []
-
-    class Watched(loop.Decoder):
-        def next_token(self, token, rule):
-            result = super().next_token(token, rule)
-            offsets.append(self.caches[0].offset)
-            return result
-
-    monkeypatch.setattr(loop, "Decoder", Watched)
-    steps = decode(model, request(prompt, DraftSettings(speculation=False)))
-    for count, _ in zip(range(1, 6), steps, strict=False):
-        assert len(offsets) == count + 1
-        assert offsets[-1] == len(prompt) + count
-
-
-def test_tree_steps_are_one_call_ahead_but_for_the_first(monkeypatch):
-    """Nobody waits for the second call before the first token."""
-    model, prompt = speculative_model(), random_prompt(9)
-    calls = []
-
-    class Watched(loop.Decoder):
-        def step(self, *args):
-            calls.append(1)
-            return super().step(*args)
-
-    monkeypatch.setattr(loop, "Decoder", Watched)
-    steps = decode(model, request(prompt, DraftSettings(tree_width=2, tree_size=4)))
-    ahead = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
-    assert ahead == [0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("fields", "ahead"),
+    [({"speculation": False}, [1] * 5), ({"tree_width": 2, "tree_size": 4}, [0, 1, 1, 1, 1])],
+)
+def test_steps_are_one_call_ahead(fields, ahead, calls):
+    """But for the first tree: nobody waits for the second call before the first token."""
+    steps = decode(speculative_model(), request(random_prompt(9), DraftSettings(**fields)))
+    found = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
+    assert found == ahead
 
 
 class Told(BatchCosts):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import speculative_model
 from tiny_models import (
@@ -107,33 +106,6 @@ def test_signatures(ours, theirs, further, left_out):
 
 
 # Scripts ----------------------------------------------------------------------------------------
-
-QUICK_START = """
-from mlx_lm import load, generate
-
-model, tokenizer = load(REPO)
-prompt = "Write a story about Einstein"
-messages = [{"role": "user", "content": prompt}]
-prompt = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True,
-)
-text = generate(model, tokenizer, prompt=prompt, verbose=True)
-"""
-
-STREAMING = """
-from mlx_lm import load, stream_generate
-
-repo = REPO
-model, tokenizer = load(repo)
-prompt = "Write a story about Einstein"
-messages = [{"role": "user", "content": prompt}]
-prompt = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True,
-)
-for response in stream_generate(model, tokenizer, prompt, max_tokens=512):
-    print(response.text, end="", flush=True)
-print()
-"""
 
 TOKENIZER_OPTIONS = """
 from mlx_lm import generate, load
@@ -240,7 +212,7 @@ text += [*response.texts, *response.token_ids, [len(row) for row in response.log
 text.append([round(sum(row), 2) for row in response.logprobs])
 """
 
-SCRIPTS = [QUICK_START, STREAMING, TOKENIZER_OPTIONS, CHAT, BATCH, LONG]
+SCRIPTS = [TOKENIZER_OPTIONS, CHAT, BATCH, LONG]
 
 
 def run(script, **names):
@@ -375,22 +347,3 @@ def test_messages_without_a_chat_template(pair):
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="the tokenizer has no chat template, expected text or"):
         generate(pair[0], tokenizer, MESSAGES)
-
-
-# Prompt caches ----------------------------------------------------------------------------------
-
-
-def test_an_adapter_with_streams_writes_the_script_too(pair, directory):
-    """The chat of the script, with drafts that are mostly wrong, is the bare model's."""
-    bare = mlx_lm.load(str(directory / "base"))
-    found = []
-    for module, (model, tokenizer) in ((specstream_mlx, pair), (mlx_lm, bare)):
-        cache = make_prompt_cache(model)
-        processors = make_logits_processors(repetition_penalty=1.2)
-        for question in ("the meeting", "noon?"):
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            )
-            options = {"prompt_cache": cache, "max_tokens": 15, "logits_processors": processors}
-            found.append(module.generate(model, tokenizer, text, **options))
-    assert found[:2] == found[2:]

@@ -117,18 +117,6 @@ def test_tasks_do_not_change_each_others_adapter(pair, folder, texts):
     assert write(pair) == texts[None]
 
 
-def test_a_change_takes_no_time(pair, folder):
-    model, _ = pair
-    paths = [folder / name for name in NAMES]
-    for path in paths:
-        model.beside(path)
-    start = time.process_time()
-    for path in paths * 20:
-        with model.using(path):
-            pass
-    assert (time.process_time() - start) / 60 < 0.002
-
-
 def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch):
     model, tokenizer = pair
     sizes, gather = [], Gathered.gather

@@ -45,15 +45,6 @@ def test_lossless_on_held_out_prompts(loaded):
         assert_lossless(model.model, prompt, found, plain_tokens(model.model, prompt, 24))
 
 
-@pytest.mark.parametrize("tree", ("chain", "best-first", "pruned"))
-def test_shared_trees_write_what_one_token_a_step_writes(loaded, tree):
-    model, tokenizer = loaded
-    model.swap_adapter(SQL)
-    (prompt,) = task_prompts(tokenizer, "sql", 1)
-    expected = tokens_of(model, prompt, 24, speculation=False)
-    assert tokens_of(model, prompt, 24, **TREES[tree])[:24] == expected
-
-
 def accepted_length(model, tokenizer, prompts, count):
     """Of chains in every step: how much is drafted otherwise depends on the machine."""
     tokens = calls = 0

@@ -55,17 +55,14 @@ def columns(*ids, dtype=mx.uint32):
 GENERATE = [
     ("model", "a model", "expected what specstream_mlx.load returns"),
     ("tokenizer", None, "expected what specstream_mlx.load returns"),
-    ("prompt", b"ab", "expected text, token ids or chat messages"),
-    ("prompt", None, "expected text, token ids or chat messages"),
-    ("prompt", 5, "expected text, token ids or chat messages"),
-    ("prompt", [1.5], "expected text, token ids or chat messages"),
-    ("prompt", [True, False], "expected text, token ids or chat messages"),
-    ("prompt", ["a", "b"], "expected text, token ids or chat messages"),
-    ("prompt", [[1, 2]], "expected text, token ids or chat messages"),
-    ("prompt", {"role": "user"}, "expected text, token ids or chat messages"),
-    ("prompt", mx.array([[1, 2]]), "expected text, token ids or chat messages"),
-    ("prompt", mx.array(3), "expected text, token ids or chat messages"),
-    ("prompt", np.array([0.5]), "expected text, token ids or chat messages"),
+    *(
+        ("prompt", wrong, "expected text, token ids or chat messages")
+        for wrong in (b"ab", None, 5, [1.5], [True, False], ["a", "b"], [[1, 2]], {"role": "user"})
+    ),
+    *(
+        ("prompt", wrong, "expected text, token ids or chat messages")
+        for wrong in (mx.array([[1, 2]]), mx.array(3), np.array([0.5]))
+    ),
     ("prompt", [{"content": "a"}], "expected a role and a content"),
     ("prompt", [{"role": 5, "content": "a"}], "expected a role and a content"),
     ("prompt", [{"role": "user", "content": 5}], "the tokenizer's chat template fails"),
@@ -147,11 +144,7 @@ def test_generate(name, value, message, model, tokenizer):
         ("prompts", [[1], b"a"], "expected text, token ids or chat messages"),
         ("prompts", [5, 6], "expected text, token ids or chat messages"),
         ("max_tokens", [5, 1.5], "max_tokens is 1.5, expected an integer"),
-        (
-            "max_tokens",
-            -1,
-            "max_tokens is -1, expected one number of at least 1 for all or for each",
-        ),
+        ("max_tokens", -1, "max_tokens is -1, expected one number of at least 1 for all or for ea"),
         ("max_tokens", True, "max_tokens is True, expected an integer"),
         ("prompt_caches", {}, "prompt_caches is {}, expected a list"),
         ("prompt_caches", [None], "there are 2 prompts and 1 prompt_caches"),
@@ -166,6 +159,13 @@ def test_generate(name, value, message, model, tokenizer):
         ("prefill_step_size", NAN, "prefill_step_size is nan, expected an integer"),
         ("return_logprobs", "all", "expected True or False"),
         ("num_streams", 1.0, "num_streams is 1.0, expected an integer"),
+        ("num_streams", 9, "num_streams is 9, the adapter has 3"),
+        ("prompts", [[1], []], "the prompt is empty"),
+        ("prompts", [[97]], "the prompt holds token 97"),
+        ("max_tokens", 0, "max_tokens is 0"),
+        ("max_tokens", [5, 5, 5], "there are 2 prompts and 3 max_tokens, expected one for each"),
+        ("samplers", [None], "there are 2 prompts and 1 samplers, expected one for each"),
+        ("samplers", [keyed_sampler(1, top_k=97)] * 2, "top_k is 97, expected less than the"),
         ("draft_model", "small", "draft_model is 'small', expected a model that was loaded"),
         ("settings", {}, "settings is {}, expected DraftSettings, Drafters or None"),
     ],

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specstream_mlx.drafting.best_first import all_nodes, best_nodes, tree_of
+from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.proposal import Material, Proposal
 from specstream_mlx.drafting.proposals import proposals_of
@@ -59,11 +59,6 @@ def full_tree(root, candidates, width, log_probs=None):
     log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
     guesses = StreamGuesses(candidates, log_probs)
     return tree_of(root, list(all_nodes(lambda path: guesses.behind(path)[:width])))
-
-
-def best_first_tree(root, candidates, log_probs, size, threshold=None):
-    """The best-first tree of (gamma, k) candidates."""
-    return tree_of(root, best_nodes(StreamGuesses(candidates, log_probs).behind, size, threshold))
 
 
 class Known(Proposal):

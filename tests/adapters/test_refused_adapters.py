@@ -39,32 +39,22 @@ def refusal(model, adapter):
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"fine_tune_type": "ia3"}, "fine_tune_type is 'ia3', expected 'lora' or 'dora'"),
-        ({"fine_tune_type": "full"}, "has an unexpected tensor "),
-        ({"lora_parameters": None}, "has no lora_parameters and num_layers, expected mlx-lm's"),
-        ({"peft_type": "LORA"}, "is a PEFT directory: convert it first with `specstream-mlx"),
-    ],
-)
-def test_configuration(fields, sentence, model, adapter):
-    edit(adapter / ADAPTER_CONFIG, **fields)
-    assert sentence in refusal(model, adapter)
-
-
-@pytest.mark.parametrize(
     ("part", "field", "value", "sentence"),
     [
+        (None, "fine_tune_type", "ia3", "fine_tune_type is 'ia3', expected 'lora' or 'dora'"),
+        (None, "fine_tune_type", "full", "has an unexpected tensor "),
+        (None, "lora_parameters", None, "has no lora_parameters and num_layers, expected mlx-lm"),
+        (None, "peft_type", "LORA", "is a PEFT directory: convert it first with `specstream-mlx"),
         ("lora_parameters", "rank", 3, "down_proj.lora_a has shape (96, 4), expected (96, 3)"),
         (STREAM_KEY, "base_fingerprint", "0" * 16, "the adapter was made for another base"),
         (STREAM_KEY, "num_streams", 3, "streams.embeddings has shape (4, 64), expected (3, 64)"),
         (STREAM_KEY, "num_hidden_layers", 3, "num_hidden_layers is 3, expected the base's 4"),
     ],
 )
-def test_parts_of_the_configuration(part, field, value, sentence, model, adapter):
+def test_configuration(part, field, value, sentence, model, adapter):
     path = adapter / ADAPTER_CONFIG
     values = json.loads(path.read_text())
-    values[part][field] = value
+    (values if part is None else values[part])[field] = value
     path.write_text(json.dumps(values))
     assert sentence in refusal(model, adapter)
 

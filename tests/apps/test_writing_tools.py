@@ -1,25 +1,19 @@
 """The writing tools on a tiny random model that stands in for the bundled one."""
 
 import json
-import subprocess
-import sys
-from io import StringIO
-from pathlib import Path
 
 import command_line
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from specstream_mlx.apps.writing_tools.tools import (
     ToolFinished,
     ToolStarted,
     ToolText,
     WritingTools,
-    read_text,
 )
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, demonstration, generate, load
+from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.prompts import chat_prompt
 
 TEXT = "please send the report"
@@ -89,47 +83,6 @@ def test_events_come_in_order_and_hold_the_whole_text(installed):
         assert last.accepted_length >= 1
 
 
-def test_text_streams_before_the_tool_has_finished():
-    events = WritingTools().apply(TEXT, "a", max_tokens=-1)
-    assert isinstance(next(events), ToolStarted)
-    assert isinstance(next(events), ToolText)
-    events.close()
-
-
-def base_weights(tools):
-    pairs = tree_flatten(tools.model.model.parameters())
-    return {name.replace(".linear.", "."): w for name, w in pairs if "lora_" not in name}
-
-
-def test_swap_leaves_base_weights_untouched():
-    tools = WritingTools()
-    before = {name: mx.array(weight) for name, weight in base_weights(tools).items()}
-    for name in ("a", "b", "a"):
-        list(tools.apply(TEXT, name, max_tokens=2))
-        after = base_weights(tools)
-        assert after.keys() == before.keys()
-        assert all(mx.array_equal(after[key], before[key]).item() for key in before)
-
-
-def test_every_tool_in_turn(installed):
-    result = run(TEXT)
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    first, second = (expected_text(installed, name) for name in TEMPLATES)
-    assert first != second
-    places = [result.stdout.index(part) for part in ("a  (swapped", first, "b  (swapped", second)]
-    assert places == sorted(places)
-    assert result.stdout.count(" tokens/s, ") == 2
-    assert result.stdout.count(" tokens per call") == 2
-    assert result.stdout.count(" MB)") == 2
-
-
-def test_named_tools_alone_and_in_their_order():
-    assert "a  (swapped" not in run("--tool", "b", TEXT).stdout
-    lines = run("--json", "--tool", "b", "--tool", "a", TEXT).stdout.splitlines()
-    assert [json.loads(line)["tool"] for line in lines] == ["b", "a"]
-
-
 def test_json_is_one_object_per_tool(installed):
     result = run("--json", TEXT)
     values = [json.loads(line) for line in result.stdout.splitlines()]
@@ -155,38 +108,8 @@ def test_empty_text_is_refused(args, stdin, never_load):
     assert result.stderr.startswith("error: the text is empty, expected")
 
 
-def test_terminal_without_text_is_refused(monkeypatch):
-    terminal = StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    for stdin in (terminal, None):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(UserError, match="there is no text, expected an argument or a file"):
-            read_text(None)
-        assert read_text("hello ") == "hello"
-
-
-def test_text_longer_than_the_context_is_one_sentence():
-    result = run(TEXT * 200)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: the prompt has ")
-    assert result.stderr.endswith("holds 512\n")
-
-
 def test_missing_bundle_is_one_sentence(tmp_path, monkeypatch, never_load):
     monkeypatch.setattr(bundled, "ROOT", tmp_path)
     result = run(TEXT)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: this installation has no bundled adapters (")
-
-
-def test_runs_as_a_module():
-    result = subprocess.run(
-        [sys.executable, "-m", "specstream_mlx.apps.writing_tools", "--help"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert "specstream-mlx writing-tools --tool proofread" in result.stdout

@@ -1,34 +1,15 @@
 """The scores of answers, and who is credited with an accepted draft."""
 
-import json
 from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from command_line import run_program
 
-from benchmarks import answers, texts
 from benchmarks.answers import by_lookup, drafted, perplexity, quality
 from benchmarks.runner import Run
 from benchmarks.texts import Text
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
-
-
-@pytest.mark.usefixtures("toy")
-@pytest.mark.slow
-def test_every_kind_of_text_has_a_row_beside_a_control(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "PROSE_ADAPTER", "sql")  # the toy has no other
-    options = "--texts dev --tasks sql,prose --items 1 --timed 1 --rounds 1 --max-tokens 24".split()
-    run_program(answers.main, *options, "--output", tmp_path)
-    (path,) = tmp_path.glob("*.json")
-    rows = json.loads(path.read_text())["rows"]
-    kinds = [(row["mode"], row["task"]) for row in rows]
-    assert kinds == [(mode, kind) for mode in ("lossless", "shared") for kind in ("sql", "prose")]
-    for row in rows:
-        assert row["same_output_as_plain"] == row["items"] == 1
-        assert row["speedup"] > 0 and row["speedup_control"] > 0 and row["call_reduction"] >= 1
-        assert (row["perplexity"] is None) == (row["task"] == "prose")
 
 
 def run_of(calls):

@@ -2,24 +2,14 @@
 
 import json
 
-import command_line
 import pytest
 from specstream_mlx.benchmarks import quantization
 from specstream_mlx.benchmarks.quantization import VARIANTS, WHOLE, check_variants, make_variant
 from specstream_mlx.benchmarks.speedup import Subject
 from specstream_mlx.convert.to_mlx.recipes import RECIPES
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError
-
-
-def row(variant, call_reduction, mode="shared"):
-    return {
-        "variant": variant, "task": "sql", "mode": mode, "held": "packed",
-        "stored_bytes": 4_000_000, "peak_bytes": 9_000_000, "plain_tps": 50.0, "tps": 90.0,
-        "speedup": 1.8, "call_reduction": call_reduction, "same_output": 16, "items": 16,
-        "metric": "exact match", "plain_quality": 0.9, "quality": 0.9,
-    }  # fmt: skip
 
 
 def test_variants_are_those_named(tmp_path):
@@ -39,12 +29,6 @@ def test_a_bare_model_has_no_layers_to_spare(tmp_path):
         check_variants("int4;msa_4_6", bare)
 
 
-def test_call_reduction_is_compared_with_16_bits_of_the_same_mode():
-    rows = [row(WHOLE, 4.0), row("int4", 3.0), row("int4", 2.0, "lossless")]
-    shares = [quantization.share_of_whole(measured, rows) for measured in rows]
-    assert shares == [1.0, 0.75, None]
-
-
 @pytest.mark.parametrize("name", ["int8", "int4, groups of 32", "msa_4_8"])
 def test_variants_are_what_they_are_called(tmp_path, name):
     base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
@@ -59,24 +43,3 @@ def test_variants_are_what_they_are_called(tmp_path, name):
         assert config["group_size"] == (32 if "32" in name else 64)
     assert quantization.stored_bytes(made) < quantization.stored_bytes(base)
     assert make_variant(base, WHOLE, 2, tmp_path / "other") == base
-
-
-def run(*arguments):
-    return command_line.run("benchmark", "quantization", *arguments)
-
-
-@pytest.mark.slow
-def test_a_model_and_prompts_of_the_users(tmp_path, monkeypatch):
-    base = tiny_llama_directory(tmp_path / "base", hidden_size=128, intermediate_size=128)
-    adapter = stream_adapter_directory(tmp_path / "streams", base)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.txt").write_text("hello there my friend\n")
-    flags = ("--prompts", "mine.txt", "--variants", "16 bit;msa_4_8", "--max-tokens", 12)
-    result = run("--model", base, "--adapter-path", adapter, *flags)
-    assert result.exit_code == 0, result.output
-    (file,) = tmp_path.glob("quantization-*.json")
-    rows = json.loads(file.read_text())["rows"]
-    assert [(row["task"], row["variant"]) for row in rows] == [("mine", WHOLE), ("mine", "msa_4_8")]
-    assert rows[1]["stored_bytes"] < rows[0]["stored_bytes"]
-    assert "quality" not in result.stdout
-    assert run("--model", base, *flags).exit_code == 2

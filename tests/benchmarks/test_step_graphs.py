@@ -6,13 +6,11 @@ import mlx.core as mx
 import pytest
 
 from benchmarks import step_graphs
-from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN, fixed_ways
+from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
 from benchmarks.step_graphs import (
     as_on_a_gpu,
-    markdown,
     model_of,
     operations,
-    plain_graph,
     rows_of_model,
     step_graph,
 )
@@ -49,23 +47,6 @@ def test_what_a_step_asks_for():
     assert deferred["weight_bytes"] > beside["weight_bytes"] > weights
     assert deferred["kv_bytes"] > 1.5 * beside["kv_bytes"]
     assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
-    facts = {"machine": "m", "cpu": "c", "mlx": "1", "backend": "cpu", "blas": "b", "commit": "x"}
-    text = "\n".join(markdown(rows, facts))
-    assert f"| small | mlx_lm | {totals[MLX_LM]} | 1.00 |" in text
-    assert "| rope | 12 | 12 | 12 | 20 |" in text
-
-
-@pytest.mark.parametrize("way", ["lossless, tree", "lossless, tree, deferred"])
-def test_behind_a_long_context_a_tree_asks_for_the_same_operations(way):
-    model, settings = model_of("small", "lossless"), fixed_ways("lossless")[way]
-    short, long = (step_graph(model, settings, context=rows) for rows in (300, 30000))
-    assert long.operations == short.operations
-    assert long.weight_bytes == short.weight_bytes
-    plain = [plain_graph(model, context=rows) for rows in (300, 30000)]
-    passes = (LAYERS + MSA_LAYERS * ("deferred" in way)) / LAYERS
-    grown = plain[1].kv_bytes - plain[0].kv_bytes
-    assert grown == LAYERS * (30000 - 300) * 2 * 64 * 2
-    assert long.kv_bytes - short.kv_bytes == passes * grown
 
 
 @pytest.mark.parametrize("settings", [ONE_TOKEN, CHAIN], ids=["plain", "chain"])

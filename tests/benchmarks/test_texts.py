@@ -10,7 +10,7 @@ from specstream_mlx.benchmarks.texts import (
     task_items,
 )
 
-from specstream_mlx import UserError, load
+from specstream_mlx import load
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -39,12 +39,6 @@ def test_the_instruction_is_the_adapters_or_the_tasks(base, streams, shared):
     ]
     assert own.facts() == {"texts": "prompts of mine.txt", "items": 2}
     assert Texts("test", 3).facts() == {"texts": "typed texts (test)", "items": 3}
-
-
-def test_a_text_longer_than_the_context_is_one_sentence(base):
-    model, tokenizer = load(base)
-    with pytest.raises(UserError, match=r"the prompt has .* tokens, the model's context"):
-        Texts("mine.txt", 1, ("hello " * 2000,)).of_task(model, tokenizer, "mine")
 
 
 def test_the_closest_of_several_answers_counts():

@@ -130,11 +130,3 @@ def test_write_is_a_filter(installed, tmp_path):
     assert "nowhere.txt" in refused("write", "fix", "--file", tmp_path / "nowhere.txt")
     file.write_bytes(b"\xff")
     assert "is not UTF-8" in refused("write", "fix", "--file", file)
-
-
-def test_a_whole_text_ends_with_0(installed, monkeypatch):
-    text = expected(installed, "fix", 300)
-    result = run("write", "fix", "-m", 300, stdin=TEXT)
-    ended = len(load(installed / "base")[1].encode(text)) < 290
-    assert result.stdout == f"{text}\n"
-    assert result.exit_code == (0 if ended else 1)

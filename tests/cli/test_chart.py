@@ -9,11 +9,5 @@ def test_a_column_is_as_high_as_its_value():
         "1.00 ▁▁██",
         "     0 20",
     ]
-
-
-def test_between_two_iterations_the_last_value_stands():
     assert chart("loss", [(0, 0.0), (9, 1.0)], width=4, height=2)[2] == "0.00 ▁▁▁█"
-
-
-def test_a_value_that_stays():
     assert chart("loss", [(0, 2.5), (8, 2.5)], width=2, height=2)[1:3] == ["", "2.50 ▁▁"]

@@ -31,6 +31,7 @@ def curves(tmp_path, monkeypatch):
 
 def test_curves_of_this_machine(curves, base, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
+    assert "not measured yet" in run("doctor", "--model", base).stdout
     now = time.time()
     curves("a", "/models/llama", 0.04, now - 60)
     divided = {"kv_cache": [8, 64, 0], "processes": 2}
@@ -49,13 +50,6 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     assert f"/models/llama sql (shared) 20.0 ms {when} quiet (spread 4%)" in shown
     assert "busy (spread 30%)" in shown and "KV cache of 8 bits, 2 processes" in shown
     assert "1 more were measured on another machine, MLX or BLAS." in shown
-
-
-def test_nothing_measured(curves, base):
-    result = run("doctor", "--model", base)
-    assert result.exit_code == 0
-    assert "not measured yet" in result.stdout
-    assert "measured here" not in result.stdout and "another machine" not in result.stdout
 
 
 def test_a_curve_that_autotune_measured_has_its_model(curves, base, streams):

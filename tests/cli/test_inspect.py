@@ -1,11 +1,9 @@
 """``specstream-mlx inspect``: what people and programs are shown."""
 
-import json
 import re
 import shutil
 
 import mlx.core as mx
-from command_line import refusal
 from command_line import run as run_command
 from tiny_models import tiny_llama_directory
 from tiny_peft import edit
@@ -13,16 +11,6 @@ from tiny_peft import edit
 
 def run(*args):
     return run_command("inspect", *args)
-
-
-def test_json_is_one_object(base, shared):
-    values = json.loads(run(base, "--json").stdout)
-    assert values["adapter"] is None
-    assert values["base"]["architecture"] == "llama"
-    values = json.loads(run(shared, "--json").stdout)
-    assert values["base"] is None
-    assert "is not a directory here" in values["notes"][0]
-    assert values["adapter"]["streams"]["num_streams"] == 4
 
 
 def test_people_see_it_in_80_columns(base, shared, monkeypatch):
@@ -38,21 +26,14 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
     assert re.search(r"pruner 1,024 \(\d\.\d+% of the base\)", text)
 
 
-def test_adapter_of_another_base_is_noted(shared, tmp_path):
-    other = tiny_llama_directory(tmp_path / "other", intermediate_size=128)
-    assert "made for another base" in run(shared, "--model", other).stderr
-
-
-def test_unsupported_architecture_is_described_and_noted(base, tmp_path):
-    copy = shutil.copytree(base, tmp_path / "base")
-    edit(copy / "config.json", model_type="mamba")
-    assert "model_type is 'mamba', which is refused" in run(copy).stderr
-
-
 def test_weights_are_not_read(base, tmp_path, monkeypatch):
     monkeypatch.setattr(mx, "load", None)
     assert run(base).exit_code == 0
 
 
-def test_what_is_no_model_is_refused(tmp_path):
-    assert "none does not exist, expected the directory" in refusal(run(tmp_path / "none"))
+def test_what_does_not_fit_is_described_and_noted(base, shared, tmp_path):
+    other = tiny_llama_directory(tmp_path / "other", intermediate_size=128)
+    assert "made for another base" in run(shared, "--model", other).stderr
+    copy = shutil.copytree(base, tmp_path / "base")
+    edit(copy / "config.json", model_type="mamba")
+    assert "model_type is 'mamba', which is refused" in run(copy).stderr

@@ -164,17 +164,12 @@ def test_a_group_of_which_what_was_given_matters():
         (ModelOptions, {"adapter": "sql", "adapter_path": "a"}, "--adapter and --adapter-path"),
         (OutputOptions, {"as_json": True, "show_drafts": True}, "--json and --show-drafts"),
         (OutputOptions, {"profile": True, "compare": True}, "--profile, which .* --compare"),
+        (OutputOptions, {"verbose": True, "quiet": True}, "--verbose and --quiet were both given"),
     ],
 )
 def test_options_that_exclude_or_need_each_other(group, given, sentence):
     with pytest.raises(UserError, match=sentence):
         group(**given)
-
-
-@pytest.mark.parametrize("name", ["lookup_size", "lookup_ngram"])
-def test_sizes_of_lookup_need_lookup(name):
-    with pytest.raises(UserError, match="expected with --drafter lookup"):
-        RuleOptions().settings({name: 4, "drafter": ["none"]})
 
 
 @pytest.mark.parametrize(

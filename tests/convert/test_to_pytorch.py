@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from architecture_models import pair, random_model
+from architecture_models import random_model
 from command_line import refusal, run
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -21,7 +21,6 @@ from tiny_models import tiny_streams, tiny_tokenizer
 from specstream_mlx import load
 from specstream_mlx.adapters.files import LoraPart, read_adapter, write_adapter
 from specstream_mlx.loading import read_config, read_model
-from specstream_mlx.models.architectures import ARCHITECTURES
 from specstream_mlx.stream_config import StreamConfig
 
 TOKENS = [5, 17, 40, 3, 61, 22, 8, 90, 33, 12, 71, 6]
@@ -114,13 +113,3 @@ def test_the_command(bases, tmp_path):
         run("convert", "--model", mlx, "--to-pytorch", tmp_path / "x")
     )
     assert "--mlx-path is missing" in refusal(run("convert", *flags))
-
-
-def test_every_architecture_is_named_back():
-    for case in ("OPT", "Phi-2", "Gemma 2"):
-        torch_model = pair(case).torch_model
-        architecture = ARCHITECTURES[pair(case).model.config["model_type"]]
-        names = [name for name, m in torch_model.named_modules() if isinstance(m, torch.nn.Linear)]
-        assert names
-        for name in names:
-            assert architecture.transformers_name(architecture.module_name(name)) == name

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from architecture_models import pair
-from kv_cases import CROSSING, arguments, plain, prompt_of
 from random_models import (
     PROMPT,
     Oracle,
     assert_lossless,
     assert_same_rows,
-    assert_same_tokens,
     plain_caches,
     plain_tokens,
     random_prompt,
@@ -175,17 +172,3 @@ def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
     assert oracle.longest > 4
     assert len(oracle.paths) < 0.5 * count
     assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
-
-
-def test_runs_end_where_the_cache_is_quantized(monkeypatch):
-    """A run would reach past the row from which mlx_lm reads quantized rows."""
-    case = "Llama 3.1"
-    expected, log_probs, _ = plain(case, 8, CROSSING)
-    monkeypatch.setitem(PROPOSALS, "lookup", known([*prompt_of(case), *expected]))
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    kv_cache = arguments(case, 8, CROSSING)
-    found = tokens_of(pair(case).model, prompt_of(case), 30, kv_cache=kv_cache, drafter="lookup")
-    assert_same_tokens(found[:30], expected, log_probs.__getitem__)
-    ends = np.cumsum([len(prompt_of(case)) - 1, *map(len, oracle.paths)])
-    assert CROSSING in ends
-    assert oracle.longest > 4

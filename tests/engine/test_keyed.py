@@ -6,9 +6,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
-from architecture_models import pair
 from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value
-from kv_cases import arguments, prompt_of
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
     BASES,
@@ -102,18 +100,6 @@ def test_the_noise_helps_to_draft(mode):
         accepted[rule] = [found for found, _ in runs], np.mean([length for _, length in runs])
     assert accepted[KeyedRule][0] == accepted[Blind][0]
     assert accepted[KeyedRule][1] > accepted[Blind][1] + 0.1
-
-
-def test_a_quantized_cache():
-    case = "Llama 3.1"
-    model, options = pair(case).model, arguments(case, 8)
-    found, _ = tokens_of(
-        model, prompt_of(case), COUNT, {"tree_size": 8}, sampler=keyed_sampler(1), **options
-    )
-    expected = plain_tokens(
-        model.model, prompt_of(case), COUNT, sampler=keyed_sampler(1), **options
-    )
-    assert found == expected
 
 
 def test_a_sampler_counts_the_calls_of_mlx_lm():

@@ -8,7 +8,6 @@ from random_models import (
     BASES,
     PROMPT,
     STREAMS,
-    TREES,
     Oracle,
     assert_lossless,
     assert_same_rows,
@@ -70,13 +69,6 @@ def test_accepted_paths(way, streams, base, monkeypatch):
     assert_same_rows(caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
     windowed = {WindowedKVCache} if base == "sliding windows" else set()
     assert {type(cache) for cache in caches} == {KVCache} | windowed
-
-
-@pytest.mark.parametrize(("tree", "placement"), paired(TREES, ({}, {"deferred": False})))
-def test_trees_of_the_streams(tree, placement):
-    model = speculative_model(seed=1)
-    found = tokens_of(model, PROMPT, 20, **placement, **TREES[tree])
-    assert_lossless(model.model, PROMPT, found, sequel("grouped heads, tied"))
 
 
 @pytest.mark.parametrize(

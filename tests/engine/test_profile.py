@@ -55,6 +55,3 @@ def test_the_command_prints_it(base, streams):
     assert [row[:12].strip() for row in rows] == [part for part in PARTS if part != "pruning"]
     values = json.loads(generate(base, *flags, "--profile", "--json").stdout)
     assert set(values["profile"]["head"]) == {"seconds", "share", "calls"}
-    refused = generate(base, "--profile", "--compare")
-    assert refused.exit_code == 2
-    assert "--profile" in refused.stderr and "--compare" in refused.stderr

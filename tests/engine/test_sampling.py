@@ -1,13 +1,9 @@
 """Decoding at a temperature, with the whole runtime: distributions, seeds, refusals."""
 
-from collections import Counter
-
 import mlx.core as mx
 import numpy as np
 import pytest
 import random_models
-from brute_force import forward
-from distribution import ALPHA, CERTAIN, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import (
     VOCAB_SIZE,
@@ -75,36 +71,6 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
             expected = processor(text, expected)
         assert_close(logits[index], expected[0])
         assert sampler.log_probs(expected)[0, token].item() > -np.inf
-
-
-@pytest.mark.usefixtures("three_tokens")
-def test_first_three_tokens_of_rejection(draws=250):
-    """A small chi-square of the whole runtime; test_distribution has the large ones.
-
-    In shared mode the target is the same model with an empty tree.
-    """
-    verify, tree = RULES["rejection"]
-    model, prompt = speculative_model(mode="shared"), random_prompt(5, vocab_size=3)
-    processors = make_logits_processors(repetition_penalty=1.2)
-    sampler = Sampling(temp=3.0)
-
-    def log_probs_after(text):
-        logits, _, _ = forward(
-            model.model, model.config, [*prompt, *text], model.streams, len(prompt) - 1
-        )
-        logits = mx.array(logits[-1:].astype(np.float32))
-        for processor in processors:
-            logits = processor(mx.array([*prompt, *text]), logits)
-        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
-
-    mx.random.seed(0)
-    options = {"sampler": sampler, "logits_processors": processors, "verify": verify}
-    texts = [tuple(sampled(model, prompt, 3, tree, **options)[0][:3]) for _ in range(draws)]
-    counts = Counter(texts)
-    probabilities = joint(log_probs_after, 3, length=3)
-    assert p_value(counts, probabilities) > ALPHA
-    unlike = joint(lambda text: np.log(np.full(3, 1 / 3)), 3, length=3)
-    assert p_value(counts, unlike) < CERTAIN, "the test sees a difference"
 
 
 @pytest.mark.parametrize("verify", ["keyed", "rejection", "typical"])

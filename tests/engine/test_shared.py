@@ -6,7 +6,6 @@ from random_models import (
     BASES,
     PROMPT,
     STREAMS,
-    TREES,
     Oracle,
     assert_close,
     assert_same_rows,
@@ -48,16 +47,6 @@ def test_streams_are_part_of_the_target():
     ):
         assert relative_error(logits, wrong[len(PROMPT) - 1 :]) > 1e-2
     assert tokens != plain_tokens(model.model, PROMPT, 12)
-
-
-@pytest.mark.parametrize(("tree", "deferred"), paired(TREES, [True, False]))
-def test_trees_of_the_streams(tree, deferred):
-    """Nothing is deferred in shared mode, whatever is asked."""
-    model = speculative_model(mode="shared", seed=1)
-    expected, logits, _ = empty_tree(model, 20, deferred=not deferred)
-    assert len(set(expected)) >= 10
-    found = tokens_of(model, PROMPT, 20, deferred=deferred, **TREES[tree])
-    assert_same_tokens(found, expected, logits.__getitem__)
 
 
 @pytest.mark.parametrize(

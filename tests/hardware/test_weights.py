@@ -9,10 +9,8 @@ import pytest
 from mlx.utils import tree_flatten
 from random_models import paired, random_prompt, relative_error
 from tiny_models import tiny_llama_directory
-from typer.testing import CliRunner
 
 from specstream_mlx import UserError
-from specstream_mlx.cli import app
 from specstream_mlx.hardware import device, weights
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
 from specstream_mlx.loading import read_model
@@ -127,18 +125,3 @@ def test_both_forms_have_the_same_logits(bases, bits, dtype):
         model, _ = hold_weights(model, form)
         logits.append(np.array(model(mx.array(PROMPT)[None])[0]))
     assert relative_error(*logits) < 1e-4
-
-
-def test_the_command_line_takes_and_shows_the_form(bases, monkeypatch):
-    runner = CliRunner()
-    arguments = ["--model", str(bases["8 bits"]), "-p", "the", "-m", "8"]
-    texts = []
-    for form in ("packed", "expanded"):
-        result = runner.invoke(app, ["generate", *arguments, "--json", "--weights", form])
-        assert result.exit_code == 0, result.stderr
-        texts.append(json.loads(result.stdout)["text"])
-    assert texts[0] == texts[1]
-    monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER["expanded"])
-    result = runner.invoke(app, ["doctor", "--json", "--model", str(bases["8 bits"])])
-    held = json.loads(result.stdout)["weights"]
-    assert held["form"] == "expanded" and held["held_bytes"] > held["stored_bytes"] > 0

@@ -11,15 +11,14 @@ import pytest
 from draft_heads import HEADS, model_with_head
 from random_models import (
     PROMPT,
+    TrueTrees,
     assert_lossless,
     paired,
     plain_tokens,
     random_prompt,
-    random_tree,
     request,
 )
 
-from specstream_mlx import keyed_sampler
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import Together, decode
@@ -39,25 +38,8 @@ def mounted(request, tmp_path):
     return model_with_head(request.param, tmp_path / "head")
 
 
-class Knowing:
-    """Drafts random trees that hold the true continuation to a random depth."""
-
-    def __init__(self, truth, seed):
-        self._truth, self._rng = truth, np.random.default_rng(seed)
-
-    def accept(self, tokens):
-        self._truth = self._truth[len(tokens) :]
-
-    def finish(self):
-        """Nothing outlives a text."""
-
-    def grow(self, root, *_):
-        right = self._truth[: self._rng.integers(0, 5)]
-        return random_tree(self._rng, root, depth=4, width=2, truth=right)
-
-
 def knowing(model, text, settings, seed=0):
-    return FixedDrafting(Knowing(text, seed), settings.plans(model.guessing))
+    return FixedDrafting(TrueTrees(text, seed, width=2), settings.plans(model.guessing))
 
 
 @pytest.mark.parametrize(("mounted", "tree"), paired(HEADS, TREES), indirect=["mounted"])
@@ -112,19 +94,3 @@ def compare(logits_of, text, step, model):
             assert abs(best[rank] - log_prob) < 1e-3
             paths.append((*path, token))
     assert depths == set(range(guesses.depth))
-
-
-@pytest.mark.parametrize("mounted", ONE_OF_EACH, indirect=True)
-@pytest.mark.parametrize("sampled", [False, True])
-def test_the_text_is_plain_decodings(mounted, sampled):
-    """The head's own drafts, with lookup and without, and those of the rule."""
-    model, _ = mounted
-
-    def sampler():
-        return keyed_sampler(5, temp=0.9, top_p=0.9) if sampled else None
-
-    text = plain_tokens(model.model, PROMPT, 40, sampler=sampler())
-    for settings in (DraftSettings(), DraftSettings(drafter="lookup", tree_size=12), None):
-        asked = request(PROMPT, settings, max_tokens=40, sampler=sampler())
-        written = [token for step in decode(model, asked) for token in step.tokens]
-        assert written[:40] == text

@@ -1,8 +1,6 @@
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from specstream_mlx.train.activation_checkpointing import Parts, checkpointed
 
@@ -37,16 +35,6 @@ def gradients(modules, parts, inputs, constants):
     for name, module in modules.items():
         module.update(parameters[name])
     return found
-
-
-def test_parts_change_nothing(mlp):
-    inputs, constants = mx.random.normal((10, 3, 16)), mx.random.normal((5, 3, 16))
-    whole, *others = (gradients(mlp, Parts(5, n), inputs, constants) for n in (5, 1, 2))
-    for other in others:
-        for (name, expected), (_, found) in zip(
-            tree_flatten(whole), tree_flatten(other), strict=True
-        ):
-            np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4, err_msg=name)
 
 
 def test_as_much_memory_as_a_part_needs(mlp):

@@ -1,6 +1,6 @@
 """The order of the training items."""
 
-from specstream_mlx.train.items import Batches, Item
+from specstream_mlx.train.items import Batches, Item, most_frequent
 
 
 def test_batches_are_a_function_of_seed_and_step():
@@ -20,3 +20,11 @@ def test_batches_are_a_function_of_seed_and_step():
         8 * max(len(i.tokens) for i in b) - sum(len(i.tokens) for i in b) for b in two_epochs
     )
     assert padding < 0.2 * sum(len(i.tokens) for b in two_epochs for i in b)
+
+
+def test_the_most_frequent_tokens_of_completions():
+    """Of equals those of all text, then those of the vocabulary."""
+    items = [Item([9, 9, 9, 5, 5, 7], 3), Item([4, 8, 7, 5, 8], 2)]
+    assert most_frequent(items, 2, 10) == [5, 7]
+    assert most_frequent(items, 3, 10) == [5, 7, 8]
+    assert 9 in most_frequent(items, 4, 10)

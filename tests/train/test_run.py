@@ -18,16 +18,6 @@ from specstream_mlx.train.run import logged
 from specstream_mlx.train.validation import steps_of
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model")
-
-
-@pytest.fixture(scope="module")
-def four_bits(tmp_path_factory):
-    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "model", bits=4)
-
-
 @pytest.mark.parametrize(("mode", "compiled"), [("lossless", True), ("shared", False)])
 def test_a_run_learns_and_its_adapter_decodes(mode, compiled, base, tmp_path):
     run, reports = make_run(base, tmp_path / "out", mode=mode, compile=compiled), Reports()
@@ -182,15 +172,6 @@ def test_a_damaged_checkpoint(sentence, run_of_one, tmp_path):
     assert (run_of_one.progress, id(run_of_one.parameters)) == before
 
 
-@pytest.mark.parametrize("optimizer", KINDS)
-def test_a_checkpoint_of_every_optimizer_is_read(optimizer, base, tmp_path):
-    run = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
-    run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
-    other = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
-    other.restore(run.last)
-    assert other.progress == run.progress
-
-
 @pytest.mark.parametrize(
     ("factors", "sentence"),
     [((np.nan, 1), "the loss is nan in"), ((1, np.inf), "the norm of the gradients is nan in")],
@@ -213,6 +194,15 @@ def test_what_is_no_number_ends_the_run_and_spares_the_checkpoint(
     assert run.last.read_bytes() == before
 
 
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_a_checkpoint_of_every_optimizer_is_read(optimizer, base, tmp_path):
+    run = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
+    run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
+    other = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
+    other.restore(run.last)
+    assert other.progress == run.progress
+
+
 def test_answers_of_nothing_but_the_end_token(base, tmp_path):
     """They have no targets for streams, and batches of nothing else no loss."""
     run = make_run(base, tmp_path / "out", iters=4, batch_size=2, val_batches=-1)
@@ -221,6 +211,13 @@ def test_answers_of_nothing_but_the_end_token(base, tmp_path):
     run.iterate(Reports())
     assert run.progress.best_length == 0.0
     assert run.write_adapter().is_dir()
+
+
+def test_a_quantized_base_is_trained_against_its_own_weights(tmp_path):
+    base = tiny_llama_directory(tmp_path / "base", bits=4)
+    run, reports = make_run(base, tmp_path / "out", mode="shared", iters=8), Reports()
+    run.iterate(reports)
+    assert reports.train[-1]["train_loss"] < 0.6 * reports.train[0]["train_loss"]
 
 
 def test_the_last_update_takes_what_was_gathered(base, tmp_path):
@@ -248,15 +245,6 @@ def test_patience_ends_a_run(base, tmp_path):
 
 
 # What is trained, against what ------------------------------------------------------------------
-
-
-def test_a_quantized_base_is_trained_against_its_own_weights(four_bits, tmp_path):
-    run = make_run(four_bits, tmp_path / "out", mode="shared", iters=8)
-    reports = Reports()
-    run.iterate(reports)
-    assert reports.train[-1]["train_loss"] < 0.6 * reports.train[0]["train_loss"]
-    run.write_adapter()
-    assert load(four_bits, adapter_path=tmp_path / "out")[0].adapter.lora
 
 
 def test_the_head_alone(base, tmp_path):
@@ -314,14 +302,3 @@ def test_lora_that_would_not_learn_is_refused(base, tmp_path):
             make_run(base, tmp_path / "out", mode="shared", lora_parameters=lora)
     with pytest.raises(UserError, match=r"num_layers is 9, expected at most the base's 4"):
         make_run(base, tmp_path / "out", mode="shared", num_layers=9)
-
-
-def test_a_draft_vocabulary_is_the_completions_most_frequent_tokens(base, tmp_path):
-    run = make_run(base, tmp_path / "out", draft_vocabulary=12, iters=2)
-    run.iterate(Reports())
-    run.write_adapter()
-    model, tokenizer = load(base, adapter_path=tmp_path / "out")
-    drafted = set(np.array(model.streams.vocabulary).tolist())
-    assert len(drafted) == 12
-    expected = set(tokenizer.encode("the team"))
-    assert expected <= drafted

@@ -1,34 +1,24 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
-import json
-from typing import get_args
-
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.prediction import simulation
 from benchmarks.prediction.acceptance_table import AcceptanceTable
-from benchmarks.prediction.apple_machines import CHIPS, chip
+from benchmarks.prediction.apple_machines import chip
 from benchmarks.prediction.metal_cost import (
-    Bits,
     batch_limit,
     work,
 )
 from benchmarks.prediction.published_points import points
 from benchmarks.prediction.simulation import (
-    LABEL,
-    MODELS,
     best_shape,
     expected_length,
-    predict,
 )
 from benchmarks.report import RESULTS
 from specstream_mlx.terminal.commands import program
 
-SURE = AcceptanceTable(((0.9, 0.05), (0.9, 0.05), (0.9, 0.05), (0.9, 0.05)))
 NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
-SMALL, MIDDLE, LARGE = MODELS
-ALL_BITS = get_args(Bits)
 
 MOST_OFF = 1.25
 """Predicted over published and the reverse, of every point but the next."""
@@ -82,35 +72,9 @@ def test_the_expected_length_is_one_and_the_paths_acceptances():
     assert expected_length(tree, best_shape(NEVER, 3)) == 1
 
 
-def test_nothing_is_slower_than_plain_and_more_acceptance_never_hurts():
-    some = AcceptanceTable(((0.5, 0.1), (0.4, 0.1), (0.3, 0.1), (0.2, 0.1)))
-    for machine in CHIPS:
-        for bits in ALL_BITS:
-            low, high = (predict(machine, MIDDLE, bits, "lossless", t) for t in (some, SURE))
-            assert 1 <= low.speedup <= high.speedup < high.accepted_length + 1e-9
-            assert high.speedup * high.step_ms == pytest.approx(
-                high.accepted_length * high.plain_ms
-            )
-
-
 @pytest.mark.skipif(not (RESULTS / "simulation.json").exists(), reason="no prediction is kept")
 def test_the_command_writes_what_is_committed(app, tmp_path):
     result = app("--output", tmp_path)
     assert result.exit_code == 0, result.output
     for name in ("simulation.json", "simulation.md"):
         assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
-
-
-def test_everything_says_that_it_is_a_prediction(app, tmp_path):
-    table = tmp_path / "tree.json"
-    SURE.save(table)
-    result = app("--tree", table, "--mode", "shared", "--json", "--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    values = json.loads((tmp_path / "simulation-tree-shared.json").read_text())
-    assert values == json.loads(result.stdout)
-    assert (values["label"], values["kind"]) == (LABEL, "prediction")
-    assert values["replaced_by"] == simulation.COMMAND
-    assert {p["mode"] for p in values["predictions"]} == {"shared"}
-    assert len(values["predictions"]) == len(CHIPS) * len(MODELS) * len(ALL_BITS)
-    lines = (tmp_path / "simulation-tree-shared.md").read_text().splitlines()
-    assert all("rediction" in line for line in lines if line.startswith("#"))

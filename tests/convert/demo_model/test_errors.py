@@ -24,11 +24,6 @@ def pairs(lines):
     ]
 
 
-def test_nearly_every_sentence_gets_errors(pairs):
-    same = [text for text, wrong in pairs if text == wrong]
-    assert len(same) < len(pairs) / 1000, same
-
-
 def test_numbers_quotations_and_addresses_stay(pairs):
     for text, wrong in pairs:
         assert Counter(re.findall(r"\d+", text)) == Counter(re.findall(r"\d+", wrong))
@@ -38,22 +33,6 @@ def test_numbers_quotations_and_addresses_stay(pairs):
         address = next(word for word in text.split() if "." in word[:-1])
         for seed in range(100):
             assert address in errors.with_errors(text, random.Random(seed))
-
-
-def test_names_stay_but_for_capitals_and_apostrophes(pairs):
-    calendar = re.compile(r"\w+day|January|February|.*ber|Christmas|August")
-    for text, wrong in pairs:
-        names = [
-            word.removesuffix("'s").lower()
-            for word in re.findall(r"(?<=[a-z,] )[A-Z][^\W\d_]*(?:'s)?\b", text)
-            if word[0] != "I" and not calendar.match(word)
-        ]
-        assert all(name in wrong.lower() for name in names), (text, wrong)
-
-
-def test_no_wrong_text_is_a_right_one(pairs):
-    right = {text for text, _ in pairs}
-    assert not [wrong for text, wrong in pairs if wrong in right and wrong != text]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 
 import pytest
 from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
@@ -55,11 +54,3 @@ def finished(tmp_path, monkeypatch):
         (tmp_path / "work" / part / "adapter").mkdir(parents=True)
         (tmp_path / "work" / part / "adapter" / "size").write_text("1000")
     return tmp_path / "work"
-
-
-def test_what_is_finished_is_bundled(finished, tmp_path):
-    sizes = bundle.bundle(finished, tmp_path / "out")
-    assert sizes == {"streams": 1000, "adapters/sql": 1000}
-    shutil.rmtree(finished / "streams")
-    bundle.bundle(finished, tmp_path / "out")
-    assert (tmp_path / "out" / "streams" / "weights").exists()

@@ -68,14 +68,3 @@ def test_wrong_stream_tensor_is_named(adapter, name, tensor, sentence):
     change(adapter / "speculative_streaming.safetensors", name, tensor)
     with pytest.raises(UserError, match=sentence):
         read_streams(describe(adapter))
-
-
-def test_wrong_lora_tensor_is_named(adapter, tied):
-    path = adapter / "adapter_model.safetensors"
-    name = next(iter(load_file(path)))
-    change(path, name, torch.zeros(3, 3))
-    with pytest.raises(UserError, match=r"has shape \(3, 3\), expected"):
-        load_adapter(tied, adapter)
-    change(path, name, None)
-    with pytest.raises(UserError, match=r"is missing, by adapter_config\.json"):
-        load_adapter(tied, adapter)

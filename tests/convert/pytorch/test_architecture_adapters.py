@@ -14,7 +14,7 @@ from architecture_models import CASES, VOCAB_SIZE, pair, scratch
 from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from peft import LoraConfig, get_peft_model
-from random_models import random_prompt, take
+from random_models import paired, random_prompt, take
 from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
 from specstream_mlx.convert.pytorch import backbone, reference
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -196,13 +196,38 @@ def other_biases(head, features, read):
 FORWARD = reference.ConditionedHead.forward
 
 
-@pytest.mark.parametrize("case", ["Phi-2", "Gemma 2", "OPT"])
-def test_streams_from_the_embeddings_up(case, tmp_path):
-    """In every layer, their values rotated, and a pruner that passes the final norm by."""
-    variant = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
-    variant |= {"num_msa_layers": 4, "pruner_form": "literal"}
-    found = differences(case, "lossless", tmp_path, **variant)
+ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
+VARIANTS = {
+    "in every layer, literal pruner": {"num_msa_layers": 4, "pruner_form": "literal", **ROTATION},
+    "value rotation": ROTATION,
+    "near keys": {"stream_window": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "case", "mode", "prompt_length"),
+    paired(VARIANTS, ["Phi-2", "OPT", "Llama 3.1", "Gemma 2"], STREAMS, [21, 1, 2, 29], count=12),
+)
+def test_other_kinds_of_streams(variant, case, mode, prompt_length, tmp_path):
+    """Behind prompts of one token to all but one."""
+    found = differences(case, mode, tmp_path, prompt_length=prompt_length, **VARIANTS[variant])
     assert not {name: value for name, value in found.items() if not value <= BOUND}
+
+
+@pytest.mark.parametrize("part", ["q_proj.lora_a", "o_proj.lora_b"])
+def test_a_forgotten_transpose_would_show(part, tmp_path):
+    """Negative control: of square matrices, shapes cannot tell."""
+    case = "Phi-2"
+    hf, base = bases(case)
+    differences(case, "shared", tmp_path)
+    file = tmp_path / "mlx" / "adapters.safetensors"
+    tensors = dict(mx.load(str(file)))
+    (key, *_) = (name for name in tensors if name.endswith(part.replace("o_proj", "dense")))
+    values = np.array(tensors[key])
+    tensors[key] = mx.array(values.T.copy().reshape(values.shape))
+    mx.save_safetensors(str(file), tensors)
+    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", TOKENS, 21)
+    assert max(difference.relative for difference in found) > 10 * BOUND
 
 
 def test_longrope_takes_its_long_factors_for_short_texts_too(tmp_path):

@@ -9,7 +9,7 @@ from specstream_mlx.convert.parity import BOUND
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
-from specstream_mlx.convert.pytorch.packed import PackedLinear, Room, expand
+from specstream_mlx.convert.pytorch.packed import PackedLinear, Room
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
@@ -72,14 +72,6 @@ def test_a_quantized_model_computes_what_it_computes_in_mlx(bits, name, packed):
     with torch.no_grad():
         found = load_base(packed[bits, name])(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_expanding_is_that_of_mlx(bits):
-    weights = mx.random.normal((8, 64), key=mx.random.key(bits))
-    parts = mx.quantize(weights, 32, bits)
-    found = expand(*(torch.tensor(np.array(part)) for part in parts), bits)
-    np.testing.assert_allclose(found, mx.dequantize(*parts, 32, bits), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

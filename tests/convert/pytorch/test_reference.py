@@ -1,9 +1,11 @@
-"""The PyTorch reference against transformers and against a brute-force row list."""
+"""The PyTorch reference against one list of rows in numpy, and its losses against formulas."""
 
-import math
-
+import numpy as np
 import pytest
 import torch
+from both_sides import Sides
+from brute_force import forward
+from random_models import assert_close
 from specstream_mlx.convert.pytorch import losses
 from specstream_mlx.convert.pytorch.losses import (
     Batch,
@@ -21,7 +23,11 @@ BASE_MLP = {"stream_mlp": "base", "stream_adapter_rank": 0}
 LINEAR = {"stream_init": "linear", "stream_init_rank": 5}
 ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4}
 VARIANTS = {
-    "adapter, all layers": {"stream_mlp": "adapter", "stream_adapter_rank": 4, "num_msa_layers": 3},
+    "adapter, 3 layers": {
+        "stream_mlp": "adapter",
+        "stream_adapter_rank": 4,
+        "num_msa_layers": 3,
+    },
     "base MLP, one stream, literal pruner": BASE_MLP | {"num_streams": 1, "pruner_form": "literal"},
     "base + adapter, linear": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4, **LINEAR},
     "base MLP, value rotation": BASE_MLP | ROTATION,
@@ -37,139 +43,23 @@ def run(model, batch, **kwargs):
         return model(batch.tokens, batch.stream_from, batch.lengths, **kwargs)
 
 
-def turn(x, angle):
-    """Rotate pairs (i, i + d/2), written out."""
-    half = x.shape[-1] // 2
-    out = x.clone()
-    for i in range(half):
-        out[..., i] = x[..., i] * math.cos(angle[i]) - x[..., i + half] * math.sin(angle[i])
-        out[..., i + half] = x[..., i + half] * math.cos(angle[i]) + x[..., i] * math.sin(angle[i])
-    return out
-
-
-def brute_force(model, tokens, stream_from):
-    """One sequence as a flat list of rows under one explicit mask.
-
-    Returns the rows, each ``(p, 0)`` for main and ``(p, j)`` for stream j, and each layer's output
-    for the rows present in it.
-    """
-    config, llama = model.config, model.causal_lm
-    gamma, d = config.num_streams, llama.config.head_dim
-    theta = llama.config.rope_parameters["rope_theta"]
-    rows = [(p, 0) for p in range(len(tokens))]
-    x = llama.model.embed_tokens(tokens)
-    layers = []
-    for index, layer in enumerate(llama.model.layers):
-        if index == config.first_msa_layer:
-            for p in range(stream_from - 1, len(tokens)):
-                for j in range(1, gamma + 1):
-                    seed = x[p]
-                    if config.stream_init == "linear":
-                        init = model.streams.init
-                        seed = init.up.weight @ (init.down.weight @ seed)
-                    if config.stream_init != "value_rotation":
-                        seed = seed + model.streams.embeddings[j - 1]
-                    rows.append((p, j))
-                    x = torch.cat((x, seed[None]))
-        attention = layer.self_attn
-        normed = layer.input_layernorm(x)
-        q = attention.q_proj(normed).view(len(rows), -1, d)
-        k = attention.k_proj(normed).view(len(rows), -1, d)
-        v = attention.v_proj(normed).view(len(rows), -1, d)
-        q, k, v = q.clone(), k.clone(), v.clone()
-        for r, (p, j) in enumerate(rows):
-            angle = [(p + j) * theta ** (-2 * i / d) for i in range(d // 2)]
-            q[r], k[r] = turn(q[r], angle), turn(k[r], angle)
-            if config.stream_init == "value_rotation" and j:
-                v[r] = turn(v[r], [config.value_rotation_epsilon * j] * (d // 2))
-        sees = torch.zeros(len(rows), len(rows), dtype=torch.bool)
-        for r, (p, j) in enumerate(rows):
-            for s, (other, i) in enumerate(rows):
-                if i == 0:
-                    near = not j or not config.stream_window or p - other < config.stream_window
-                    sees[r, s] = other <= p and (near or other < 4)
-                elif j == 0:
-                    sees[r, s] = config.mode == "shared" and other == p
-                else:
-                    sees[r, s] = other == p and i <= j
-        group = [head // (q.shape[1] // k.shape[1]) for head in range(q.shape[1])]
-        scores = [q[:, head] @ k[:, kv].T / math.sqrt(d) for head, kv in enumerate(group)]
-        if config.stream_keys:
-            hide_unlikely(sees, rows, scores, config.stream_keys)
-        heads = [
-            one.masked_fill(~sees, -math.inf).softmax(-1) @ v[:, kv]
-            for one, kv in zip(scores, group, strict=True)
-        ]
-        x = x + attention.o_proj(torch.cat(heads, dim=-1))
-        normed = layer.post_attention_layernorm(x)
-        out = layer.mlp(normed)
-        for r, (_, j) in enumerate(rows):
-            if j and config.stream_mlp != "base":
-                adapter = model.streams.adapters[str(index)]
-                low = adapter.up.weight @ (adapter.down.weight @ normed[r])
-                out[r] = low if config.stream_mlp == "adapter" else out[r] + low
-        x = x + out
-        layers.append((list(rows), x))
-    return layers
-
-
-def hide_unlikely(sees, rows, scores, count):
-    """Leave streams the ``count`` main rows alone that their own main row weighs most."""
-    main = sum(j == 0 for _, j in rows)
-    weights = sum(
-        one[:main, :main].masked_fill(~sees[:main, :main], -math.inf).softmax(-1) for one in scores
-    )
-    for r, (p, j) in enumerate(rows):
-        if j:
-            best = sorted(range(p + 1), key=lambda s: -weights[p, s])
-            sees[r, best[count:]] = False
-
-
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_equals_brute_force_layer_by_layer(mode, name):
-    """In float64: float32's rounding comes close to the bound."""
-    model = tiny_model(mode, **VARIANTS[name]).double()
-    batch = tiny_batch()
-    out = run(model, batch, keep_layers=True)
-    first = model.config.first_msa_layer
-    for item, (length, start) in enumerate(zip(batch.lengths, batch.stream_from, strict=True)):
-        with torch.no_grad():
-            expected = brute_force(model, batch.tokens[item, :length], int(start))
-        for index, (rows, x) in enumerate(expected):
-            for row, want in zip(rows, x, strict=True):
-                p, j = row
-                if j == 0:
-                    got = out.trunk.main_layers[index][item, p]
-                else:
-                    got = out.trunk.stream_layers[index - first + 1][item, p - start + 1, j - 1]
-                torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4, msg=f"{index} {row}")
-
-
-@pytest.mark.parametrize(("kv_heads", "tied"), [(1, False), (2, True), (4, False)])
-def test_lossless_main_stream_is_the_base(tied, kv_heads):
-    model = tiny_model(base=tiny_llama(tied=tied, kv_heads=kv_heads))
-    batch = tiny_batch()
+def test_equals_one_list_of_rows(name, mode, tmp_path):
+    """Main stream, streams and early exit, of a batch of sequences."""
+    sides, batch = Sides("Llama 2, Vicuna", tmp_path, mode, **VARIANTS[name]), tiny_batch()
+    model, config = sides.torch_model, sides.config | {"rope_theta": sides.model.args.rope_theta}
     out = run(model, batch)
-    for item, length in enumerate(batch.lengths):
-        tokens = batch.tokens[item : item + 1, :length]
-        with torch.no_grad():
-            expected = model.base(tokens).logits
-        assert expected.std() >= 1
-        got = out.main_logits[item : item + 1, :length]
-        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_pruner_forms():
-    batch = tiny_batch()
-    for form in ("residual", "literal"):
-        model = tiny_model(pruner_form=form)
-        seed = run(model, batch).trunk.seed
-        low = seed @ model.pruner.down.weight.T @ model.pruner.up.weight.T
-        if form == "residual":
-            low = model.base.model.norm(seed + low)
-        expected = model.base.lm_head(low)
-        torch.testing.assert_close(model.early_exit_logits(seed), expected)
+    with torch.no_grad():  # conditioned heads have a test of their own
+        plain, exits = model.logits(out.trunk.streams), model.early_exit_logits(out.trunk.seed)
+    for item, (length, start) in enumerate(zip(batch.lengths, batch.stream_from, strict=True)):
+        tokens = batch.tokens[item, :length].tolist()
+        main, streams, early = forward(sides.model, config, tokens, sides.streams, start - 1)
+        assert main.std() >= 1
+        assert_close(out.main_logits[item, :length].numpy(), main)
+        assert_close(exits[item, :length].numpy(), early)
+        found = plain[item, : length - start + 1].numpy()
+        assert_close(found, np.stack(list(streams.values())))
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])

@@ -178,17 +178,6 @@ def test_a_recording_is_replayed(exported, calls):
     assert max(d["largest"] or 0 for d in half["differences"]) > 0
 
 
-def test_a_changed_recording_fails(exported, calls, tmp_path):
-    recorded = json.loads(calls.read_text())
-    for call in recorded["runs"][0]["calls"]:
-        if "predictions" in call["outputs"]:
-            call["outputs"]["predictions"][0] += 1
-    (tmp_path / "calls.json").write_text(json.dumps(recorded))
-    result = run("coreml-verify", exported, "--vectors", tmp_path / "calls.json")
-    assert result.exit_code == 1
-    assert "integers are equal, expected at least 100%" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -71,18 +71,3 @@ def test_eight_adapters_add_their_own_bytes(tmp_path):
         sizes.append(weight_bytes(builder, tmp_path / f"{count}.mlpackage"))
     assert 0.5 * own < sizes[1] - sizes[0] <= own + arrays * PER_ARRAY
     assert arrays * PER_ARRAY < 0.05 * own
-
-
-def test_released_layers_write_the_same_file(tmp_path):
-    fields = {**FIELDS, "tie_word_embeddings": False}
-    case = Case("qwen2", bits=4, fields=fields, streams={"mode": "shared", "draft_vocabulary": 60})
-    files = []
-    for release in (False, True):
-        builder, model = PackageBuilder(SIZES, release=release), random_model(case)
-        for seed, name in enumerate(("one", "other")):
-            builder.add(name, model, random_streams(case, seed))
-        assert bool(model.lm_head.weight.any()) is not release
-        save(builder.model({}), tmp_path / f"{release}.mlpackage")
-        (file,) = (tmp_path / f"{release}.mlpackage").rglob("weight.bin")
-        files.append(file.read_bytes())
-    assert files[0] == files[1]

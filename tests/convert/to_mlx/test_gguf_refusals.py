@@ -210,10 +210,7 @@ HOSTILE = {
     "a key's length": (header(LONG + b"\0" * 9), "a name of the metadata has"),
     "a text's length": (header(pair("a", 8, LONG + b"\0" * 9)), "it is cut short or damaged"),
     "an array's length": (header(pair("a", 9, FOUR + LONG)), f"announces {HUGE} values of a, more"),
-    "arrays in arrays": (
-        header(pair("a", 9, NESTED)),
-        "a has a value of type 9, expected a number",
-    ),
+    "arrays in arrays": (header(pair("a", 9, NESTED)), "a has a value of type 9, expected a numbe"),
     "a value's type": (header(pair("a", 77, FOUR)), "a has a value of type 77"),
     "a key that is not UTF-8": (header(text(b"\xff\xfe") + b"\0" * 9), "is not UTF-8 text"),
     "a text that is not UTF-8": (header(pair("a", 8, text(b"\xff"))), "a is not UTF-8 text"),

@@ -1,0 +1,27 @@
+"""What an adapter's streams may be: one rule for trainers, converter and runtime."""
+
+import math
+
+import pytest
+
+from specstream_mlx import UserError
+from specstream_mlx.stream_config import StreamConfig
+
+ROTATION = {"stream_init": "value_rotation"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({**ROTATION, "value_rotation_epsilon": 0}, "value_rotation_epsilon is 0 with stream_init"),
+        ({**ROTATION, "value_rotation_epsilon": -0.3}, "value_rotation_epsilon is -0.3 with"),
+        ({**ROTATION, "value_rotation_epsilon": 2 * math.pi / 3}, "expected more than 0 and less"),
+        ({**ROTATION, "value_rotation_epsilon": None}, "is None, expected a number"),
+        ({"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
+        ({"stream_keys": 2, "stream_window": 3}, "stream_keys is 2 with stream_window 3"),
+    ],
+)
+def test_what_streams_cannot_be(fields, sentence):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 4, "num_msa_layers": 2, "num_streams": 3}
+    with pytest.raises(UserError, match=sentence):
+        StreamConfig(mode="lossless", **sizes, **fields)
