@@ -81,20 +81,6 @@ def test_prompts_of_every_length_in_chunks(length, chunk):
     assert_lossless(model.model, prompt, found, expected)
 
 
-def test_past_the_growth_of_the_cache(monkeypatch):
-    """The buffers grow in mid-step twice, and hold no row more than plain ones."""
-    model, prompt, count = speculative_model(seed=1), random_prompt(250), 275
-    expected = plain_tokens(model.model, prompt, count + 10)
-    oracle = Oracle(expected).install(monkeypatch)
-    found = tokens_of(model, prompt, count)
-    assert_lossless(model.model, prompt, found, expected)
-    caches = oracle.decoders[0].caches
-    plain = plain_caches(model.model, [*prompt, *found][:-1])
-    assert_same_rows(caches, plain)
-    for cache, plain_cache in zip(caches, plain, strict=True):
-        assert cache.keys.shape[2] <= plain_cache.keys.shape[2] + KVCache.step
-
-
 def test_committing_the_wrong_rows_is_noticed(monkeypatch):
     """Negative control: compaction that keeps the first rows instead of the accepted ones."""
     model, expected = speculative_model(seed=1), sequel("grouped heads, tied")
