@@ -41,6 +41,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
@@ -134,13 +135,13 @@ def log_likelihood(model: nn.Module, prompt: Sequence[int], target: Sequence[int
     """Sum of the target tokens' log-probabilities behind ``prompt``, in one forward pass."""
     logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
     logits = logits.astype(mx.float32)
-    picked = mx.take_along_axis(logits, mx.array(target)[:, None], axis=-1)[:, 0]
-    return (picked - mx.logsumexp(logits, axis=-1)).sum().item()
+    picked = mx.take_along_axis(logits, mx.array(list(target))[:, None], axis=-1)[:, 0]
+    return float(np.array((picked - mx.logsumexp(logits, axis=-1)).sum()))
 
 
 def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
     """Per token of the accepted answers, of each text's the likeliest."""
-    total = count = 0
+    total, count = 0.0, 0
     tokenizer = mounted.tokenizer
     for text in texts:
         tokens = [

@@ -25,7 +25,7 @@ class BareForwards:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Put ``tokens`` behind the prefix."""
-        mx.eval(self.model(mx.array(tokens)[None], cache=self.caches))
+        mx.eval(self.model(mx.array(list(tokens))[None], cache=self.caches))
 
     def seconds(self, rows: StepRows) -> float:
         """The sum of the passes of a step, each timed by itself."""

@@ -21,11 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
@@ -150,7 +152,7 @@ def step_times(model: SpeculativeModel, prompt: list[int], steps: int) -> Iterat
     ways = {} if model.mode == "shared" else {MLX_LM: plain}
     for name, settings in fixed_ways(model.mode).items():
         request = Request(prompt, settings)
-        ways[name] = lambda request=request: decode(model, request)
+        ways[name] = partial(decode, model, request)
     for name, start in ways.items():
         try:
             yield {"method": name, **times_of(start(), steps)}
@@ -175,7 +177,7 @@ def models_of(name: str) -> Iterator[tuple[SpeculativeModel, list[int]]]:
     if device.backend() == "cpu":
         tokens = DRY_VOCABULARY
     for _, model in with_streams(*random_llama(size.layers, size.hidden, tokens)):
-        yield model, mx.random.randint(0, tokens, (PROMPT,)).tolist()
+        yield model, np.array(mx.random.randint(0, tokens, (PROMPT,))).tolist()
 
 
 def rows_of_model(where: Where, name: str, steps: int) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ def seconds_to_text(way: str, model: Path, prompt: str) -> float:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"XDG_CACHE_HOME": cache},
         )
+        assert process.stdout is not None
         found = b""
         while not found.removeprefix(_RULE).strip(b"=\n"):
             read = os.read(process.stdout.fileno(), 1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -61,7 +62,7 @@ def peak_above(held: int) -> float:
 def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
     """One row: both prefill and decode one after the other."""
     model = random_model()
-    prompt = mx.random.randint(0, VOCABULARY, (context,)).tolist()
+    prompt = np.array(mx.random.randint(0, VOCABULARY, (context,))).tolist()
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     caches = make_prompt_cache(model.model)

@@ -44,7 +44,9 @@ def in_own_process(
     """
     module = function.__module__
     if module == "__main__":
-        module = sys.modules[module].__spec__.name
+        spec = sys.modules[module].__spec__
+        assert spec is not None  # of a program that is run by its module's name
+        module = spec.name
     call = json.dumps([module, function.__name__, arguments], default=str)
     start = "import torch; " if torch_first else ""
     command = [sys.executable, "-c", f"{start}from {__name__} import answer; answer()"]

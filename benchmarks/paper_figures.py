@@ -29,7 +29,15 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved
+from .runner import (
+    CHAIN,
+    MLX_LM,
+    Base,
+    Drafts,
+    Mounted,
+    interleaved,
+    streams_of,
+)
 from .texts import (
     MODES,
     ORIGIN,
@@ -83,7 +91,7 @@ def by_msa_layers(
     for layers, adapter in track(adapters.items(), "MSA layers"):
         with tempfile.TemporaryDirectory() as scratch:
             mounted = base.mount(mlx_adapter(adapter, Path(scratch) / "adapter"))
-            config = mounted.model.streams.config
+            config = streams_of(mounted.model).config
             if config.num_msa_layers != layers:
                 raise UserError(
                     f"{adapter} has {config.num_msa_layers} MSA layers, expected {layers} by its "
@@ -100,7 +108,7 @@ def measure(
     prompts = [text.prompt for text in texts]
     decoders = {name: mounted.ours(drafts) for name, drafts in ways.items()}
     found = interleaved(prompts, {MLX_LM: mounted.mlx_lm()} | decoders)
-    config = mounted.model.streams.config
+    config = streams_of(mounted.model).config
     rows = []
     for name in ways:
         outputs = [run.text for run in found.first_runs(name)]

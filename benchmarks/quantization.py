@@ -63,7 +63,7 @@ def expand_base(source: Path, target: Path) -> None:
     """Write a base with its weights in 16 bits: bfloat16 where it has that, else float16."""
     model, config = read_model(source)
     model = dequantize_model(model)
-    dtypes = {tensor.dtype for _, tensor in tree_flatten(model.parameters())}
+    dtypes = {tensor.dtype for tensor in dict(tree_flatten(model.parameters())).values()}
     model.set_dtype(mx.bfloat16 if mx.bfloat16 in dtypes else mx.float16)
     config = {name: value for name, value in config.items() if "quantization" not in name}
     save(target, source, model, read_tokenizer(source, config), config)
@@ -72,7 +72,7 @@ def expand_base(source: Path, target: Path) -> None:
 def msa_layers(adapter: Path | None) -> int | None:
     """N_s of an adapter's streams; ``None`` where there are none."""
     config = None if adapter is None else describe(adapter).stream_config
-    return config and config.num_msa_layers
+    return None if config is None else config.num_msa_layers
 
 
 def make_variant(expanded: Path, name: str, num_msa_layers: int | None, target: Path) -> Path:
@@ -117,7 +117,7 @@ def measure(
         "variant": variant,
         "task": task,
         "mode": mounted.model.mode,
-        "held": mounted.model.held.form,
+        "held": mounted.model.held and mounted.model.held.form,
         "stored_bytes": stored_bytes(mounted.model.path),
         "peak_bytes": peak,
         "plain_tps": plain["decode_tps"],

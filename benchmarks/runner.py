@@ -40,6 +40,7 @@ from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
+from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
 
 from .drift import without_drift
@@ -255,6 +256,12 @@ def _timed(responses: Iterator[PlainResponse], started: float) -> dict[str, Any]
 # A model, for us and for mlx_lm -------------------------------------------------------------
 
 
+def streams_of(model: SpeculativeModel) -> Streams:
+    """The streams of a model that has some."""
+    assert model.streams is not None
+    return model.streams
+
+
 @dataclass(frozen=True)
 class Mounted:
     """A base with an adapter, for us and for mlx_lm.
@@ -373,7 +380,8 @@ class Base:
         self.model, self.tokenizer = load(directory, weights=weights)
         if bits:
             _quantize(self.model, bits)
-        self._held = "packed" if bits else self.model.held.form
+        held = self.model.held
+        self._held = "packed" if bits or held is None else held.form
         self._plain_form, self._packed_over_expanded = self._held, None
         quantized = "quantization" in self.model.config
         if fastest_baseline and quantized and device.backend() == "cpu":
@@ -403,7 +411,8 @@ class Base:
         """The base for mlx_lm with its weights held the other way than ours."""
         if self._held == "packed":
             return load(self._directory, adapter_path=adapter, weights="expanded")[0].model
-        model = load_plain(str(self._directory), adapter_path=adapter and str(adapter))[0]
+        lora = None if adapter is None else str(adapter)
+        model = load_plain(str(self._directory), adapter_path=lora)[0]
         model.set_dtype(device.fast_dtype(mx.float16))  # the CPU is slow in half precision
         return model
 

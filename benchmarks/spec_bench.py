@@ -71,8 +71,8 @@ BY_WORTH: dict[str, Drafts | Alone] = {
 
 STREAM_SHAPES: dict[str, Drafts | Alone] = {"chain": CHAIN, "tree of 8": TREE}
 LOOKUP_SHAPES: dict[str, Drafts | Alone] = {
-    "lookup, 8 nodes": DraftSettings(drafter="lookup", num_streams=0),
-    "both, 8 nodes": DraftSettings(drafter="lookup"),
+    "lookup, 8 nodes": DraftSettings(drafter=["lookup"], num_streams=0),
+    "both, 8 nodes": DraftSettings(drafter=["lookup"]),
 }
 """Fixed shapes, whose acceptance does not depend on the machine."""
 
@@ -113,15 +113,17 @@ def read_questions(path: Path) -> list[Question]:
         where = f"{path}, line {line}"
         if not isinstance(values, dict):
             raise UserError(f"{where} is {shown(values)}, expected a question as a JSON object")
-        number, category, turns = (values.get(k) for k in ("question_id", "category", "turns"))
+        number: Any = values.get("question_id")
+        category = values.get("category")
+        turns: Any = values.get("turns")
         if not is_integer(number):
             raise UserError(f"{where}: question_id is {shown(number)}, expected an integer")
         if number in questions:
             raise UserError(f"{where}: question_id {number} is there twice, expected once")
         if not isinstance(category, str) or not category:
             raise UserError(f"{where}: category is {shown(category)}, expected a name")
-        some = isinstance(turns, list) and turns
-        if not some or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        is_list = isinstance(turns, list) and turns
+        if not is_list or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise UserError(f"{where}: turns is {shown(turns)}, expected a list of texts")
         questions[number] = Question(number, category, tuple(turns))
     if not questions:
@@ -265,7 +267,7 @@ def kept_way(kept: Kept, name: Hashable, way: Way) -> Way:
         def decoded() -> dict[str, Any]:
             found = way(prompt)
             calls = [(tokens, None) for tokens, _ in found.calls]
-            return asdict(replace(found, calls=calls, rows=(), arrivals=()))
+            return asdict(replace(found, calls=(), rows=(), arrivals=())) | {"calls": calls}
 
         return Run(**kept.get((name, list(prompt)), decoded))
 

@@ -34,7 +34,16 @@ from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 
 from .report import machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, Base, Drafts, Mounted, expected_runs, interleaved, measure_costs
+from .runner import (
+    MLX_LM,
+    Base,
+    Drafts,
+    Mounted,
+    expected_runs,
+    interleaved,
+    measure_costs,
+    streams_of,
+)
 from .suites import COLUMNS, SUITES, Suite
 from .texts import Texts, adapter_of, score
 
@@ -61,7 +70,7 @@ class Job:
     @property
     def adapter_name(self) -> str:
         """Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned."""
-        return "none" if self.mode == "lossless" else self.adapter.name
+        return "none" if self.mode == "lossless" or self.adapter is None else self.adapter.name
 
 
 @dataclass(frozen=True)
@@ -172,8 +181,9 @@ def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
     streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
     if plain:
         return lora
-    fixed = isinstance(drafts, DraftSettings)
-    without_streams = fixed and (not drafts.speculation or drafts.num_streams == 0)
+    without_streams = isinstance(drafts, DraftSettings) and (
+        not drafts.speculation or drafts.num_streams == 0
+    )
     if without_streams and mounted.model.mode == "lossless":  # shared text depends on them
         return lora
     return lora + streams
@@ -182,11 +192,10 @@ def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
 def randomize(model: SpeculativeModel) -> None:
     """Streams as if nobody had trained them."""
     mx.random.seed(0)
-    values = tree_map(
-        lambda x: 0.02 * mx.random.normal(x.shape, x.dtype), model.streams.parameters()
-    )
-    model.streams.update(values)
-    mx.eval(model.streams.parameters())
+    streams = streams_of(model)
+    values = tree_map(lambda x: 0.02 * mx.random.normal(x.shape, x.dtype), streams.parameters())
+    streams.update(values)
+    mx.eval(streams.parameters())
 
 
 def markdown(

@@ -42,7 +42,13 @@ from specstream_mlx.terminal.progress import track
 from .bare_forwards import BareForwards
 from .random_llama import Size, random_llama, with_streams
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, Mounted, fixed_ways, interleaved
+from .runner import (
+    MLX_LM,
+    Mounted,
+    fixed_ways,
+    interleaved,
+    streams_of,
+)
 from .step_graphs import SHAPES, report
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import INSTRUCTIONS, Texts
@@ -76,7 +82,7 @@ def measure(
                 times.step.append(1e3 * (now - before))
             decoded.append((rows_of(step.plan), step.tokens))
             before = time.perf_counter()
-        bare = BareForwards(model.model, model.streams.config.first_msa_layer, prompt[:-1])
+        bare = BareForwards(model.model, streams_of(model).config.first_msa_layer, prompt[:-1])
         newest = prompt[-1]
         for number, (rows, tokens) in enumerate(decoded):
             if number >= WARM_UP:
@@ -204,9 +210,10 @@ def main(
     models = with_adapters(base, adapters)
     if size:
         models = with_streams(*random_llama(size.layers, size.hidden, vocabulary or least))
-    rows, plain = [], None
+    rows: list[dict[str, Any]] = []
+    plain: dict[str, float] = {}
     for name, model in models:
-        if plain is None:  # lossless comes first
+        if not plain:  # lossless comes first
             plain = plain_decoding(model, tokenizer, prompts)
         for method, settings in track(fixed_ways(model.mode).items(), f"steps, {name}"):
             rows.append(row(method, name, *measure(model, prompts, settings, steps)))

@@ -273,7 +273,7 @@ def operations(arrays: Sequence[mx.array]) -> Counter[str]:
 
 def measured(
     graphs: Sequence[Sequence[mx.array]], run: Iterator[Any], timed: int
-) -> tuple[dict[str, int], dict[str, float | None]]:
+) -> tuple[dict[str, int], Sequence[float | None]]:
     """A step's operations by kind, and the fields of ``StepGraph`` that are milliseconds.
 
     Args:
@@ -295,9 +295,8 @@ def measured(
     # Nothing has been evaluated, so the steps before are in the last graph, too.
     earlier, last = graphs[-2:]
     found = operations([*earlier, *last]) - operations(earlier)
-    names = ("first_ms", "last_ms", "all_ms")
     medians = [1e3 * statistics.median(column) for column in zip(*marks, strict=True)]
-    return dict(found.most_common()), dict(zip(names, medians or [None] * 3, strict=True))
+    return dict(found.most_common()), medians or [None] * 3
 
 
 def step_graph(
@@ -317,7 +316,7 @@ def step_graph(
     found, milliseconds = measured(decoder.graphs, run, timed)
     with as_on_a_gpu(lambda *_: None):
         rows = rows_of(next(run).plan)
-    return StepGraph(found, *bytes_read(model, rows, context), **milliseconds)
+    return StepGraph(found, *bytes_read(model, rows, context), *milliseconds)
 
 
 def plain_graph(model: SpeculativeModel, timed: int = 0, context: int = CONTEXT) -> StepGraph:
@@ -335,7 +334,7 @@ def plain_graph(model: SpeculativeModel, timed: int = 0, context: int = CONTEXT)
 
     run = generate_step(token, model.model, max_tokens=-1, sampler=greedy, prompt_cache=caches)
     found, milliseconds = measured(graphs, run, timed)
-    return StepGraph(found, *bytes_read(model, PLAIN_ROWS, context), **milliseconds)
+    return StepGraph(found, *bytes_read(model, PLAIN_ROWS, context), *milliseconds)
 
 
 def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[int, int]:
@@ -351,7 +350,7 @@ def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[i
     if rows.deferred:
         weights += sum(map(parameter_bytes, layers[first:])) + head
         read += (len(layers) - first) * (context + rows.lower + rows.deferred)
-    if rows.deferred or rows.upper > rows.lower:
+    if streams is not None and (rows.deferred or rows.upper > rows.lower):
         weights += parameter_bytes(streams)
     (cache, *_) = caches = make_prompt_cache(model.model)
     model.model(mx.zeros((1, 1), mx.int32), cache=caches)

@@ -93,10 +93,10 @@ SPEEDUP = Suite(
 # hybrid: streams and lookup in one tree, against either alone -------------------------------
 
 _BUDGETS = {"8 nodes": DraftSettings(), "likely": LIKELY_DRAFTS}
-_DRAFTERS = {
+_DRAFTERS: dict[str, dict[str, Any]] = {
     "streams": {},
-    "lookup": {"drafter": "lookup", "num_streams": 0},
-    "hybrid": {"drafter": "lookup"},
+    "lookup": {"drafter": ["lookup"], "num_streams": 0},
+    "hybrid": {"drafter": ["lookup"]},
 }
 _EQUAL = 0.99  # of the better one's call reduction; less is worse
 
@@ -146,7 +146,7 @@ PLACEMENT = Suite(
             "beside the 2 likeliest": replace(LIKELY_DRAFTS, stream_nodes=2),
             "beside the 3 likeliest": replace(LIKELY_DRAFTS, stream_nodes=3),
             "deferred": LIKELY_DRAFTS,
-            "lookup, no streams": replace(LIKELY_DRAFTS, num_streams=0, drafter="lookup"),
+            "lookup, no streams": replace(LIKELY_DRAFTS, num_streams=0, drafter=["lookup"]),
         }
     },
     ("method", "CR", "rows: below / MSA / second pass", "missed", "ms per call", "speedup"),
@@ -182,7 +182,7 @@ _FIXED = {
     "chain": CHAIN,
     "tree": TREE,
     "likely tree": LIKELY_DRAFTS,
-    "likely tree, lookup": replace(LIKELY_DRAFTS, drafter="lookup"),
+    "likely tree, lookup": replace(LIKELY_DRAFTS, drafter=["lookup"]),
 }
 
 RULE = Suite(

@@ -33,7 +33,7 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, Base, Way, expected_runs, interleaved
+from .runner import MLX_LM, Base, Way, expected_runs, interleaved, streams_of
 from .texts import (
     MODES,
     ORIGIN,
@@ -77,7 +77,7 @@ def measure(
 
     mounted = base.mount(adapter_of(task, mode))
     prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
-    conditioned = mounted.model.streams.config.stream_head == "conditioned"
+    conditioned = streams_of(mounted.model).config.stream_head == "conditioned"
     own = {name: way for name, way in WAYS.items() if not (conditioned and name == "rejection")}
     ways: dict[str, Way] = {
         MLX_LM: mounted.mlx_lm(sampler_of),

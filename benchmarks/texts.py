@@ -95,6 +95,7 @@ class Texts:
             UserError: a text is longer than the model's context.
         """
         template = model.prompt_template
+        items: Sequence[tuple[str, Sequence[str]]]
         if self.own:
             items = [(text, ()) for text in self.own[: self.count]]
         elif task == PROSE:

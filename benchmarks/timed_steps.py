@@ -44,7 +44,7 @@ def step_milliseconds(
     places = np.arange(nodes, dtype=np.int32)
     tree = DraftTree(places, places - 1, places)
     plans = {
-        kind: settings.plans(decoder.streams and decoder.streams.config)(tree)
+        kind: settings.plans(None if decoder.streams is None else decoder.streams.config)(tree)
         for kind, (decoder, settings) in kinds.items()
     }
     timings: list[tuple[Name, float]] = []

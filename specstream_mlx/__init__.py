@@ -1,9 +1,25 @@
 """Speculative Streaming for MLX: a language model that drafts for itself."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .hardware import blas as blas  # before anything that imports mlx.core
+
+if TYPE_CHECKING:
+    from .batch import batch_generate as batch_generate
+    from .chat import Chat as Chat
+    from .config import UserError as UserError
+    from .drafting.settings import DraftSettings as DraftSettings
+    from .engine.sampling import Sampling as Sampling
+    from .engine.sampling import keyed_sampler as keyed_sampler
+    from .generation import GenerationResponse as GenerationResponse
+    from .generation import astream_generate as astream_generate
+    from .generation import generate as generate
+    from .generation import stream_generate as stream_generate
+    from .loading import SpeculativeModel as SpeculativeModel
+    from .loading import load as load
+    from .prompt_cache import PromptCache as PromptCache
+    from .stream_config import StreamConfig as StreamConfig
 
 __version__ = "0.1.0"
 
@@ -14,7 +30,7 @@ _HOMES = {
     "PromptCache": "prompt_cache",
     "Sampling": "engine.sampling",
     "SpeculativeModel": "loading",
-    "StreamConfig": "config",
+    "StreamConfig": "stream_config",
     "UserError": "config",
     "astream_generate": "generation",
     "batch_generate": "batch",

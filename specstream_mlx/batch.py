@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.generate import BatchResponse as PlainResponse
@@ -191,12 +191,12 @@ def batch_generate(
 
     ended = report if verbose else _nobody
     ended()
-    with device.wired_limit(model.model, [device.generation_stream]):
+    with device.wired(model.model):
         for group in _sharing(texts):
             _write(group, size, stats, return_logprobs, ended)
         if return_prompt_caches:
-            for text in texts:
-                fill(text.request.prompt_cache, text.model, text.rows, prefill_step_size)
+            for text, cache in zip(texts, begun, strict=True):
+                fill(cache, text.model, text.rows, prefill_step_size)
     stats.wall_time = stats.prompt_time + stats.decode_time
     if count:
         stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
@@ -207,7 +207,7 @@ def batch_generate(
     return BatchResponse(
         [tokenizer.decode(text.tokens) for text in texts],
         stats,
-        [text.request.prompt_cache.caches for text in texts] if return_prompt_caches else None,
+        [cache.caches for cache in begun] if return_prompt_caches else None,
         token_ids=[text.tokens for text in texts] if return_token_ids else None,
         logprobs=[text.log_probs for text in texts] if return_logprobs else None,
         finish_reasons=[text.reason for text in texts],
@@ -292,9 +292,11 @@ class _Text:
         taken = self.tokens[before:]
         if log_probs and taken:
             with mx.stream(device.generation_stream):
-                rows = step.log_probs()[: len(taken)]
-                chosen = mx.take_along_axis(rows, mx.array(taken)[:, None], axis=-1)
-            self.log_probs += chosen[:, 0].tolist()
+                rows = step.log_probs()
+                assert rows is not None  # they are those of a model here
+                places = mx.array(taken)[:, None]
+                chosen = mx.take_along_axis(rows[: len(taken)], places, axis=-1)
+            self.log_probs += cast(list[float], chosen[:, 0].tolist())
 
 
 def _sharing(texts: Sequence[_Text]) -> list[list[_Text]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -179,7 +179,9 @@ def stream_generate(
         profile=profile,
     )
     responses = _wired(model, respond(tokenizer, request, decode(model, request), stop))
-    return responses if caches is None else _handed_over(responses, model, request, caches)
+    if caches is None or prompt_cache is None:
+        return responses
+    return _handed_over(responses, model, request, prompt_cache, caches)
 
 
 _THREAD = ThreadPoolExecutor(1, "astream_generate")
@@ -212,9 +214,10 @@ async def astream_generate(
 
 
 def _handed_over(
-    responses: Iterator[GenerationResponse],
+    responses: Generator[GenerationResponse, None, None],
     model: SpeculativeModel,
     request: Request,
+    prompt_cache: PromptCache,
     caches: list[Any],
 ) -> Iterator[GenerationResponse]:
     """Yield responses; at the end, mlx_lm's list of caches holds the prompt and their tokens."""
@@ -226,9 +229,9 @@ def _handed_over(
     finally:
         responses.close()
         if text:  # the last token's row is missing; in shared mode all rows of the text are
-            cache, rows = request.prompt_cache, [*request.prompt, *text]
-            fill(cache, model, rows, request.prefill_step_size, request.quantization)
-            cache.into_list(caches)
+            rows = [*request.prompt, *text]
+            fill(prompt_cache, model, rows, request.prefill_step_size, request.quantization)
+            prompt_cache.into_list(caches)
 
 
 def _room(
@@ -245,9 +248,9 @@ def _room(
 
 def _wired(
     model: SpeculativeModel, responses: Iterator[GenerationResponse]
-) -> Iterator[GenerationResponse]:
+) -> Generator[GenerationResponse, None, None]:
     """Yield responses while the model's weights are wired."""
-    with device.wired_limit(model.model, [device.generation_stream]):
+    with device.wired(model.model):
         yield from responses
 
 

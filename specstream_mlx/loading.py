@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -363,6 +363,40 @@ def adapter_named(name: str) -> Path:
 
 
 @checked()
+@overload
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    adapter_path: str | Path | None = None,
+    lazy: bool = False,
+    return_config: Literal[False] = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    weights: str = "auto",
+    group: mx.distributed.Group | None = None,
+    draft_head: str | Path | None = None,
+) -> tuple[SpeculativeModel, TokenizerWrapper]: ...
+
+
+@overload
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    adapter_path: str | Path | None = None,
+    lazy: bool = False,
+    *,
+    return_config: Literal[True],
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    weights: str = "auto",
+    group: mx.distributed.Group | None = None,
+    draft_head: str | Path | None = None,
+) -> tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]: ...
+
+
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,
@@ -449,7 +483,7 @@ def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -
     Raises:
         UserError: the model cannot be used, or its tokenizer has other tokens.
     """
-    draft, own, *_ = load(path_or_hf_repo)
+    draft, own = load(path_or_hf_repo)
     theirs, ours = tokenizer.get_vocab(), own.get_vocab()
     if theirs != ours:
         differing = sorted(theirs.items() ^ ours.items(), key=lambda pair: pair[1])

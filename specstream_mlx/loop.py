@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .arguments import check_arguments
@@ -370,9 +371,12 @@ class Together:
         Raises:
             UserError: see ``decode``.
         """
+        loop = self._loop
+        if loop is None:
+            return
         lockstep = Lockstep(self._model.ranks)
         try:
-            for steps in self._loop.steps():
+            for steps in loop.steps():
                 tokens = [token for _, step in steps for token in step.tokens]
                 steps = [(text, step) for text, step in steps if text in self._rows]
                 for text, step in steps:
@@ -380,7 +384,7 @@ class Together:
                     if text.ended:
                         self._let_go(text)
                     else:
-                        self._rows[text].record(self._loop.caches)
+                        self._rows[text].record(loop.caches)
                 yield steps
                 self._check_current()  # before the next step writes
                 if not lockstep.goes_on(tokens):
@@ -391,8 +395,9 @@ class Together:
                 self._let_go(text)
 
     def _let_go(self, text: Text) -> None:
-        rows = self._rows.pop(text)
-        rows.keep(lambda: self._loop.caches_of(text))
+        rows, loop = self._rows.pop(text), self._loop
+        if loop is not None:
+            rows.keep(lambda: loop.caches_of(text))
         text.finish()
 
     def _check_current(self) -> None:
@@ -580,7 +585,7 @@ def prefill(
     for start in range(0, len(tokens), step_size):
         with mx.stream(device.generation_stream):
             part = tokens[start : start + step_size]
-            decoder.prefill(mx.array(part))
+            decoder.prefill(mx.array(list(part)))
             quantization.apply(decoder.caches)
             mx.eval([cache.state for cache in decoder.caches])
             mx.clear_cache()
@@ -625,13 +630,19 @@ class _Loop:
         self._joining.append((text, decoder))
 
     @property
+    def _own(self) -> Decoder:
+        """The decoder, where it must be ours: of several texts, and for plain steps."""
+        assert isinstance(self._decoder, Decoder)
+        return self._decoder
+
+    @property
     def caches(self) -> list[Any]:
         """KV caches of all layers; if there is one text, they are its own."""
         return self._decoder.caches
 
     def caches_of(self, text: Text) -> list[Any]:
         """Return the KV caches of a text that was part of the last call, one per layer."""
-        caches = self._decoder.rows_of(self._texts.index(text))
+        caches: list[Any] = self._own.rows_of(self._texts.index(text))
         if caches is not self.caches:
             mx.eval([cache.state for cache in caches])  # else they would keep those of all texts
         return caches
@@ -651,7 +662,7 @@ class _Loop:
         joining = [(text, decoder) for text, decoder in self._joining if not text.ended]
         self._joining = []
         if (joining or len(going) < len(self._texts)) and (joining or going):
-            self._decoder.seat(going, [decoder for _, decoder in joining])
+            self._own.seat(going, [decoder for _, decoder in joining])
             self._last_read = None  # the next call's time includes the change
         self._texts = [self._texts[number] for number in going] + [text for text, _ in joining]
         return bool(self._texts)
@@ -674,7 +685,7 @@ class _Loop:
                 following = self._enqueue_plain(mx.stack(tokens))
             seconds, steps = None, []
             for text, plan, result in zip(texts, plans, results, strict=True):
-                token = result.predictions.item()
+                token = int(np.array(result.predictions).item())
                 seconds = self._seconds(start) if seconds is None else seconds
                 if text.ended:  # while the call was under way
                     continue
@@ -686,7 +697,7 @@ class _Loop:
             if following is None:
                 return
             if all(text.ended for text in texts):
-                self._decoder.uncommit(1)  # the call ahead
+                self._own.uncommit(1)  # the call ahead
                 return
             results = following
 
@@ -694,7 +705,7 @@ class _Loop:
         self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             rules = [text.rule for text in self._texts]
-            results = self._decoder.next_token(tokens, rules)
+            results = self._own.next_token(tokens, rules)
         mx.async_eval(*[result.predictions for result in results])
         return results
 

@@ -118,6 +118,7 @@ class WritingTools:
         self.model.swap_adapter(bundled.adapter_path(tool))
         swap_seconds = time.perf_counter() - start
         adapter = self.model.adapter
+        assert adapter is not None
         prompt = chat_prompt(self.tokenizer, text, self.model.prompt_template)
         responses = stream_generate(
             self.model, self.tokenizer, prompt, max_tokens, settings=settings
@@ -133,7 +134,8 @@ class WritingTools:
 
 def summary(events: Sequence[Event]) -> dict[str, str | float]:
     """One JSON object for all events of one tool."""
-    values = {"text": "".join(event.text for event in events if isinstance(event, ToolText))}
+    written = (event.text for event in events if isinstance(event, ToolText))
+    values: dict[str, str | float] = {"text": "".join(written)}
     for event in events:
         if not isinstance(event, ToolText):
             values |= vars(event)

@@ -15,6 +15,7 @@ out: shared mode needs it, and so would the application without drafts.
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.stream_settings import (
@@ -31,7 +32,7 @@ from .simulation import MODELS, MSA_LAYERS
 STREAMS = 4
 
 
-def stream_parameters(model: Shape, **settings: str) -> int:
+def stream_parameters(model: Shape, **settings: Any) -> int:
     """Parameters of streams and pruner, as the trainers make them with these settings."""
     config = StreamSettings(
         num_streams=STREAMS, num_msa_layers=MSA_LAYERS, **settings

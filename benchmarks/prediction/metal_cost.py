@@ -225,6 +225,7 @@ def _tiles(chip: Chip, kernel: str, tile: int, rows: int, weights: int) -> Work:
 
 def _matrix_units(chip: Chip, kernel: str, tile: int, rows: int, weights: int) -> Work:
     padded = tile * math.ceil(rows / tile)
+    assert chip.matrix_tflops is not None
     rate = NAX_SHARE[tile] * 1e12 * chip.matrix_tflops
     return Work(kernel, 1, 2 * padded * weights / rate)
 

@@ -77,14 +77,15 @@ def make_model(path: str, size: str, dtype: str, file_bytes: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(directory)
     files: list[dict[str, mx.array]] = [{}]
     held = 0
-    for name, parameter in tree_flatten(Model(ModelArgs.from_dict(values)).parameters()):
+    flat = dict(tree_flatten(Model(ModelArgs.from_dict(values)).parameters()))
+    for name, parameter in flat.items():
         tensor = mx.random.normal(parameter.shape, getattr(mx, dtype), scale=0.02)
         if held + tensor.nbytes > file_bytes and files[-1]:
             files.append({})
             held = 0
         files[-1][name] = tensor
         held += tensor.nbytes
-    places = {}
+    places: dict[str, str] = {}
     for number in range(len(files)):
         name = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
         places |= dict.fromkeys(files[number], name)

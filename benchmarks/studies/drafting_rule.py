@@ -39,7 +39,11 @@ from specstream_mlx.terminal.progress import track
 
 from ..answers import FAR
 from ..report import OUTPUT, measured_on, table, write_report
-from ..runner import Base, measure_costs
+from ..runner import (
+    Base,
+    measure_costs,
+    streams_of,
+)
 from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, most_tokens, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
@@ -112,7 +116,7 @@ def record(
     model: SpeculativeModel, prompt: Sequence[int], max_tokens: int, end_tokens: Sequence[int]
 ) -> Recording:
     """Generate greedily, one token a step."""
-    recorder, tokens = _Recorder(model.streams.config), []
+    recorder, tokens = _Recorder(streams_of(model).config), []
     request = Request(prompt, recorder, max_tokens=max_tokens, end_tokens=end_tokens)
     for step in decode(model, request):
         tokens += step.tokens
@@ -232,7 +236,7 @@ def main(
         model, ends = mounted.model, base.tokenizer.eos_token_ids
         if mode not in costs:
             measure_costs(mounted, prompts)
-            costs[mode], streams[mode] = _known(pace_of(model).costs), model.streams.config
+            costs[mode], streams[mode] = _known(pace_of(model).costs), streams_of(model).config
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
         recorded[mode, "prose" if name == PROSE else "dev", name] = [
             text for text in found if len(text.tokens) > 7

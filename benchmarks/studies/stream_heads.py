@@ -76,9 +76,8 @@ def main(
     bare = found[NO_STREAMS, 0]
     rows = [
         {"head": head, "tokens": tokens, "ms": ms, "more": ms - bare}
-        for (head, tokens), ms in found.items()
+        for (head, tokens), ms in sorted(found.items(), key=lambda each: each[1])
     ]
-    rows.sort(key=lambda row: row["ms"])
     facts = device.describe() | {"llama": llama, "vocabulary": vocabulary}
     about = (
         f"{measured_on(facts)}. Random Llama, {llama}, {vocabulary:,} tokens, tied; {STREAMS} "

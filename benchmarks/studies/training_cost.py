@@ -16,7 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import (
+    Any,
+    Literal,
+)
 
 import mlx.core as mx
 import mlx.optimizers as optim
@@ -204,9 +207,10 @@ def one_run(way: str, model: str, sizes: dict[str, int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         if trainer == _MLX_LM:
             return mlx_lm_steps(setup, Path(scratch), variant == "checkpointed")
+        mode: Literal["lossless", "shared"] = "shared" if "shared" in trainer else "lossless"
         if trainer.startswith("PyTorch "):
-            return pytorch_steps(setup, trainer.removeprefix("PyTorch "))
-        return our_steps(setup, Path(scratch), trainer, variant)
+            return pytorch_steps(setup, mode)
+        return our_steps(setup, Path(scratch), mode, variant)
 
 
 def summary(way: str, runs: list[dict[str, Any]], tokens: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, s
     directory, adapter = output / "data", output / "mlx"
     directory.mkdir(exist_ok=True)
     (directory / "train.jsonl").write_bytes(data.read_bytes())
-    settings = {"iters": iters, "batch_size": batch_size, "seed": seed}
+    settings: dict[str, Any] = {"iters": iters, "batch_size": batch_size, "seed": seed}
     settings |= {"model": str(model), "data": str(directory), "max_seq_length": _MOST_TOKENS}
     config = output / "train.yaml"
     config.write_text(json.dumps(settings))  # which is YAML

@@ -8,6 +8,7 @@ import json
 import random
 import re
 from functools import cache
+from typing import Literal
 
 from . import edges, written
 from .errors import with_errors
@@ -99,13 +100,14 @@ def _pools() -> dict[str, list[Exchanger]]:
 
 def _proofreading(rng: random.Random) -> Item:
     count = rng.choices(_COUNTS, _COUNT_WEIGHTS)[0]
+    spelling: Literal["us", "uk"] | None = None
     if rng.random() < _SENTENCES:
         file = rng.choice(_pools()["sentences"]).line.file
         chosen = [_exchanged(one, rng).input for one in rng.sample(_pools()[file], count)]
-        text, spelling, source = " ".join(chosen), file[-2:], f"sentences/{file}"
+        text, source = " ".join(chosen), f"sentences/{file}"
+        spelling = "us" if file.endswith("us") else "uk"
     else:
         text, source = _right_text(rng, count)
-        spelling = None
     unchanged = rng.random() < _UNCHANGED
     content = text if unchanged else with_errors(text, rng, spelling)
     return Item("proofread", content, text, source)

@@ -101,7 +101,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
         save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
         if isinstance(model.base, PeftModel):
             lora_config = model.base.peft_config[model.base.active_adapter]
-            lora_config.save_pretrained(scratch)
+            lora_config.save_pretrained(str(scratch))
             lora = get_peft_model_state_dict(model.base)
             save_file(_plain(lora), scratch / LORA_TENSORS, {"format": "pt"})
         check_replaceable(directory)

@@ -208,7 +208,7 @@ def use_long_factors(causal_lm: PreTrainedModel) -> None:
     transformers uses the short factors as long as a text fits the original context.
     """
     rotary = getattr(causal_lm.get_decoder(), "rotary_emb", None)
-    if getattr(rotary, "rope_type", None) == "longrope":
+    if rotary is not None and getattr(rotary, "rope_type", None) == "longrope":
         length = rotary.config.rope_parameters["original_max_position_embeddings"] + 1
         rotary(torch.zeros(1), torch.arange(length)[None])  # this sets the frequencies
         rotary.rope_type = "default"  # which are left as they are from here on

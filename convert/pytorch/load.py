@@ -147,6 +147,7 @@ def load_adapter(
     """
     found = describe(directory)
     tensors = read_streams(found)
+    assert found.stream_config is not None
     found.check_base(read_json(model_dir / "config.json"))
     base = load_base(model_dir, dtype)
     if VOCABULARY in tensors:
@@ -179,7 +180,7 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
     if kind != "LORA":
         raise UserError(f"{path}: peft_type is {shown(kind)}, expected 'LORA'")
     try:
-        model = get_peft_model(base, LoraConfig.from_pretrained(directory))
+        model = get_peft_model(base, LoraConfig.from_pretrained(str(directory)))
     except Exception as error:  # PEFT raises what a wrong field leads to
         raise UserError(f"{path} describes no LoRA of this base: {reason(error)}") from None
     path = tensor_file(directory / LORA_TENSORS)
@@ -189,8 +190,8 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
         found = "unknown" if name in tensors else "missing"
         raise UserError(f"{path}: tensor {name!r} is {found}, by {LORA_CONFIG}")
     for name, tensor in expected.items():
-        found, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
-        if found != wanted:
-            raise UserError(f"{path}: tensor {name!r} has shape {found}, expected {wanted}")
+        shape, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
+        if shape != wanted:
+            raise UserError(f"{path}: tensor {name!r} has shape {shape}, expected {wanted}")
     set_peft_model_state_dict(model, tensors)
     return model

@@ -123,15 +123,16 @@ def read_packed(
         for name in [name for name in tensors if name.endswith(".scales")]:
             path = name.removesuffix(".scales")
             bits = _bits(file, path, config["quantization"])
-            parts = [tensors.pop(f"{path}.{part}", None) for part in ("weight", "scales", "biases")]
-            if any(part is None for part in parts):
+            scales = tensors.pop(name)
+            weight, biases = (tensors.pop(f"{path}.{part}", None) for part in ("weight", "biases"))
+            if weight is None or biases is None:
                 raise UserError(
                     f"{file}: {path} has scales, expected weight and biases beside them"
                 )
             try:
-                expanded = expand(*parts, bits)
+                expanded = expand(weight, scales, biases, bits)
             except RuntimeError:
-                shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+                shapes = ", ".join(str(tuple(part.shape)) for part in (weight, scales, biases))
                 raise UserError(
                     f"{file}: {path} has weight, scales and biases of the shapes {shapes}, "
                     f"expected those of {bits} bits"
@@ -139,7 +140,7 @@ def read_packed(
             if not torch.isfinite(expanded).all():
                 raise UserError(f"{file}: {path} holds NaN or infinity, expected finite numbers")
             if ".layers." in path:
-                layers[path] = PackedLinear(*parts, bits, room)
+                layers[path] = PackedLinear(weight, scales, biases, bits, room)
             else:
                 held = torch.float32 if path.endswith("embed_tokens") else dtype
                 weights[f"{path}.weight"] = expanded.to(held)

@@ -313,7 +313,8 @@ class SpeculativeStreamingModel(nn.Module):
             streams: after the last layer.
             read: (..., gamma, r) of ``read``, of the tokens before; ``None`` with plain heads.
         """
-        return streams if read is None else self.streams.head(streams, read)
+        head = self.streams.head
+        return streams if read is None or head is None else head(streams, read)
 
     def early_exit_logits(self, seed: Tensor) -> Tensor:
         """The pruner's logits (..., V) for hidden states (..., h) before the first MSA layer."""
@@ -477,7 +478,7 @@ class SpeculativeStreamingModel(nn.Module):
             elif config.stream_window:
                 length = keys.shape[2]
                 selected = nearest_keys(positions, length, config.stream_window, FIRST_KEYS)
-            if main_sees_streams:
+            if main_sees_streams and own_queries is not None:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
             attended = stream_attention(
                 queries, keys, values, stream_keys, stream_values, positions, scoring, selected

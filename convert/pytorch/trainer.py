@@ -81,12 +81,13 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
                     f"lora_targets has {target!r}, expected some of {', '.join(linear)}"
                 )
         rank = settings.lora_rank or 8
+        alpha: Any = settings.lora_alpha or 2 * rank  # PEFT takes what is no integer, too
         base = get_peft_model(
             base,
             LoraConfig(
                 task_type="CAUSAL_LM",
                 r=rank,
-                lora_alpha=settings.lora_alpha or 2 * rank,
+                lora_alpha=alpha,
                 target_modules=list(settings.lora_targets or linear),
                 layers_to_transform=settings.lora_layers
                 and list(range(layers - settings.lora_layers, layers)),
@@ -118,7 +119,7 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     begin(settings, adapter)
     model = build_model(settings)
     if settings.init_adapter and not settings.resume:
-        _start_from(model, settings)
+        _start_from(model, settings, settings.init_adapter)
     vocab_size = model.backbone.config.vocab_size
     items, held_out = load_items(settings, settings.prompt_template, vocab_size)
     if settings.draft_vocabulary:
@@ -165,12 +166,11 @@ def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str
     return rates
 
 
-def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings) -> None:
+def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings, adapter: Path) -> None:
     """Copy the weights of ``init_adapter``, which must be of the same shape, into a model.
 
     A conditioned head is left as it is where the adapter's is plain.
     """
-    adapter = settings.init_adapter
     found = load_adapter(settings.model, adapter, settings.dtype)
     new_head = found.config.stream_head == "plain"
     if not new_head and model.config.stream_head == "plain":
@@ -242,7 +242,7 @@ def evaluate(
         ``chain``: tokens that a chain draft would gain per step if the text were the data's.
     """
     device = next(model.parameters()).device
-    correct = counts = 0
+    correct = counts = torch.zeros((), dtype=torch.int64)
     ordered = sorted(items, key=lambda item: len(item.tokens))
     for start in track(range(0, len(ordered), batch_size), "held-out text"):
         hits, of = count_correct(model, collate(ordered[start : start + batch_size], device))

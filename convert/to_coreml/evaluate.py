@@ -6,7 +6,12 @@ the program, as a device may. Either way it asserts what Core ML leaves undefine
 gathers and slices out of range, a state that is read twice, indices narrower than int32.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,8 +70,9 @@ class Package:
         Returns:
             Its outputs by name.
         """
-        function = self.functions[name]
+        function, states = self.functions[name], {} if states is None else states
         values: dict[Any, Any] = {}
+        found: Sequence[Any]
         expected = {n: v for n, v in function.inputs.items() if n not in _states_of(function)}
         assert inputs.keys() == expected.keys(), f"{name} takes {sorted(expected)}"
         for key, var in expected.items():

@@ -142,6 +142,7 @@ class _Conditioned:
     """``ConditionedHead`` within a function."""
 
     def __init__(self, network: Network, streams: Streams):
+        assert streams.head is not None
         self._network, self._head = network, streams.head
         self._dims = streams.config.hidden_size
 

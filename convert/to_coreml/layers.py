@@ -52,7 +52,8 @@ class Supplied:
     """
 
     def __init__(self, flat: Var, shapes: Mapping[str, tuple[int, ...]]):
-        self._flat, self._shapes, self._vars = flat, shapes, {}
+        self._flat, self._shapes = flat, shapes
+        self._vars: dict[str, Var] = {}
         ends = np.cumsum([np.prod(shape) for shape in shapes.values()]).tolist()
         self._spans = dict(zip(shapes, zip([0, *ends], ends, strict=False), strict=True))
 

@@ -75,12 +75,12 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
             f"model_type is {family!r}, expected one of {', '.join(FAMILIES)} to export to Core ML"
         )
     limit = context_length(config)
-    if sizes.context > limit:
+    if limit is not None and sizes.context > limit:
         raise UserError(f"context is {sizes.context}, expected at most the model's {limit}")
     if config.get("rope_traditional"):
         raise UserError("rope_traditional is True, expected False to export to Core ML")
-    windows = architecture_of(family).windows(config)
-    found = [window for window in windows if window is not None]
+    windows = architecture_of(family).windows
+    found = [w for w in windows(config) if w is not None] if windows is not None else []
     if found and min(found) < sizes.context:
         raise UserError(
             f"sliding_window is {min(found)}, expected at least the context of {sizes.context}: "

@@ -7,6 +7,7 @@ little is lost; where scale is negative, q counts from the other end instead.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -72,7 +73,7 @@ class _Paired(np.ndarray):
 
     pairs: np.ndarray
 
-    def flatten(self, order: str = "C") -> np.ndarray:
+    def flatten(self, order: Any = "C") -> np.ndarray:
         return _apart(self.pairs).reshape(-1)
 
 
@@ -197,7 +198,9 @@ class Store:
             if isinstance(value, mx.array):
                 value = np.array(value.astype(mx.float32))
             self._keep(name, np.ascontiguousarray(value.astype(dtype)))
-        return self._held[name]
+        held = self._held[name]
+        assert isinstance(held, np.ndarray)
+        return held
 
     def matrix(self, name: str, module: nn.Module) -> np.ndarray | Groups:
         """The weight of a linear layer or an embedding, as it is held: in groups or float16."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from specstream_mlx.adapters.description import (
     STREAM_FILE,
@@ -185,5 +186,5 @@ def _read_streams(found: AdapterDescription, base: _Base) -> dict[str, mx.array]
         found.stream_config.tensor_shapes(),
     )
     if VOCABULARY in tensors:
-        check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config["vocab_size"])
+        check_vocabulary(path, np.array(tensors[VOCABULARY]).tolist(), base.config["vocab_size"])
     return tensors

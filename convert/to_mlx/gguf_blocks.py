@@ -118,9 +118,9 @@ def floats(kind: _Type, data: np.ndarray) -> Iterator[np.ndarray]:
     if kind in DENSE:
         for values in _chunks(kind, data):
             yield dequantize(values, kind).reshape(-1)
-    elif PACKINGS[kind].exact:
+    elif (parts := PACKINGS[kind].parts) is not None:
         for blocks in _chunks(kind, data):
-            yield from PACKINGS[kind].parts(blocks)
+            yield from parts(blocks)
 
 
 def repack(kind: _Type, data: np.ndarray, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
@@ -137,17 +137,18 @@ def repack(kind: _Type, data: np.ndarray, dtype: mx.Dtype) -> tuple[mx.array, mx
     packing, rows = PACKINGS[kind], len(data)
     packed, scales, biases = [], [], []
     for blocks in _chunks(kind, data):
-        if packing.exact:
-            scale, bias = packing.parts(blocks)
-            words = _pack(packing.codes(blocks), packing.bits)
+        if packing.parts is not None and packing.codes is not None:
+            scale, bias = map(mx.array, packing.parts(blocks))
+            words = mx.array(_pack(packing.codes(blocks), packing.bits))
         else:
             values = mx.array(dequantize(blocks, kind))
             words, scale, bias = mx.quantize(values, GROUP_SIZE, packing.bits)
-        packed.append(mx.array(words).reshape(-1))
-        scales.append(mx.array(scale).reshape(-1).astype(dtype))
-        biases.append(mx.array(bias).reshape(-1).astype(dtype))
+        packed.append(words.reshape(-1))
+        scales.append(scale.reshape(-1).astype(dtype))
+        biases.append(bias.reshape(-1).astype(dtype))
         mx.eval(packed[-1], scales[-1], biases[-1])
-    return tuple(mx.concatenate(part).reshape(rows, -1) for part in (packed, scales, biases))
+    words, scale, bias = map(mx.concatenate, (packed, scales, biases))
+    return words.reshape(rows, -1), scale.reshape(rows, -1), bias.reshape(rows, -1)
 
 
 def _chunks(kind: _Type, data: np.ndarray) -> Iterator[Blocks]:

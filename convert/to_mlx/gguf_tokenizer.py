@@ -117,12 +117,11 @@ def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[i
     if special["eos"] is None:
         raise header.refuse(f"{_KEY}.eos_token_id is missing, expected the token that ends a text")
     template = header.text("tokenizer.chat_template")
+    known = {name: number for name, number in special.items() if number is not None}
     names = {
-        f"{short}_token": tokens[special[name]]
-        for name, short in _NAMED.items()
-        if special[name] is not None
+        f"{short}_token": tokens[known[name]] for name, short in _NAMED.items() if name in known
     }
-    ends = [special[name] for name in ("eos", "eot", "eom") if special[name] is not None]
+    ends = [known[name] for name in ("eos", "eot", "eom") if name in known]
     for number in np.flatnonzero(kinds == _CONTROL):
         if tokens[number] in _ENDS_OF_TURNS and tokens[number] in (template or ""):
             ends.append(int(number))
@@ -239,7 +238,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Toke
         byte_fallback=True,
     )
     prefix = header.flag(f"{_KEY}.add_space_prefix", True)
-    spaces = normalizers.Replace(" ", _SPACE)
+    spaces: normalizers.Normalizer = normalizers.Replace(" ", _SPACE)
     decoded = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         spaces = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])

@@ -52,7 +52,7 @@ _WITHOUT_EFFECT = {
     *("eva_config", "corda_config", "lora_ga_config", "runtime_config", "megatron_config"),
     *("megatron_core", "qalora_group_size", "ensure_weight_tying"),
 }
-_EMPTY = (None, False, [], {}, "none")
+_EMPTY: tuple[Any, ...] = (None, False, [], {}, "none")
 # Others, such as PiSSA, start from a base that the initialisation itself has changed.
 _BASE_UNTOUCHED = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -94,7 +94,7 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
         raise UserError(f"{path} has no LoRA tensors")
     scale = max(scales.values(), key=abs)
     rank = max(found["lora_b"].shape[0] for found in loras.values())
-    tensors = {}
+    tensors: dict[str, mx.array] = {}
     for name, found in loras.items():
         found = _padded(found, rank)
         if scales[name] != scale:
@@ -102,7 +102,7 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
             ratio = scales[name] / scale
             found["lora_b"] = found["lora_b"].astype(mx.float32) * ratio
         tensors |= {f"{name}.{kind}": tensor for kind, tensor in found.items()}
-    keys, count = _keys(model, loras.keys())
+    keys, count = _keys(model, set(loras))
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys}
     return LoraPart(tensors, parameters, count, "dora" if dora else "lora")
 
@@ -136,8 +136,8 @@ def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
     found: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in read_arrays(path).items():
         match = _TENSOR.fullmatch(name.removeprefix(PREFIX))
-        kind = match and _KINDS.get(match["kind"])
-        if not kind:
+        kind = None if match is None else _KINDS.get(match["kind"])
+        if match is None or kind is None:
             raise UserError(f"{path}: tensor {name} is not LoRA, expected nothing else")
         if kind in ("lora_a", "lora_b"):
             tensor = mx.contiguous(tensor.T)

@@ -41,7 +41,7 @@ class Quantization:
         return self.bits is not None or self.recipe is not None
 
 
-Predicate = Callable[[str, nn.Module], dict[str, Any]]
+Predicate = Callable[..., bool | dict[str, Any]]
 
 
 def quant_predicate(
@@ -85,8 +85,8 @@ def quant_predicate(
         )
 
     def predicate(path: str, _: nn.Module) -> dict[str, Any]:
-        _, inside, rest = path.partition("layers.")
-        lower = bool(inside) and int(rest.split(".")[0]) < count - num_msa_layers
+        rest = path.partition("layers.")[2]
+        lower = bool(rest) and int(rest.split(".")[0]) < count - num_msa_layers
         return {"group_size": group_size, "bits": low if lower else high, "mode": "affine"}
 
     return predicate, low

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.utils import make_shards
 
 from specstream_mlx.checked_files import not_finite
@@ -115,7 +116,7 @@ def _write_file(
                 raise UserError(
                     f"{source}: {name} is not finite in {dtype}, expected finite numbers"
                 )
-            file.write(memoryview(tensor.reshape(-1).view(mx.uint8)))
+            file.write(np.asarray(tensor.reshape(-1).view(mx.uint8)).data)
             count(tensor.nbytes)
             del tensor
             mx.clear_cache()  # Metal's allocator keeps freed buffers of every size it has seen

@@ -211,8 +211,7 @@ class _Texts:
         from ..hardware import device
         from ..loop import Request, decode
 
-        streams: Any = [device.generation_stream]
-        with device.wired_limit(self._model.model, streams):
+        with device.wired(self._model.model):
             yield from decode(self._model, Request(prompt, drafting, **self._common))
 
 

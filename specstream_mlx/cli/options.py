@@ -73,7 +73,7 @@ class Source:
         """Load both; see ``loading.load``."""
         from ..loading import load
 
-        model, tokenizer, *_ = load(
+        return load(
             self.model,
             tokenizer_config,
             adapter_path=self.adapter,
@@ -81,7 +81,6 @@ class Source:
             group=launched.group(),
             draft_head=self.draft_head,
         )
-        return model, tokenizer
 
 
 @dataclass(frozen=True)

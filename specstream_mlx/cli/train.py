@@ -139,7 +139,7 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
         from ..loading import load
 
         written = _written_prompts(answers)
-        base, tokenizer, *_ = load(model_path(settings.model, note))
+        base, tokenizer = load(model_path(settings.model, note))
         print(_answer(base, tokenizer, settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
@@ -274,7 +274,7 @@ def _prepared(
     if settings.data is not None and not Path(settings.data).is_dir():
         found = "is a file" if Path(settings.data).exists() else "does not exist"
         raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
-    base, tokenizer, *_ = load(model_path(settings.model, note))
+    base, tokenizer = load(model_path(settings.model, note))
     start = start_of(settings, base, tokenizer)
     if settings.data is None:
         data = _answer(base, tokenizer, settings, directory, answers, written)

@@ -11,7 +11,7 @@ may run on it at a time; a LoRA that is mounted later is not seen.
 from collections.abc import Callable, Container, Sequence
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -55,8 +55,8 @@ class BorrowedModel:
         observe: called with number, input and output of every layer of a pass with streams.
         traced: whether passes are compiled or differentiated; then none keeps tables for the next,
             nor is any of it computed before it is complete.
-        boundaries: hidden states to keep of a pass without streams, see ``take_features``;
-            ``None``: no draft head is mounted.
+        boundaries: hidden states to keep of a pass without streams, see ``take_features``; empty
+            where no draft head is mounted.
 
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
@@ -71,17 +71,18 @@ class BorrowedModel:
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         traced: bool = False,
-        boundaries: Sequence[int] | None = None,
+        boundaries: Sequence[int] = (),
     ):
         self._traced, self.boundaries = traced, boundaries
-        self._streams, self._architecture = streams, architecture_of(model_type_of(model))
+        self._mounted, self._architecture = streams, architecture_of(model_type_of(model))
+        self._bare_top: nn.Module | None = None
         self._count = len(model.layers)
         self._rotations: set[Rotations] = set()  # told of every pass
         owner = _owner_of_layers(model)
         layers: list[Any] = self._with_positions(model.layers)
         lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
         self._features: dict[int, mx.array] = {}
-        if boundaries is not None:
+        if boundaries:
             self._owner, self._given = owner, _Given(layers[0])
             self._embedding = _embedding_of(model, owner)
             norm = self._architecture.norm
@@ -122,6 +123,12 @@ class BorrowedModel:
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm
             self._bare_top = _with_layers(model, owner, [self._given], without=norm)
+
+    @property
+    def _streams(self) -> Streams:
+        """The streams, of which all that asks for them has some."""
+        assert self._mounted is not None
+        return self._mounted
 
     def _with_positions(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
         """Copy layers, with ropes that take a position for every row."""
@@ -246,7 +253,7 @@ class BorrowedModel:
         if number == self._streams.config.first_msa_layer:
             self._begin()
         if number in self._asking:
-            self._asking[number].rows = cache
+            self._asking[number].rows = cast(AskedCache, cache)
         if number in self._stream_mlps:
             self._stream_mlps[number].main_rows = main_rows
         return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
@@ -270,6 +277,7 @@ class BorrowedModel:
 
     def bare_head(self, hidden: mx.array) -> mx.array:
         """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
+        assert self._bare_top is not None
         return self._through(self._bare_top, hidden)
 
     def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
@@ -470,8 +478,8 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
 class _StandIn:
     """A stand-in for a layer, with the layer's attributes, some of which models read."""
 
-    def __init__(self, layer: nn.Module):
-        self._layer = layer
+    def __init__(self, layer: "nn.Module | _StandIn"):
+        self._layer: Any = layer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
@@ -532,7 +540,7 @@ class _WithOwnMask(_StandIn):
 class _Observed(_StandIn):
     """A stand-in for a layer that reports its input and output."""
 
-    def __init__(self, number: int, layer: nn.Module, observe: Observer):
+    def __init__(self, number: int, layer: nn.Module | _StandIn, observe: Observer):
         super().__init__(layer)
         self._number, self._observe = number, observe
 

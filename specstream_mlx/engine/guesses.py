@@ -30,6 +30,7 @@ class StreamGuesses:
         self, tokens: np.ndarray, log_probs: np.ndarray, parents: np.ndarray | None = None
     ):
         self.tokens, self.log_probs, self.parents = tokens, log_probs, parents
+        self._by_path: dict[Path, Guesses] | None = None
 
     @property
     def depth(self) -> int:
@@ -39,6 +40,8 @@ class StreamGuesses:
     def behind(self, path: Path) -> Guesses:
         """Return the guesses for the token after ``path``; none if no stream guessed there."""
         if self.parents is not None:
+            if self._by_path is None:
+                self._by_path = self._paths(self.parents)
             return self._by_path.get(path, [])
         return self._lists[len(path)][0] if len(path) < self.depth else []
 
@@ -52,11 +55,11 @@ class StreamGuesses:
             for level in zip(tokens, scores, strict=True)
         ]
 
-    @cached_property
-    def _by_path(self) -> dict[Path, Guesses]:
+    def _paths(self, parents_by_depth: np.ndarray) -> dict[Path, Guesses]:
+        """List the guesses behind each path that was expanded."""
         by_path: dict[Path, Guesses] = {}
         before: list[Path] = []
-        for depth, (lists, parents) in enumerate(zip(self._lists, self.parents, strict=True)):
+        for depth, (lists, parents) in enumerate(zip(self._lists, parents_by_depth, strict=True)):
             paths: list[Path] = []
             for guesses, parent in zip(lists, parents.tolist(), strict=True):
                 if not depth:

@@ -170,8 +170,8 @@ def guess(
         joint = mx.take_along_axis(scores, parents, axis=-1)
     paths = max(parents.shape[-1] for *_, parents in levels)
     columns = zip(*(_filled(*level, paths) for level in levels), strict=True)
-    tokens, log_probs, parents = columns
-    return mx.stack(tokens, -3), mx.stack(log_probs, -3), mx.stack(parents, -2)
+    of_tokens, of_log_probs, of_parents = map(list, columns)
+    return mx.stack(of_tokens, -3), mx.stack(of_log_probs, -3), mx.stack(of_parents, -2)
 
 
 def _filled(

@@ -66,11 +66,12 @@ class SideBySideKVCache:
         filled = next((cache for cache in caches if cache.offset), None)
         if filled is None:
             return
-        self._reserve(len(caches), filled.keys, filled.values, max(self.lengths))
+        like = filled.keys_and_values()
+        keys, values = self._reserve(len(caches), like[0], like[1], max(self.lengths))
         for number, cache in enumerate(caches):
             if cache.offset:
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
-                self.keys[rows], self.values[rows] = cache.keys_and_values()
+                keys[rows], values[rows] = cache.keys_and_values()
 
     @property
     def offset(self) -> mx.array:
@@ -91,15 +92,15 @@ class SideBySideKVCache:
 
     def keep(self, sequences: Sequence[int]) -> None:
         """Keep these sequences, by number, and drop all others."""
-        if self.keys is not None:
-            kept = mx.array(sequences)
+        if self.keys is not None and self.values is not None:
+            kept = mx.array(list(sequences))
             self.keys, self.values = self.keys[kept], self.values[kept]
         self._set_lengths([self.lengths[number] for number in sequences])
 
     def of(self, number: int) -> KVCache:
         """Copy the rows of one sequence to a cache of its own."""
         cache, rows = KVCache(), self.lengths[number]
-        if rows:
+        if rows and self.keys is not None and self.values is not None:
             part = slice(number, number + 1), slice(None), slice(rows)
             cache.state = self.keys[part], self.values[part], rows
         return cache
@@ -116,22 +117,25 @@ class SideBySideKVCache:
         """
         rows = keys.shape[2]
         columns = self.columns(skip + rows)
-        self._reserve(len(keys), keys, values, columns)
+        held = self._reserve(len(keys), keys, values, columns)
         places = (self._offset[:, None] + (skip + mx.arange(rows)))[:, None, :, None]
-        self.keys = mx.put_along_axis(self.keys, mx.broadcast_to(places, keys.shape), keys, axis=2)
-        self.values = mx.put_along_axis(
-            self.values, mx.broadcast_to(places, values.shape), values, axis=2
+        self.keys, self.values = (
+            mx.put_along_axis(old, mx.broadcast_to(places, new.shape), new, axis=2)
+            for old, new in zip(held, (keys, values), strict=True)
         )
         return self.keys[..., :columns, :], self.values[..., :columns, :]
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths, self._offset = lengths, mx.array(lengths, mx.int32)
 
-    def _reserve(self, sequences: int, keys: mx.array, values: mx.array, columns: int) -> None:
+    def _reserve(
+        self, sequences: int, keys: mx.array, values: mx.array, columns: int
+    ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
         count = -(-columns // self.step) * self.step
         self.keys = _grown(self.keys, sequences, keys, count)
         self.values = _grown(self.values, sequences, values, count)
+        return self.keys, self.values
 
 
 def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) -> mx.array:
@@ -293,6 +297,7 @@ class UncommittedRows(LayerCache):
         """
         cache = self._cache
         if paths is not None:
+            assert self._new is not None  # the pass has written it
             # If these were read from the cache, mlx would copy its whole buffer to write there.
             # Indexing behind an ellipsis takes three times as long as ``mx.take``.
             keys, values = (_rows_at(array, paths) for array in self._new)

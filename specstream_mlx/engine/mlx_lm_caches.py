@@ -45,6 +45,7 @@ def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> An
         window: the layer's sliding window, if it has one.
         dtype: dtype to cast the rows to; ``None``: their own.
     """
+    own: KVCache | QuantizedKVCache
     if isinstance(cache, QuantizedKVCache):
         own = QuantizedKVCache(cache.group_size, cache.bits)
     else:
@@ -90,11 +91,11 @@ def check_heads(model: nn.Module, config: Mapping[str, Any], caches: Sequence[An
     probe = make_caches(model, config)
     model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape
     for number, (cache, expected) in enumerate(zip(caches, probe, strict=True)):
-        arrays = cache.keys if isinstance(cache, QuantizedKVCache) else (cache.keys,)
-        size = arrays[0].shape[-1]
+        keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
+        size = keys.shape[-1]
         if isinstance(cache, QuantizedKVCache):
             size = size * 32 // cache.bits
-        found = (*arrays[0].shape[:2], size)
+        found = (*keys.shape[:2], size)
         heads, head_dim = expected.keys.shape[1], expected.keys.shape[3]
         if found != (1, heads, head_dim):
             raise UserError(

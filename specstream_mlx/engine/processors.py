@@ -21,7 +21,7 @@ class NodeProcessors:
 
     def __init__(self, processors: Sequence[LogitsProcessor] | None, prompt: Sequence[int]):
         self._processors = tuple(processors or ())
-        self._committed = mx.array(prompt) if self._processors else None
+        self._committed = mx.array(list(prompt) if self._processors else [], mx.int32)
 
     def __bool__(self) -> bool:
         """Return True if there are any processors."""
@@ -30,7 +30,8 @@ class NodeProcessors:
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Note the tokens that a step committed; the last of them is the next tree's root."""
         if self._processors:
-            self._committed = mx.concatenate([self._committed, mx.array(tokens)])
+            new = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
+            self._committed = mx.concatenate([self._committed, new])
 
     def root(self, logits: mx.array) -> mx.array:
         """Process the logits (1, vocab) after the committed tokens."""

@@ -58,8 +58,9 @@ class Rows:
         self.positions, self.sees, self.anchors = positions, sees, anchors
         self._stream_window, self._main_rows = stream_window, main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
-        several = isinstance(positions, int) or len(positions) > 1
-        self.offset: mx.array | int = positions if several else positions[0]
+        self.offset = positions
+        if isinstance(positions, mx.array) and len(positions) == 1:
+            self.offset = positions[0]
         self._masks: dict[tuple[int, int | None], mx.array] = {}
         self._side_by_side: mx.array | None = None
 
@@ -103,7 +104,9 @@ class Rows:
     @property
     def _anchors(self) -> mx.array:
         """(sequences, behind) int32 positions that windows count from."""
-        return self.positions if self.anchors is None else self.anchors
+        anchors = self.positions if self.anchors is None else self.anchors
+        assert isinstance(anchors, mx.array)  # else a chain, whose mask has no need of them
+        return anchors
 
     def _seen_by_streams(self, back: mx.array, keys: mx.array) -> mx.array:
         """Return (.., rows, columns) bool: not out of reach of a stream's ``stream_window``.
@@ -127,6 +130,7 @@ class Rows:
         """
         if self._side_by_side is None:
             sees = self.sees
+            assert sees is not None
             width = sees.shape[-1]
             behind = mx.arange(columns) - prefix[:, None]
             index = mx.clip(behind, 0, width - 1)[:, None]
@@ -278,7 +282,7 @@ class TreeNodes:
         return TreeNodes(
             tokens=self.tokens[nodes],
             parents=self.parents[nodes],
-            ancestors=self.ancestors[number if whole else (*nodes, slice(count))],
+            ancestors=self.ancestors[number if whole else (number, slice(count), slice(count))],
             positions=self.positions[nodes],
             in_play=None if self.in_play is None else self.in_play[nodes],
             kept=None if self.kept is None else self.kept[nodes],
@@ -356,7 +360,7 @@ def rows_with_streams(
     positions = nodes.positions
     seeds = positions
     if beside is not None:
-        seeds = mx.take_along_axis(positions, mx.array(beside), axis=1)
+        seeds = mx.take_along_axis(positions, mx.array(list(map(list, beside))), axis=1)
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)

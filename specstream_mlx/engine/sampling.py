@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -151,6 +151,7 @@ class KeyedSampler:
 
     def scores(self, log_probs: mx.array, position: int) -> mx.array:
         """Return scores (1, vocab) whose arg-max is drawn; ``sampler`` must be a ``Sampling``."""
+        assert isinstance(self.sampler, Sampling)
         gumbel = self._noise.gumbel(position, 1, log_probs.shape[-1])
         return self.sampler.scores(log_probs, gumbel, self._noise.coins(position, 1))
 
@@ -230,7 +231,7 @@ def _drawn_by_function(
     kept: mx.array | None,
 ) -> mx.array:
     log_probs = rows_of_all(log_probs, kept, len(depths))
-    high, low = mx.random.state[0].tolist()
+    high, low = np.array(cast(list[mx.array], mx.random.state)[0]).tolist()
     tokens = []
     try:
         for row, depth in enumerate(depths.tolist()):
@@ -269,7 +270,7 @@ def check_drawn(tokens: Sequence[int]) -> None:
 def random_seed() -> int:
     """Draw a seed from mlx's random state, so that ``mx.random.seed`` repeats it."""
     seed = 0
-    for part in mx.random.randint(0, 1 << 16, (4,)).tolist():
+    for part in np.array(mx.random.randint(0, 1 << 16, (4,))).tolist():
         seed = seed << 16 | part
     return seed
 

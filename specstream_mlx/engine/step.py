@@ -91,7 +91,7 @@ class StepResult:
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
         """Return the number of tested nodes, and the accepted path as tree and kept indices."""
-        last = self.last.item()
+        last = int(np.array(self.last))
         if self.kept is None:
             path = tree.path(last)
             return len(tree), path, path
@@ -101,7 +101,7 @@ class StepResult:
 
     def prediction(self) -> int:
         """The target's own token behind the accepted path: the correction or bonus token."""
-        return int(np.array(self.predictions)[self.last.item()])
+        return int(np.array(self.predictions)[np.array(self.last)])
 
     def predictions_of(self, tree: DraftTree) -> np.ndarray:
         """Return the target's token after each node of the tree, (n,) int32; -1 at pruned ones."""
@@ -162,7 +162,7 @@ class Decoder:
                     "expected a KVCache or a QuantizedKVCache"
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
-        boundaries = None if head is None else head.boundaries
+        boundaries = () if head is None else head.boundaries
         self.model = BorrowedModel(
             model, streams, windowed, profile, observe, boundaries=boundaries
         )
@@ -171,6 +171,12 @@ class Decoder:
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
         self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []
+
+    @property
+    def _streams(self) -> Streams:
+        """The streams, which are there wherever a plan has a place for them."""
+        assert self.streams is not None
+        return self.streams
 
     # The sequences ------------------------------------------------------------------------------
 
@@ -193,7 +199,8 @@ class Decoder:
         self._mount()
         if not joining and len(kept) > 1:
             for cache in self.caches:
-                cache.keep(kept)
+                if isinstance(cache, SideBySideKVCache):
+                    cache.keep(kept)
             return
         sequences = [*map(self.rows_of, kept), *(other.caches for other in joining)]
         self.caches = sequences[0]
@@ -215,7 +222,8 @@ class Decoder:
         """Return the KV caches of a sequence, one per layer; of the only one, ``caches`` itself."""
         if not isinstance(self.caches[0], SideBySideKVCache):
             return self.caches
-        return [cache.of(number) for cache in self.caches]
+        several = (cache for cache in self.caches if isinstance(cache, SideBySideKVCache))
+        return [cache.of(number) for cache in several]
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -311,16 +319,16 @@ class Decoder:
         if plan.place == "beside":
             beside = _nodes_with_streams(plan, trees)
             seeded = main if beside is None else at(main, mx.array(beside))
-            seeds = self.streams.seed(seeded, count).flatten(1, 2)
+            seeds = self._streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
-            window = self.streams.config.stream_window
+            window = self._streams.config.stream_window
             rows = rows_with_streams(nodes, shapes, count, shared, beside, window)
 
         # 5. MSA layers, over nodes and streams.
         hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
-        main, streams = hidden, None
+        main = hidden
         if plan.place == "beside":
-            main, streams = mx.split(hidden, [len(nodes)], axis=1)
+            main, hidden = mx.split(hidden, [len(nodes)], axis=1)
 
         # 6. Head and verification; then the streams of the last accepted nodes.
         judged = self._judged(rules, trees, nodes, self._head(main, sizes))
@@ -328,10 +336,10 @@ class Decoder:
             return [one.result() for one in judged]
         last, present = mx.stack([one.verdict.last for one in judged])[:, None], None
         if plan.place == "beside":
-            hidden, present = _streams_of(streams, count, last, beside)
+            hidden, present = _streams_of(hidden, count, last, beside)
         else:
-            rows = deferred_rows(nodes, last, count, self.streams.config.stream_window)
-            hidden = self.streams.seed(at(entry, last), count).flatten(1, 2)
+            rows = deferred_rows(nodes, last, count, self._streams.config.stream_window)
+            hidden = self._streams.seed(at(entry, last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
         guesses = self._guesses(judged, hidden, plan, present)
         profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
@@ -416,11 +424,11 @@ class Decoder:
         logits = self.model.early_exit(at(main, inner))
         drafted = None
         if min(sizes) < len(shapes):
-            drafted = mx.arange(len(shapes)) < mx.array(sizes)[:, None]
+            drafted = mx.arange(len(shapes)) < mx.array(list(sizes))[:, None]
         scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold, drafted)
         [scores] = self._shared([scores])
-        nodes = nodes.keep(*keep_best(scores, min(plan.keep or len(nodes), len(nodes))))
-        main = at(main, nodes.kept)
+        kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
+        nodes, main = nodes.keep(kept, in_play), at(main, kept)
         self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
         return nodes, main
 
@@ -447,9 +455,9 @@ class Decoder:
             beside: the main rows that have streams, if any streams run; ``None``: all.
             last: (sequences, 1) the first pass's row that deferred streams belong to.
         """
-        config = self.streams.config
+        config = self._streams.config
         first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
-        rotate = self.streams.value_rotation(main_rows, stream_rows, count)
+        rotate = self._streams.value_rotation(main_rows, stream_rows, count)
         caches, keys = self.caches[first:], config.stream_keys
         if keys:
             selection, earlier = None, self._uncommitted[first:]
@@ -474,7 +482,7 @@ class Decoder:
             return list(_of_each(self.model.head(main), sizes))
         packed = mx.concatenate(_of_each(main, sizes))
         ends = np.cumsum(sizes)[:-1].tolist()
-        return mx.split(self.model.head(packed[None])[0], ends)
+        return list(mx.split(self.model.head(packed[None])[0], ends))
 
     def _judged(
         self,
@@ -523,7 +531,7 @@ class Decoder:
             present: (sequences,) bool, whether these are the accepted node's streams; ``None``:
                 they are.
         """
-        model, streams = self.model, self.streams
+        model, streams = self.model, self._streams
         head, ids, width = streams.head, streams.vocabulary, plan.width
         depths = [one.depth() for one in judged]
         own = [None if present is None else present[number] for number in range(len(judged))]
@@ -532,10 +540,9 @@ class Decoder:
             logits: mx.array, named: mx.array | None, stream: int | None = None
         ) -> list[tuple[mx.array, mx.array]]:
             """Let each text's rule draft from its streams' logits (sequences, rows, n)."""
-            each = named is not None and named.ndim == 2
             drafts = []
             for number, one in enumerate(judged):
-                ids = named[number] if each else named
+                ids = named if named is None or named.ndim == 1 else named[number]
                 ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
                 drafts.append(one.rule.rank_guesses(ask))
             return drafts
@@ -551,22 +558,24 @@ class Decoder:
         token = mx.stack([one.verdict.predictions[one.verdict.last] for one in judged])
         short = self._shortlists
         if short is None:
-            whole = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
-            short = whole > WHOLE_HEAD
+            count = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
+            short = count > WHOLE_HEAD
         scorer = Shortlists if short else WholeHead
         scores = scorer(model, head, hidden, token, ids, streams.barred)
 
         def of_stream(stream: int, before: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
             drafts = drafted(*scores.logits(stream, before), stream)
             tokens, log_probs = zip(*drafts, strict=True)
-            return mx.stack(tokens), mx.stack(log_probs)
+            return mx.stack(list(tokens)), mx.stack(list(log_probs))
 
-        guesses = guess(of_stream, token, plan.expand, width)
-        logits = scores.of_first_paths()
+        tokens, log_probs, parents = guess(of_stream, token, plan.expand, width)
+        whole = scores.of_first_paths()
         return [
             StreamResult(
-                *(array[number] for array in guesses),
-                logits=None if logits is None else logits[number],
+                tokens[number],
+                log_probs[number],
+                parents[number],
+                logits=None if whole is None else whole[number],
                 present=own[number],
             )
             for number in range(len(judged))
@@ -639,6 +648,6 @@ def _streams_of(
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
         return at(streams, last)[:, 0], None
-    is_last = mx.array(beside) == last
+    is_last = mx.array([list(nodes) for nodes in beside]) == last
     place = mx.argmax(is_last, axis=1, keepdims=True)
     return at(streams, place)[:, 0], is_last.any(axis=1)

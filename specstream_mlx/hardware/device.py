@@ -3,11 +3,13 @@
 import os
 import platform
 import subprocess
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.generate import generation_stream, wired_limit
 
 from .blas import BLAS
@@ -19,8 +21,13 @@ __all__ = [
     "generation_stream",
     "memory_bytes",
     "slow_blas",
-    "wired_limit",
+    "wired",
 ]
+
+
+def wired(model: nn.Module) -> AbstractContextManager[None]:
+    """Wire a model's weights as long as the context lasts, see ``mlx_lm``."""
+    return wired_limit(model, [cast(mx.Stream, generation_stream)])
 
 
 def backend() -> str:

@@ -52,8 +52,7 @@ class Follower:
 
     def run(self) -> None:
         """Do as rank 0 says until it stops."""
-        streams: Any = [device.generation_stream]
-        with device.wired_limit(self._models[BASE].model, streams):
+        with device.wired(self._models[BASE].model):
             while (act := self._ranks.told("work")) is not None:
                 verb, *arguments = act
                 getattr(self, f"_{verb}")(*arguments)

@@ -144,8 +144,7 @@ class Worker:
     # The worker's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        streams: Any = [device.generation_stream]
-        with device.wired_limit(self._base, streams):
+        with device.wired(self._base):
             while self._next_round():
                 for writing in [one for one, job in self._texts.items() if job.left]:
                     self._drop(writing)

@@ -69,9 +69,9 @@ _LETTERS_WITH_VOWEL = frozenset("AEFHILMNORSX")
 def takes_an(word: str) -> bool:
     """Tell whether "an" stands before a word or a number as it is spoken."""
     if word[0].isdigit():
-        integer = re.match(r"\d[\d,]*", word)[0].replace(",", "")
+        integer = re.split(r"[^\d,]", word, maxsplit=1)[0].replace(",", "")
         return integer[0] == "8" or (integer[:2] in ("11", "18") and len(integer) in (2, 5))
-    head = re.match(r"[^\W_]*", word)[0]
+    head = re.split(r"[\W_]", word, maxsplit=1)[0]
     if head.isupper() and (len(head) < 4 or not re.search("[AEIOU]", head)):
         return head[0] in _LETTERS_WITH_VOWEL
     lower = head.lower()

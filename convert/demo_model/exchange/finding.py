@@ -275,8 +275,9 @@ def _names(texts: Sequence[str], claimed: Sequence[Sequence[Span]]) -> dict[str,
     for text, claims in zip(texts, claimed, strict=True):
         previous: re.Match | None = None
         for match in _WORD.finditer(text):
-            joined = previous is not None and text[previous.end() : match.start()] in (" ", ". ")
-            before = previous[0] if joined else ""
+            before = ""
+            if previous is not None and text[previous.end() : match.start()] in (" ", ". "):
+                before = previous[0]
             kind = _kind(text, match, before, names)
             if kind and not _overlaps(*match.span(), claims):
                 names.setdefault(match[0], kind)

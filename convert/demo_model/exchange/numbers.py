@@ -1,7 +1,6 @@
 """Numbers, exchanged for others of their pattern in the same order."""
 
 import random
-import re
 import string
 from collections.abc import Collection, Iterable
 
@@ -23,13 +22,13 @@ def _like(number: str, largest: int | None, rng: random.Random) -> str:
     if number.isdigit() and len(number) == 1:
         return str(rng.randint(2, 9))
     if number.isdigit() and rng.random() < _NEAR:
-        step = 10 ** len(re.search(r"0*$", number)[0])
+        step = 10 ** len(number) - len(number.rstrip("0"))
         near = rng.randint(int(number) // 2, 2 * int(number)) // step * step
         near -= near % 5 if number[-1] == "5" and rng.random() < 0.8 else 0
         if len(str(near)) == len(number):
             return str(near)
     whole, point, part = number.partition(".")
-    ending = re.search(r"[059]*$", whole[1:])[0]
+    ending = whole[1 + len(whole[1:].rstrip("059")) :]
     year = number.isdigit() and len(number) == 4 and whole[0] == "1"
     made = whole[0] if whole[0] == "0" or year else rng.choice("123456789")
     made += "".join(rng.choices(string.digits, k=len(whole) - len(ending) - 1))
@@ -65,10 +64,7 @@ def others(
             made = sorted((_like(n, numbers[n], rng) for n in group), key=value)
             new.update(zip(group, made, strict=True))
         values = {value(number) for number in new.values()}
-        fits = all(
-            numbers[old] is None or 2 <= value(number) <= numbers[old]
-            for old, number in new.items()
-        )
+        fits = all(most is None or 2 <= value(new[old]) <= most for old, most in numbers.items())
         ordered = [value(new[number]) for number in sorted(numbers, key=value)]
         if fits and ordered == sorted(ordered) and len(values) == len(new) and not values & taken:
             return new

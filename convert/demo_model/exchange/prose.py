@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 
 from . import coining, numbers
 from .finding import Found, Span
@@ -45,7 +46,7 @@ def new_values(found: Found, rng: random.Random) -> New:
         if kind in ("number", "number_word", "clock", "weekday", "month"):
             continue
         for name in names:
-            word = _unused(lambda kind=kind, name=name: _word(kind, name, found, rng), taken)
+            word = _unused(partial(_word, kind, name, found, rng), taken)
             if word is not None:
                 new[kind, name] = word
                 taken |= {part.lower() for part in word.split()}

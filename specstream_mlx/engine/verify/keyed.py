@@ -45,6 +45,11 @@ class KeyedRule(VerifyRule):
         self._drafts_coupling = Coupling(self.strengths, steps=0)
         self._vocab_size = 0
 
+    def _log_probs(self, logits: mx.array, coins: mx.array | None) -> mx.array:
+        """Return the sampler's log-probabilities; only of a rule that ``needs_probabilities``."""
+        assert self._sampling is not None
+        return self._sampling.log_probs(logits, coins)
+
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         self._vocab_size = logits.shape[-1]
         return super().processed(tree, kept, logits)

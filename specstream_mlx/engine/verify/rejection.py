@@ -37,7 +37,8 @@ class RejectionRule(KeyedRule):
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         if len(tree) == 1:
             return self._token(logits)
-        target = mx.exp(self._sampling.log_probs(logits, self._coins(tree, kept)))
+        target = mx.exp(self._log_probs(logits, self._coins(tree, kept)))
+        assert self._drafter is not None  # it drew this tree
         # The stream that a node's children were drawn from; for leaves any will do.
         stream = np.minimum(tree.depths, self._drafter.shape[0] - 1)
         drafter = self._drafter[mx.array(stream)]
@@ -51,7 +52,7 @@ class RejectionRule(KeyedRule):
             logits[:, ask.ids] = ask.logits
         places, count = self._stream_places(ask)
         coins = self._noise.coins(self._position, count)[places]
-        log_probs = self._sampling.log_probs(logits, coins)
+        log_probs = self._log_probs(logits, coins)
         self._drafter = mx.exp(log_probs)
         return drawn_candidates(log_probs, ask.width, self._noise.key(self._position, "draft"))
 
@@ -85,9 +86,8 @@ def recursive_rejection(
     Returns:
         (rows,) int32.
     """
-    keys = [None] * (drafts.shape[1] + 1)
-    if key is not None:
-        keys = mx.random.split(key, len(keys))
+    count = drafts.shape[1] + 1
+    keys = [None] * count if key is None else list(mx.random.split(key, count))
     chosen = mx.full(drafts.shape[:1], -1, mx.int32)
     vocabulary = mx.arange(target.shape[-1])[None]
     for rank in range(drafts.shape[1]):

@@ -26,7 +26,7 @@ class TypicalRule(KeyedRule):
     def _last(
         self, tree: DraftTree, nodes: TreeNodes, logits: mx.array, predictions: mx.array
     ) -> mx.array:
-        log_probs = self._sampling.log_probs(logits, self._coins(tree, nodes.kept))
+        log_probs = self._log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
     def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
