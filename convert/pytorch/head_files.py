@@ -91,8 +91,10 @@ def _config(network: nn.Module, base_model: str) -> dict[str, Any]:
         }
     assert isinstance(network, Eagle)
     config = network.config
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    names += ("head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings")
+    names = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings"),
+    )
     return {
         "model_type": "llama",
         "base_model_name_or_path": base_model,

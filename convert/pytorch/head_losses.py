@@ -123,7 +123,7 @@ def _cross_entropy(
             tokens are all.
     """
     softcap, (weight, bias) = drafted.base.softcap, head
-    shared = drafted.shared() if teacher is not None else None
+    shared = (weight, bias) if teacher is None else drafted.shared()
 
     def of_slice(rows: Tensor, wanted: Tensor, teacher: Tensor | None) -> Tensor:
         logits = softcapped(F.linear(rows, weight, bias).float(), softcap)

@@ -60,7 +60,6 @@ class HeadSettings(RunSettings):
     learning_rate: float | None = option(
         None, POSITIVE, "Peak of the learning rate. Default: 1e-3 medusa, 5e-4 hydra, 1e-4 eagle."
     )
-    max_grad_norm: float = option(1.0, POSITIVE, "Norm that gradients are clipped to.")
     prompt_template: str | None = option(
         None, TEXT, "Text around every prompt, with {text} in its place."
     )

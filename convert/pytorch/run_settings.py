@@ -12,10 +12,7 @@ from specstream_mlx.train.stream_settings import Resumable
 
 @dataclass
 class RunSettings(Resumable):
-    """The settings of a training run: on which base and data, and for how long.
-
-    A run has ``max_grad_norm`` too, which its own settings say.
-    """
+    """The settings of a training run: on which base and data, and for how long."""
 
     FREE_TO_CHANGE: ClassVar[set[str]] = {
         *("output", "valid_data", "time_limit", "log_every", "save_every", "resume")
@@ -30,6 +27,7 @@ class RunSettings(Resumable):
         None, PATH, "Held-out JSONL; measures the accuracy at the end."
     )
     weight_decay: float = option(0.0, number(0), "AdamW's weight decay.")
+    max_grad_norm: float = option(1.0, POSITIVE, "Norm that gradients are clipped to.")
     batch_size: int = option(32, integer(1), "Items per step.")
     iters: int | None = option(None, integer(1), "Number of steps.")
     epochs: float | None = option(

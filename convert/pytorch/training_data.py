@@ -116,7 +116,7 @@ def load_items(
         )
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {settings.model} has no end token")
-    sets = []
+    sets: list[list[Item]] = []
     for path in (settings.data, settings.valid_data):
         if path is None:
             sets.append([])

@@ -18,6 +18,7 @@ from specstream_mlx.config import UserError
 from specstream_mlx.staging import append
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.items import Batches, Item
+from specstream_mlx.train.stream_settings import warm_up_updates
 
 from .checkpoint import Checkpoint
 from .losses import Batch
@@ -31,9 +32,6 @@ LossOf = Callable[[list[Item], Batch], tuple[Tensor, dict[str, Any]]]
 """Function of items and their batch: a loss to call ``backward`` on, and further figures to log."""
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
-
-_WARM_UP = 0.03
-"""The share of the steps in which the learning rate rises."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def run_steps(
         for drawn in batches.from_step(step):
             if (fraction := done()) >= 1:
                 break
-            factor = min(1.0, (step + 1) / _warm_up_steps(iters)) * (1 - fraction)
+            factor = min(1.0, (step + 1) / warm_up_updates(iters)) * (1 - fraction)
             for group, rate in zip(optimizer.param_groups, trained.rates, strict=True):
                 group["lr"] = rate * factor
             with autocast(settings, device):
@@ -184,10 +182,6 @@ def run_steps(
 def log_held_out(settings: RunSettings, step: int, accuracy: Mapping[str, Any]) -> None:
     """Add the accuracy on held-out text to a run's log."""
     append(settings.output / LOG, json.dumps({"step": step, "held_out": accuracy}) + "\n")
-
-
-def _warm_up_steps(iters: int | None) -> int:
-    return max(1, round(_WARM_UP * iters)) if iters else 20
 
 
 def _keep_freed_memory() -> None:

@@ -284,6 +284,7 @@ class BorrowedModel:
         """Return a function like ``bare_head`` that scores tokens (n,) alone; ``None``: all."""
         if tokens is None:
             return self.bare_head
+        assert self._bare_top is not None
         top, holder, name = _with_head_to_replace(self._bare_top, self._owner)
         holder[name] = rows_of(holder[name], tokens)
         return partial(self._through, top)

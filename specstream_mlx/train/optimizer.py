@@ -11,6 +11,7 @@ from mlx_lm.tuner.utils import build_schedule
 from ..checked_files import reason
 from ..config import UserError, shown
 from .parameters import Parameters, is_of_streams
+from .stream_settings import warm_up_updates
 
 Schedule = Callable[[mx.array], mx.array]
 """From the number of updates done to a learning rate."""
@@ -25,9 +26,9 @@ KINDS: dict[str, Any] = {
 """mlx_lm's names."""
 
 
-def warm_up_and_fall(peak: float, updates: int, warm_up: float = 0.03) -> Schedule:
-    """Make a schedule that falls linearly to 0, and rises over a first share of the updates."""
-    first = max(1, round(warm_up * updates))
+def warm_up_and_fall(peak: float, updates: int) -> Schedule:
+    """Make a schedule that falls linearly to 0, and rises over the first updates."""
+    first = warm_up_updates(updates)
 
     def rate(step: mx.array) -> mx.array:
         step = step.astype(mx.float32)

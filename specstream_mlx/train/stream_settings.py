@@ -41,6 +41,11 @@ class LearningRates:
     embeddings: float
 
 
+def warm_up_updates(updates: int | None) -> int:
+    """Return in how many updates of a run the rates rise; ``None``: a time limit ends it."""
+    return 20 if updates is None else max(1, round(0.03 * updates))
+
+
 class Resumable:
     """Settings of a run that may be continued: a dataclass."""
 
