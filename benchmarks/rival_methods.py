@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError
+from specstream_mlx.drafting.answers import Answers
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import Drafters
@@ -48,7 +49,7 @@ class Method:
 
     def by_worth(self) -> Drafts | ByWorth:
         """How it drafts where the rule decides how much, at a pace of its own."""
-        return ByWorth(self.name, self.drafters, self.guesses) if self.drafts else ONE_TOKEN
+        return ByWorth(self.drafters, self.guesses) if self.drafts else ONE_TOKEN
 
     def in_trees(self, nodes: int) -> InTrees:
         """How it drafts trees of so many nodes, its likeliest ones."""
@@ -216,7 +217,7 @@ def _bytes_a_token(name: str, given: Drafters, model: SpeculativeModel) -> float
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        material = Material(tokens[:1], given, model, store="sizes")
+        material = Material(tokens[:1], given, model, answers=Answers())
         [proposal] = proposals_of([name], material)
         proposal.accept(tokens[1:])
         after, _ = tracemalloc.get_traced_memory()

@@ -34,7 +34,6 @@ from typing import Any
 from specstream_mlx import SpeculativeModel, bundled, demonstration, keyed_sampler
 from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
-from specstream_mlx.drafting.suffix import forget_answers
 from specstream_mlx.loading import load_draft_model
 
 from .outside import LLAMA, LLAMA_LOOKUP, llama_ways
@@ -496,7 +495,6 @@ def compare(
         for temperature in asked.temperatures:
             for some in _together(own):
                 entries = contest.entries(mounted, adapter, temperature, some[0].nodes)
-                forget_answers()
                 if some[0].prompts is None:
                     answered = _answered(contest, mounted, some, entries, notes)
                     if answers is not None:

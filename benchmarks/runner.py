@@ -27,6 +27,7 @@ from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.drafting import Drafting
+from specstream_mlx.drafting.answers import Answers
 from specstream_mlx.drafting.auto import AutoDrafting, Pace, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
@@ -80,15 +81,15 @@ LOOKUP_ALONE: Alone = "lookup alone"
 
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step, by some drafters, at a pace of their own.
+    """Drafts as is worth most, step by step, by some drafters.
+
+    A way that is made of it has a pace and earlier answers of its own.
 
     Attributes:
-        name: of the method; what it keeps of earlier texts is its own.
         drafters: who drafts beside the streams.
         streams: whether mounted streams draft too; lossless ones may be left out.
     """
 
-    name: str
     drafters: Drafters
     streams: bool = True
 
@@ -107,8 +108,8 @@ class InTrees:
 
 
 _ALONE = {
-    STREAMS_ALONE: ByWorth(STREAMS_ALONE, Drafters(drafter=["none"])),
-    LOOKUP_ALONE: ByWorth(LOOKUP_ALONE, USUAL, streams=False),
+    STREAMS_ALONE: ByWorth(Drafters(drafter=["none"])),
+    LOOKUP_ALONE: ByWorth(USUAL, streams=False),
 }
 
 _GROUP = 64
@@ -316,7 +317,7 @@ class Mounted:
         pace: Pace | None = None
         if isinstance(drafts, ByWorth):  # what its drafts are worth is its own
             used = self.model.guessing if drafts.streams else None
-            pace = new_pace(pace_of(self.model).costs, used)
+            pace, answers = new_pace(pace_of(self.model).costs, used), Answers()
 
         def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Drafting:
             if drafts is None:
@@ -326,7 +327,7 @@ class Mounted:
             if isinstance(drafts, InTrees):
                 return fixed_drafting(drafts.settings, self.model, prompt, rule, drafts.name)
             who = drafts.drafters
-            material = Material(prompt, who, self.model, rule, store=drafts.name)
+            material = Material(prompt, who, self.model, rule, answers=answers)
             proposals = proposals_of(who.drafters, material)
             return AutoDrafting(pace, used, self.model.config["vocab_size"], proposals)
 

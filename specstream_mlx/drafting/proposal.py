@@ -12,6 +12,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from . import constants
+from .answers import Answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Material:
         rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
         width: candidates of each guess.
         nodes: nodes of a tree at most, besides the root.
-        store: name of the store of what outlives texts; texts with another one do not see it.
+        answers: earlier answers, to which this one is added; ``None``: the process's of the model.
     """
 
     prompt: Sequence[int]
@@ -34,7 +35,7 @@ class Material:
     rule: VerifyRule | None = None
     width: int = constants.WIDTH
     nodes: int = constants.MOST_NODES - 1
-    store: str = ""
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,59 +7,31 @@ times how often guesses behind matches of that length were right in this text ov
 were expected to be.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from ..engine.guesses import Guesses, Path
+from .answers import Answers, answers_of
 from .hit_rates import HitShares
 from .proposal import Material, Proposal
 from .suffix_automaton import Match, SuffixAutomaton
 
-_MOST_TOKENS = 100_000  # of earlier answers; a token takes some 600 bytes
 _MOST_DEPTH = 32
 _FACTOR = 2  # tokens to draft for each one that matches, as ArcticInference's max_spec_factor
 _WIDTH = 4
 _BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged together
-_BETWEEN_TEXTS = -1
-
-
-class _Answers:
-    """The answers that the process has written with one vocabulary."""
-
-    def __init__(self) -> None:
-        self.automaton, self._tokens = SuffixAutomaton(), 0
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Add an answer; when there are too many, begin anew."""
-        if not tokens:
-            return
-        if self._tokens + len(tokens) > _MOST_TOKENS:
-            self.automaton, self._tokens = SuffixAutomaton(), 0
-        self.automaton.extend((_BETWEEN_TEXTS, *tokens[:_MOST_TOKENS]))
-        self._tokens += len(tokens)
-
-
-_ANSWERS: dict[Hashable, _Answers] = {}
-
-
-def forget_answers() -> None:
-    """Forget all earlier answers."""
-    _ANSWERS.clear()
 
 
 class Suffix(Proposal):
     """The suffix automata of one text.
 
     Args:
-        material: see there; without a model, earlier answers are nobody's.
-        answers: earlier answers, to which this one is added; ``None``: those of the model.
+        material: see there; without a model or answers there are no earlier ones.
     """
 
-    def __init__(self, material: Material, answers: _Answers | None = None):
-        self._own = SuffixAutomaton()
+    def __init__(self, material: Material):
+        self._own, model, answers = SuffixAutomaton(), material.model, material.answers
         if answers is None:
-            model = material.model
-            key = model and (model.path, material.store)
-            answers = _ANSWERS.setdefault(key, _Answers()) if key else _Answers()
+            answers = Answers() if model is None else answers_of(model)
         self._answers, self._written = answers, list[int]()
         self._matches = Match(self._own), Match(answers.automaton)
         self._hits: HitShares[int] = HitShares()

@@ -2,18 +2,20 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from specstream_mlx.drafting.answers import Answers, answers_of
 from specstream_mlx.drafting.pld import PromptLookup
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.settings import Drafters
-from specstream_mlx.drafting.suffix import Suffix, _Answers
+from specstream_mlx.drafting.suffix import Suffix
 from specstream_mlx.drafting.suffix_automaton import Match, SuffixAutomaton
 
 
-def material(prompt):
-    return Material(prompt, Drafters())
+def material(prompt, **more):
+    return Material(prompt, Drafters(), **more)
 
 
 def repetitive(rng, count):
@@ -111,7 +113,7 @@ def test_a_match_is_the_longest_end_that_occurs_and_counts_what_followed(seed):
 
 
 def test_suffix_follows_the_longest_match_and_shares_by_frequency():
-    drafter = Suffix(material([1, 2, 3, 1, 2, 4, 1, 2, 4, 9, 1, 2]), _Answers())
+    drafter = Suffix(material([1, 2, 3, 1, 2, 4, 1, 2, 4, 9, 1, 2]))
     guesses = drafter.children(())
     assert [token for token, _ in guesses] == [4, 3]
     assert guesses[0][1] - guesses[1][1] == pytest.approx(math.log(2))
@@ -121,11 +123,11 @@ def test_suffix_follows_the_longest_match_and_shares_by_frequency():
 
 
 def test_suffix_knows_earlier_answers_and_drafts_further_behind_longer_matches():
-    answers, answer = _Answers(), list(range(10, 40))
-    first = Suffix(material([1]), answers)
+    answers, answer = Answers(), list(range(10, 40))
+    first = Suffix(material([1], answers=answers))
     first.accept(answer)
     first.finish()
-    second = Suffix(material([2]), answers)
+    second = Suffix(material([2], answers=answers))
     second.accept(answer[:2])
     short = likeliest_path(second)
     assert short == tuple(answer[2 : 2 + len(short)])
@@ -133,11 +135,19 @@ def test_suffix_knows_earlier_answers_and_drafts_further_behind_longer_matches()
     long = likeliest_path(second)
     assert long == tuple(answer[8 : 8 + len(long)])
     assert len(long) > len(short) > 0
-    assert likeliest_path(Suffix(material([2, *answer[:2]]), _Answers())) == ()
+    assert likeliest_path(Suffix(material([2, *answer[:2]]))) == ()
+
+
+def test_answers_are_kept_of_the_models_used_last():
+    first, second, third = (SimpleNamespace(path=name) for name in ("a", "b", "c"))
+    kept, dropped = answers_of(first), answers_of(second)
+    assert kept is not dropped and answers_of(first) is kept
+    answers_of(third)
+    assert answers_of(first) is kept and answers_of(second) is not dropped
 
 
 def test_suffix_that_is_wrong_is_doubted():
-    drafter = Suffix(material([1, 2, 3, 4, 1, 2]), _Answers())
+    drafter = Suffix(material([1, 2, 3, 4, 1, 2]))
     before = dict(drafter.children(()))[3]
     for token in range(50, 80):
         drafter.accept([3, 4, 1, token, 1, 2])
