@@ -13,7 +13,8 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.loading import SpeculativeModel, load
+from specstream_mlx.loading import load
+from specstream_mlx.models.streams import ConditionedHead
 
 from .pytorch.load import load_adapter, load_base, mount_lora
 
@@ -22,6 +23,23 @@ BOUND = 1e-4
 
 Progress = Callable[[int, int], None]
 """Told how many of the two programs have run, and that there are two."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The directories of a base and its adapter, as PyTorch reads them and as MLX does.
+
+    Attributes:
+        torch_base: Hugging Face directory.
+        torch_adapter: PyTorch-side adapter or PEFT directory.
+        mlx_base: the base in MLX format, not quantized.
+        mlx_adapter: the converted adapter.
+    """
+
+    torch_base: Path
+    torch_adapter: Path
+    mlx_base: Path
+    mlx_adapter: Path
 
 
 @dataclass(frozen=True)
@@ -46,10 +64,7 @@ def _difference(name: str, expected: torch.Tensor, found: mx.array) -> Differenc
 
 
 def layer_differences(
-    torch_base: Path,
-    torch_adapter: Path,
-    mlx_base: Path,
-    mlx_adapter: Path,
+    converted: Converted,
     tokens: Sequence[int],
     prompt_length: int,
     progress: Progress = lambda done, total: None,
@@ -62,10 +77,7 @@ def layer_differences(
     tokens of the chain.
 
     Args:
-        torch_base: Hugging Face directory.
-        torch_adapter: PyTorch-side adapter directory with streams.
-        mlx_base: the base in MLX format, not quantized.
-        mlx_adapter: the converted adapter.
+        converted: base and adapter, which has streams.
         tokens: prompt and completion.
         prompt_length: tokens of the prompt, at least 1.
         progress: called before and between the two.
@@ -74,7 +86,7 @@ def layer_differences(
         UserError: a directory cannot be read.
     """
     progress(0, 2)
-    reference = load_adapter(torch_base, torch_adapter)
+    reference = load_adapter(converted.torch_base, converted.torch_adapter)
     with torch.no_grad():
         expected = reference.forward(
             torch.tensor([list(tokens)]),
@@ -87,7 +99,9 @@ def layer_differences(
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
     progress(1, 2)
-    model, _ = load(mlx_base, adapter_path=mlx_adapter)
+    model, _ = load(converted.mlx_base, adapter_path=converted.mlx_adapter)
+    assert model.streams is not None
+    config, head = model.streams.config, model.streams.head
     seen: dict[int, tuple[mx.array, mx.array]] = {}
 
     def observe(number: int, hidden: mx.array, output: mx.array) -> None:
@@ -97,13 +111,13 @@ def layer_differences(
     decoder = Decoder(model.model, model.streams, caches, observe=observe, shortlists=False)
     start = prompt_length - 1
     if start:
-        decoder.prefill(mx.array(tokens[:start]))
+        decoder.prefill(mx.array(list(tokens[:start])))
     chain = np.arange(len(tokens) - start, dtype=np.int32)
     tree = DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain)
-    plan = Plan(tree, "beside", streams=model.streams.config.num_streams, width=1)
+    plan = Plan(tree, "beside", streams=config.num_streams, width=1)
     [result] = decoder.step([plan], [VerifyRule()])
 
-    nodes, first = len(chain), model.streams.config.first_msa_layer
+    nodes, first = len(chain), config.first_msa_layer
     differences = []
     for number, (_, output) in sorted(seen.items()):
         main = expected.trunk.main_layers[number][0, start:]
@@ -112,13 +126,16 @@ def layer_differences(
             streams = expected.trunk.stream_layers[number - first + 1][0]
             found = output[nodes:].reshape(streams.shape)
             differences.append(_difference(f"layer {number} streams", streams, found))
+    guessed = result.streams
+    assert result.logits is not None and guessed is not None
     differences.append(_difference("logits", expected.main_logits[0, start:], result.logits))
-    if model.streams.head is None:
-        wanted, found = expected.stream_logits[0, result.last.item()], result.streams.logits
+    if head is None:
+        assert guessed.logits is not None
+        wanted, found = expected.stream_logits[0, int(np.array(result.last))], guessed.logits
     else:
         wanted = expected.stream_logits[0]
         features = seen[max(seen)][1][nodes:].reshape(*wanted.shape[:2], -1)
-        found = _conditioned_logits(model, decoder, features, tokens[start:])
+        found = _conditioned_logits(head, decoder, features, tokens[start:])
         found = found.reshape(*wanted.shape[:2], -1)
     if model.streams.vocabulary is not None:
         wanted = wanted[..., torch.tensor(np.array(model.streams.vocabulary))]
@@ -130,38 +147,30 @@ def layer_differences(
 
 
 def _conditioned_logits(
-    model: SpeculativeModel, decoder: Decoder, features: mx.array, tokens: Sequence[int]
+    head: ConditionedHead, decoder: Decoder, features: mx.array, tokens: Sequence[int]
 ) -> mx.array:
     """The logits (1, nodes * gamma, vocab) of a conditioned head on the tokens before.
 
     Args:
-        model: whose streams have such a head.
-        decoder: of that model.
+        head: of the streams.
+        decoder: of their model.
         features: (nodes, gamma, h) of the streams beside a chain.
         tokens: of the chain; behind its end the last one stands for all.
     """
     nodes, gamma, _ = features.shape
     places = mx.arange(nodes)[:, None] + mx.arange(1, gamma + 1)
-    before = mx.array(tokens)[mx.minimum(places, nodes - 1)]
-    rows = model.streams.head(features, decoder.model.embed(before))
+    before = mx.array(list(tokens))[mx.minimum(places, nodes - 1)]
+    rows = head(features, decoder.model.embed(before))
     return decoder.model.stream_head(rows.reshape(1, nodes * gamma, -1))
 
 
 def plain_differences(
-    torch_base: Path,
-    torch_adapter: Path,
-    mlx_base: Path,
-    mlx_adapter: Path,
-    tokens: Sequence[int],
-    progress: Progress = lambda done, total: None,
+    converted: Converted, tokens: Sequence[int], progress: Progress = lambda done, total: None
 ) -> list[Difference]:
     """Compare the logits of a PEFT adapter without streams after every token.
 
     Args:
-        torch_base: Hugging Face directory.
-        torch_adapter: PEFT directory.
-        mlx_base: the base in MLX format, not quantized.
-        mlx_adapter: the converted adapter.
+        converted: base and adapter.
         tokens: any text.
         progress: called before and between the two.
 
@@ -169,9 +178,10 @@ def plain_differences(
         UserError: a directory cannot be read.
     """
     progress(0, 2)
-    reference = mount_lora(load_base(torch_base), torch_adapter).eval()
+    base = load_base(converted.torch_base)
+    reference = mount_lora(base, converted.torch_adapter).eval()
     with torch.no_grad():
         expected = reference(torch.tensor([list(tokens)])).logits[0]
     progress(1, 2)
-    model, _ = load(mlx_base, adapter_path=mlx_adapter)
+    model, _ = load(converted.mlx_base, adapter_path=converted.mlx_adapter)
     return [_difference("logits", expected, model.model(mx.array([list(tokens)]))[0])]

@@ -16,28 +16,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
-
-import typer
 
 from specstream_mlx import UserError, demonstration
 from specstream_mlx.drafting.cost import StepCosts
 from specstream_mlx.drafting.pace import pace_of
 from specstream_mlx.stream_config import StreamConfig
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..report import (
-    RESULTS,
-    Output,
+    OUTPUT,
     machine_suffix,
     measured_on,
     table,
     write_report,
     write_text,
 )
-from ..runner import Base, measure_costs
-from ..texts import INSTRUCTIONS, MODES, PROSE, Items, MostTokens, Texts, adapter_of
+from ..runner import Base, measure_costs, streams_of
+from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, most_tokens, texts_a_task
 from .drafting_rule import Recording, record, simulate
 
 DELAYS = 0.0, 0.05, 0.2, 0.5, 1.0
@@ -140,8 +138,9 @@ def plot(rows: Sequence[Mapping[str, float]]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-@one_line_errors
-def main(items: Items = 2, max_tokens: MostTokens = 64, output: Output = RESULTS) -> None:
+def main(
+    items: int = texts_a_task(2), max_tokens: int = most_tokens(64), output: Path = OUTPUT
+) -> None:
     """Simulate plain decoding and drafts with a delay in each reduction."""
     base = Base(demonstration.base_path(), max_tokens, fastest_baseline=False)
     texts: dict[str, list[Recording]] = {mode: [] for mode in MODES}
@@ -154,7 +153,7 @@ def main(items: Items = 2, max_tokens: MostTokens = 64, output: Output = RESULTS
         chosen = Texts("dev", items).of_task(model, base.tokenizer, name)
         prompts = [text.prompt for text in chosen]
         if mode not in costs:
-            costs[mode], streams[mode] = pace_of(model).costs, model.streams.config
+            costs[mode], streams[mode] = pace_of(model).costs, streams_of(model).config
             if costs[mode].curve.busy:
                 costs[mode].forget()
             measure_costs(mounted, prompts)
@@ -189,4 +188,4 @@ def main(items: Items = 2, max_tokens: MostTokens = 64, output: Output = RESULTS
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    program(main)()

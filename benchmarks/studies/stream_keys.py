@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled, demonstration, load
@@ -37,6 +36,7 @@ from specstream_mlx.terminal.progress import track
 
 from ..random_llama import random_llama, untrained_streams
 from ..report import OUTPUT, machine_suffix, measured_on, table, write_report
+from ..runner import streams_of
 from ..step_cost import check_both
 from ..texts import INSTRUCTIONS, TextSet, task_items
 from ..timed_steps import filled_caches, step_milliseconds
@@ -51,9 +51,9 @@ _TEXTS = 64
 
 def with_keys(model: SpeculativeModel, keys: int) -> SpeculativeModel:
     """The model with the same streams, attending to so many keys; 0: all."""
-    config = replace(model.streams.config, stream_keys=keys)
-    streams = Streams(config)
-    streams.load_weights(tree_flatten(model.streams.parameters()))
+    trained = streams_of(model)
+    streams = Streams(replace(trained.config, stream_keys=keys))
+    streams.update(trained.parameters())
     return SpeculativeModel(model.model, model.config, model.path, streams=streams)
 
 
@@ -154,14 +154,14 @@ def replayed(text: Recording, streams: int) -> tuple[int, int, list[int], list[i
 
 
 def quality(
-    model: SpeculativeModel, prompts: Sequence[Sequence[int]], max_tokens: int, ends: set[int]
+    model: SpeculativeModel, prompts: Sequence[Sequence[int]], max_tokens: int, ends: list[int]
 ) -> dict[str, Any]:
     """Accepted length of a chain, and how often each stream is right, over all prompts.
 
     Raises:
         UserError: no text is long enough.
     """
-    streams = model.streams.config.num_streams
+    streams = streams_of(model).config.num_streams
     texts = [replayed(record(model, one, max_tokens, ends), streams) for one in prompts]
     tokens, calls = (sum(column) for column in list(zip(*texts, strict=True))[:2])
     if not calls:
@@ -259,7 +259,9 @@ def main(
     if base.streams is None or base.mode != "lossless":
         raise UserError(f"{streams_path} has no lossless streams, expected some that only draft")
     limit = base.config.get("max_position_embeddings") or 0
-    rows = [{"context": context, "times": {}, "quality": {}} for context in chosen]
+    rows: list[dict[str, Any]] = [
+        {"context": context, "times": {}, "quality": {}} for context in chosen
+    ]
     for row in track([row for row in rows if row["context"] <= limit], "quality"):
         length = row["context"] - max_tokens
         prompts = [
@@ -268,15 +270,14 @@ def main(
             for prompt in long_prompts(tokenizer, texts, task, length, items)
         ]
         for kind, count in (("all", 0), ("few", keys)) if prompts else ():
-            ends = set(tokenizer.eos_token_ids)
+            ends = list(tokenizer.eos_token_ids)
             row["quality"][kind] = quality(with_keys(base, count), prompts, max_tokens, ends)
     for layers in MSA_LAYERS if timing else ():
         model = random_model(layers)
         for row in track(rows, f"steps, {layers} MSA layers"):
             row["times"][str(layers)] = milliseconds(model, row["context"], keys, runs)
-    facts = device.describe()
-    facts |= {"keys": keys, "items": items, "max_tokens": max_tokens}
-    facts |= {"streams": streams_path.name, "texts": texts}
+    facts: dict[str, Any] = device.describe() | {"keys": keys, "items": items}
+    facts |= {"max_tokens": max_tokens, "streams": streams_path.name, "texts": texts}
     summary = {"facts": facts, "rows": rows}
     name = f"stream-keys-{machine_suffix(facts)}"
     print(write_report(output, name, summary, markdown(rows, facts)))

@@ -15,7 +15,10 @@ import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import (
+    Annotated,
+    Any,
+)
 
 import mlx.core as mx
 import typer
@@ -39,9 +42,9 @@ STREAMS, SHARED, BASE = "streams", "shared", "base"
 PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
-STREAM_RANKS = {"stream_init_rank": 256, "stream_head_rank": 192}
+STREAM_RANKS: dict[str, Any] = {"stream_init_rank": 256, "stream_head_rank": 192}
 """Of the lossless streams, which may take 1.5 MB."""
-TASK_RANKS = {"lora_rank": 4, "stream_init_rank": 64, "stream_head_rank": 64}
+TASK_RANKS: dict[str, Any] = {"lora_rank": 4, "stream_init_rank": 64, "stream_head_rank": 64}
 """Of an adapter, which may take 3 MiB."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
@@ -55,7 +58,8 @@ TYPED_TOGETHER, TYPED_ALONE = 12, 32
 def write_expanded(target: Path) -> None:
     """Write the demonstration model's base with its quantized values in float32."""
     base = demonstration.base_path()
-    model, tokenizer, config = load(str(base), return_config=True)
+    model, tokenizer, *others = load(str(base), return_config=True)
+    (config,) = others
     model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
     model = dequantize_model(model)
     plain = {name: value for name, value in config.items() if "quantization" not in name}
@@ -127,7 +131,7 @@ def settings_of(part: str, options: MakingOptions) -> TrainSettings:
     """
     work, start, one_task = options.work, options.start, part in tasks.TASKS
     mode = "lossless" if part == STREAMS else "shared"
-    common = {
+    common: dict[str, Any] = {
         "model": work / "expanded",
         "output": work / part,
         "mode": mode,

@@ -308,7 +308,7 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
     from rich.table import Table
 
     from specstream_mlx.adapters.torch_files import STREAM_CONFIG
-    from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
+    from specstream_mlx.convert.parity import BOUND, Converted, layer_differences, plain_differences
     from specstream_mlx.convert.to_mlx.adapter import adapter_name
     from specstream_mlx.convert.to_mlx.base import convert_base
 
@@ -318,13 +318,13 @@ def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[i
         base = Path(scratch) / "base"
         with progress("Converting the base to float32") as show:
             convert_base(model, base, dtype="float32", progress=show)
-        paths = model, adapter, base, converted
+        both = Converted(model, adapter, base, converted)
         with progress("Comparing with PyTorch") as show:
             if (adapter / STREAM_CONFIG).exists():
                 compared = _compared_on(model, adapter, tokens)
-                differences = layer_differences(*paths, *compared, show)
+                differences = layer_differences(both, *compared, show)
             else:
-                differences = plain_differences(*paths, tokens, show)
+                differences = plain_differences(both, tokens, show)
     title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"
     table = Table("compared", "largest difference", "relative", title=title)
     for difference in differences:

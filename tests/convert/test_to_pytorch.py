@@ -69,7 +69,9 @@ def test_pytorch_computes_what_mlx_does(mode, bases, tmp_path):
     hf, mlx = bases
     adapter = adapter_directory(mlx, tmp_path / "adapter", mode)
     convert_to_pytorch(adapter, mlx, tmp_path / "torch")
-    found = parity.layer_differences(hf, tmp_path / "torch", mlx, adapter, TOKENS, 5)
+    found = parity.layer_differences(
+        parity.Converted(hf, tmp_path / "torch", mlx, adapter), TOKENS, 5
+    )
     assert max(difference.relative for difference in found) <= parity.BOUND
     assert load_adapter(hf, tmp_path / "torch").config.mode == mode
     if mode == "shared":  # PEFT's own loader reads it too

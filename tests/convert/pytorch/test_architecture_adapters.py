@@ -15,7 +15,7 @@ from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from peft import LoraConfig, get_peft_model
 from random_models import paired, random_prompt, take
-from specstream_mlx.convert.parity import BOUND, layer_differences, plain_differences
+from specstream_mlx.convert.parity import BOUND, Converted, layer_differences, plain_differences
 from specstream_mlx.convert.pytorch import backbone, reference
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.backbone import linear_layers
@@ -124,7 +124,8 @@ def differences(case, mode, tmp_path, tokens=TOKENS, prompt_length=21, **streams
         made.streams.vocabulary = torch.randperm(model.config.vocab_size)[:count].int()
     write_adapter(made, tmp_path / "torch")
     convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")
-    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", tokens, prompt_length)
+    both = Converted(hf, tmp_path / "torch", base, tmp_path / "mlx")
+    found = layer_differences(both, tokens, prompt_length)
     return {difference.name: difference.relative for difference in found}
 
 
@@ -238,7 +239,8 @@ def test_longrope_takes_its_long_factors_for_short_texts_too(tmp_path):
     assert not {name: value for name, value in found.items() if not value <= BOUND}
     peft_directory(hf, tmp_path / "peft", target_modules=["qkv_proj"])
     convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
-    (difference,) = plain_differences(hf, tmp_path / "peft", base, tmp_path / "out", SHORT)
+    both = Converted(hf, tmp_path / "peft", base, tmp_path / "out")
+    (difference,) = plain_differences(both, SHORT)
     assert difference.relative <= BOUND
     assert not close(pair(case).logits(SHORT), torch_logits(load_base(hf), SHORT))
 

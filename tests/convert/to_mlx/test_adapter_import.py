@@ -10,7 +10,7 @@ import torch
 from command_line import run
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from specstream_mlx.convert.parity import BOUND, layer_differences
+from specstream_mlx.convert.parity import BOUND, Converted, layer_differences
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
@@ -135,7 +135,8 @@ def test_streams_beside_any_lora(variant, hf, mlx, tmp_path):
     lora = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, **VARIANTS[variant]}))
     write_adapter(tiny_model("shared", base=lora, lora=False), tmp_path / "shared")
     convert_adapter(tmp_path / "shared", hf, tmp_path / "out")
-    differences = layer_differences(hf, tmp_path / "shared", mlx, tmp_path / "out", TOKENS, 5)
+    both = Converted(hf, tmp_path / "shared", mlx, tmp_path / "out")
+    differences = layer_differences(both, TOKENS, 5)
     assert max(d.relative for d in differences) <= BOUND
 
 
