@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    cast,
+)
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,7 +34,7 @@ from mlx_lm.utils import dequantize_model
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.answers import Answers
-from specstream_mlx.drafting.auto import AutoDrafting, Pace, new_pace
+from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
@@ -192,14 +198,13 @@ class _Noted:
 
     def told(self, rule: type[VerifyRule]) -> type[VerifyRule]:
         """The same rule, which drafters of this text are told of when it is made."""
-        noted = self
 
-        class Told(rule):
-            def __init__(self, *given: Any):
-                super().__init__(*given)
-                noted._rule = self
+        def begin(made: VerifyRule, *given: Any) -> None:
+            rule.__init__(made, *given)
+            self._rule = made
 
-        return Told
+        told = type(f"Told{rule.__name__}", (rule,), {"__init__": begin})
+        return cast(type[VerifyRule], told)
 
     def first(self, root: int) -> Plan:
         self.drafting = self.make(self._rule)
@@ -314,7 +319,6 @@ class Mounted:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
         if isinstance(drafts, str):
             drafts = _ALONE[drafts]
-        pace: Pace | None = None
         if isinstance(drafts, ByWorth):  # what its drafts are worth is its own
             used = self.model.guessing if drafts.streams else None
             pace, answers = new_pace(pace_of(self.model).costs, used), Answers()
@@ -335,11 +339,14 @@ class Mounted:
             started = time.perf_counter()
             sampler = sampler_of and sampler_of(prompt)
             rule, noted = find_rule(verify, sampler), _Noted(partial(planned, prompt))
-            drawn = rule is RejectionRule  # which takes settings alone
+            settings: DraftSettings | _Noted = noted
+            if isinstance(drafts, DraftSettings) and rule is RejectionRule:
+                settings = drafts  # it takes nothing else
+            drawn = settings is drafts
             found = _timed(
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
-                    settings=drafts if drawn else noted, sampler=sampler,
+                    settings=settings, sampler=sampler,
                     verify=rule if drawn else noted.told(rule),
                 ),
                 started,
