@@ -347,3 +347,8 @@ def test_messages_without_a_chat_template(pair):
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="the tokenizer has no chat template, expected text or"):
         generate(pair[0], tokenizer, MESSAGES)
+
+
+def test_every_public_name_is_there():
+    for name in specstream_mlx.__all__:
+        assert getattr(specstream_mlx, name).__name__ == name

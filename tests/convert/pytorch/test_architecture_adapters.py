@@ -227,7 +227,8 @@ def test_a_forgotten_transpose_would_show(part, tmp_path):
     values = np.array(tensors[key])
     tensors[key] = mx.array(values.T.copy().reshape(values.shape))
     mx.save_safetensors(str(file), tensors)
-    found = layer_differences(hf, tmp_path / "torch", base, tmp_path / "mlx", TOKENS, 21)
+    both = Converted(hf, tmp_path / "torch", base, tmp_path / "mlx")
+    found = layer_differences(both, TOKENS, 21)
     assert max(difference.relative for difference in found) > 10 * BOUND
 
 
