@@ -104,7 +104,9 @@ class Subject:
         if self._bits:
             nn.quantize(base, group_size=64, bits=self._bits)
         path = bundled.streams_path() if adapter == "streams" else bundled.adapter_path(adapter)
-        return base, mount(base, read_adapter(path, base, self._config), None)
+        streams = mount(base, read_adapter(path, base, self._config), None)
+        assert streams is not None
+        return base, streams
 
     def prompts(self, adapter: str, texts: int) -> list[list[int]]:
         """Token ids of so many texts of an adapter's task, of all tasks for the streams."""
@@ -180,8 +182,8 @@ def compared(
         drawn: at temperature 1.
         max_tokens: of the text.
     """
-    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, drafter="lookup")
-    ways = {"sampler": keyed_sampler(1), "verify": WithoutNoise} if drawn else {}
+    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, drafter=["lookup"])
+    ways: dict[str, Any] = {"sampler": keyed_sampler(1), "verify": WithoutNoise} if drawn else {}
     request = Request(
         prompt, settings, max_tokens=max_tokens, end_tokens=subject.end_tokens, **ways
     )
@@ -205,12 +207,13 @@ def compared(
 
 
 def _engine_steps(decoder: Decoder, request: Request) -> Iterator[Step]:
-    settings = request.drafting
+    settings, streams = request.drafting, decoder.streams
+    assert isinstance(settings, DraftSettings)
     proposals = proposals_of(settings.drafters, Material(request.prompt, settings))
-    drafter = FixedTrees(settings, decoder.streams is not None, proposals)
+    drafter = FixedTrees(settings, streams is not None, proposals)
     for _ in prefill(decoder, request.prompt[:-1], request.prefill_step_size):
         pass
-    plan_of = request.drafting.plans(decoder.streams and decoder.streams.config)
+    plan_of = settings.plans(None if streams is None else streams.config)
     return steps(decoder, request, FixedDrafting(drafter, plan_of))
 
 
@@ -226,8 +229,10 @@ def _same_tree(ours: Step, theirs: Step) -> bool:
 
 
 def _guesses_apart(ours: Step, theirs: Step) -> float:
-    pair = ours.result.streams.log_probs, theirs.result.streams.log_probs
-    return 0.0 if pair[0] is None else _apart(*pair)
+    found, expected = ours.result.streams, theirs.result.streams
+    if found is None or expected is None:
+        return 0.0
+    return _apart(found.log_probs, expected.log_probs)
 
 
 def _apart(found: Any, expected: Any) -> float:

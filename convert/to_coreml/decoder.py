@@ -21,8 +21,14 @@ from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import USUAL, Drafters, DraftSettings
-from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.profile import NO_PROFILE
+from specstream_mlx.engine.plan import (
+    Plan,
+    StreamPlace,
+)
+from specstream_mlx.engine.profile import (
+    NO_PROFILE,
+    Profile,
+)
 from specstream_mlx.engine.rows import TreeNodes, shapes_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
@@ -57,7 +63,7 @@ class PackageDecoder:
     def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
         self.contents, self.adapter = contents, contents.adapter(adapter)
         self.caches: list[Any] = []
-        self.profile = NO_PROFILE
+        self.profile: Profile = NO_PROFILE
         self._executor, self._states = executor, executor.states()
         self._functions = contents.functions_of(self.adapter.name)
         self._supplied = contents.read_supplied(self.adapter.name)
@@ -91,9 +97,10 @@ class PackageDecoder:
             drafter = FixedTrees(drafting, self.adapter.num_streams > 0, proposals)
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
-            place = "beside" if streams else "none"
+            place: StreamPlace = "beside" if streams else "none"
             plan_of = partial(Plan, place=place, streams=streams, width=width)
             drafting = FixedDrafting(drafter, plan_of)
+        assert drafting is not None and not isinstance(drafting, Drafters)  # it is fitted
         for number, step in enumerate(steps(self, request, drafting)):
             if not number:
                 progress(len(prompt), len(prompt))
@@ -246,7 +253,7 @@ class PackageDecoder:
             found = self._call(f"logits{count}", inputs, self._states)
             result = self._verified(rule, tree, mx.array(found["logits"][:nodes]))
             if guesses:
-                last = result.last.item()
+                last = int(np.array(result.last))
                 hidden = {"streamHidden": found["streamHidden"][last]}
                 found = self._drafted(hidden, int(np.array(result.predictions)[last]))
         else:
@@ -262,6 +269,7 @@ class PackageDecoder:
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Let the next step commit the accepted rows; see ``Decoder.commit``."""
         [path] = paths
+        assert self._tree is not None  # the step was of one
         others = [row for row in range(self._in_order.size) if row not in path]
         self._order = np.array([*path, *others], np.int32)
         self._rows += self._tree.tokens[list(path)].tolist()

@@ -32,6 +32,8 @@ matrices, B scaled, and the streams' arrays, one behind the other, as ``own_arra
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import coremltools as ct
 import mlx.nn as nn
@@ -80,13 +82,13 @@ class Emission:
         Args:
             sampling: ``logits<n>`` and ``draft`` too.
         """
-        made = {f"prefill{self.sizes.chunk}": lambda: prefill(self)}
+        made = {f"prefill{self.sizes.chunk}": partial(prefill, self)}
         for count in self.sizes.nodes:
-            made[f"step{count}"] = lambda count=count: step(self, count)
+            made[f"step{count}"] = partial(step, self, count)
             if sampling:
-                made[f"logits{count}"] = lambda count=count: step(self, count, sampling=True)
+                made[f"logits{count}"] = partial(step, self, count, sampling=True)
         if sampling and self.streams is not None:
-            made["draft"] = lambda: draft(self)
+            made["draft"] = partial(draft, self)
         return {f"{self.adapter}_{name}": make for name, make in made.items()}
 
     def network(self) -> Network:
@@ -100,7 +102,7 @@ def own_arrays(emission: Emission) -> dict[str, np.ndarray]:
     They are taken out of the store, with what it reports of them.
     """
     step(emission, emission.sizes.nodes[0])
-    return emission.store.taken(f"{emission.adapter}.")
+    return cast(dict[str, np.ndarray], emission.store.taken(f"{emission.adapter}."))
 
 
 def prefill(emission: Emission) -> Function:
@@ -118,8 +120,8 @@ def prefill(emission: Emission) -> Function:
         x, new = network.embed(inputs["inputIds"]), []
         last = len(network.layers) - 1
         for number in range(last):
-            x, *pair = _layer(network, number, x, rows, caches)
-            new.append(pair)
+            x, keys, values = _layer(network, number, x, rows, caches)
+            new.append((keys, values))
         new.append(network.keys_values(last, network.input_norm(last, x), rows))
         _write(function, caches, new, length, count)
         _outputs(function, {"end": mb.add(x=length, y=np.int32(count))})
@@ -149,16 +151,16 @@ def step(emission: Emission, count: int, sampling: bool = False) -> Function:
         x, new = network.embed(tokens), []
         first = streams.config.first_msa_layer if streams else len(network.layers)
         for number in range(first):
-            x, *pair = _layer(network, number, x, rows, caches)
-            new.append(pair)
+            x, keys, values = _layer(network, number, x, rows, caches)
+            new.append((keys, values))
         if streams is not None:
             beside = _Beside(network, streams, count)
             x = mb.concat(values=[x, beside.seeds(x)], axis=0)
             angles = _angles(emission, network, beside.positions(inputs["positions"]))
             rows = Rows(x.shape[0], *angles, behind, _mask(beside.sees(seen)), count)
             for number in range(first, len(network.layers)):
-                x, *pair = _layer(network, number, x, rows, caches, beside)
-                new.append(pair)
+                x, keys, values = _layer(network, number, x, rows, caches, beside)
+                new.append((keys, values))
         _write(function, caches, new, length, count)
         logits = network.logits(part(x, 0, 0, count) if streams else x)
         if streams is not None:
@@ -181,6 +183,7 @@ def step(emission: Emission, count: int, sampling: bool = False) -> Function:
 
 def draft(emission: Emission) -> Function:
     """``draft``."""
+    assert emission.streams is not None
     config, network = emission.streams.config, emission.network()
     shape = config.num_streams, config.hidden_size
     inputs = {"streamHidden": mb.placeholder(shape=shape, dtype=types.fp32)}
@@ -200,6 +203,8 @@ def _guesses(
 ) -> dict[str, Var]:
     """The guesses of the streams (gamma, h) beside one node, by name of output."""
     streams, k = emission.streams, emission.sizes.candidates
+    assert streams is not None
+    found: tuple[Var, ...]
     if streams.head is None:
         found = plain_guesses(network, streams, hidden, k)
     else:
@@ -275,7 +280,7 @@ class _Beside:
         first, second = mb.split(x=beside, split_sizes=(half, half), axis=-1)
         cos, sin = (
             self._network.constants.dense(
-                f"turn{epsilon}x{self._gamma}.{name}{main}", lambda f=f: f(angles)
+                f"turn{epsilon}x{self._gamma}.{name}{main}", partial(f, angles)
             )
             for name, f in (("cos", np.cos), ("sin", np.sin))
         )
@@ -405,7 +410,9 @@ def _put(cache: Var, rows: Var, begin: Var, count: int) -> Var:
     return mb.slice_update(x=cache, update=rows, begin=first, end=last)
 
 
-def _angles(emission: Emission, network: Network, positions: Var) -> tuple[tuple[Var, Var], ...]:
+def _angles(
+    emission: Emission, network: Network, positions: Var
+) -> tuple[tuple[Var, Var], tuple[Var, Var]]:
     """(rows, d / 2) cosines and sines at positions (rows,), for keys and, scaled, for queries.
 
     The tables are float32, and so is the scale, which half precision would make another one.
@@ -419,9 +426,11 @@ def _angles(emission: Emission, network: Network, positions: Var) -> tuple[tuple
     table = network.constants.table(f"rope{count}", tables)
     found = mb.gather(x=table, indices=positions, axis=0)
     scaled = mb.mul(x=found, y=np.float32(attention.scale))
-    return tuple(
+    pairs = (
         mb.split(x=mb.cast(x=both, dtype="fp16"), num_splits=2, axis=-1) for both in (found, scaled)
     )
+    of_keys, of_queries = pairs
+    return of_keys, of_queries
 
 
 def _behind(network: Network, length: Var, sizes: Sizes) -> Var:

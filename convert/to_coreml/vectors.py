@@ -30,6 +30,7 @@ import numpy as np
 
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, shown
+from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.loop import Request
 from specstream_mlx.staging import staged_file
@@ -125,6 +126,7 @@ def record(
         tokens = [token for step in decoder.decode(request) for token in step.tokens]
         stops = (place for place, token in enumerate(tokens) if token in contents.end_tokens)
         drafts = request.drafting
+        assert isinstance(drafts, DraftSettings)
         settings = {
             "tree_size": drafts.tree_size if drafts.speculation else 0,
             "temperature": float(asked.temperature),
@@ -136,7 +138,7 @@ def record(
             "adapter": decoder.adapter.name,
             "prompt": list(asked.prompt),
             "settings": settings,
-            "tokens": tokens[: min(request.max_tokens, next(stops, len(tokens)))],
+            "tokens": tokens[: request.max_tokens][: next(stops, len(tokens))],
             "calls": calls,
         }
         found.append(run)
@@ -273,10 +275,10 @@ class Replay:
     def complaint(self) -> str | None:
         """Sentence about what is wrong; ``None``: nothing."""
         bound = EXACT if self.exact else FAR
-        worst = max((d for d in self.differences if d.largest), key=_largest, default=None)
-        if worst is not None and worst.largest > bound:
+        worst = max(self.differences, key=_largest, default=None)
+        if worst is not None and _largest(worst) > bound:
             return (
-                f"{worst.output} of {worst.function} differs by {worst.largest:.2g}, "
+                f"{worst.output} of {worst.function} differs by {_largest(worst):.2g}, "
                 f"expected at most {bound:g}"
             )
         integers = sum(d.integers for d in self.differences)
@@ -287,7 +289,7 @@ class Replay:
 
 
 def _largest(difference: Difference) -> float:
-    return difference.largest
+    return difference.largest or 0.0
 
 
 def replay(

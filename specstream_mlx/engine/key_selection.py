@@ -71,15 +71,17 @@ class SelectingRows(AskingRows):
         super().__init__(cache, rows, skip, map_values)
         self._selection, self._asked = selection, asked
         several = isinstance(cache, SideBySideKVCache)
-        main = cache.offset + selection.main
+        main: mx.array | int = cache.offset + selection.main
         self._first = selection.main if asked is None else 0
         self._gathers = not (asked is None or several or isinstance(cache, QuantizedKVCache))
         if isinstance(cache, SideBySideKVCache):
+            assert rows.sees is not None  # as wherever there are streams
             most = cache.columns(rows.sees.shape[-1])
         else:
+            assert isinstance(main, int)
             most = min(main, getattr(cache, "window", main))
         self._selects = selection.count < most  # else streams see what their main rows see
-        self._main = main[:, None, None, None] if several else main
+        self._main = main if isinstance(main, int) else main[:, None, None, None]
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
@@ -88,7 +90,9 @@ class SelectingRows(AskingRows):
         mask = super().make_mask(count, return_array, window_size)
         if not self._selects:
             return mask
+        assert isinstance(mask, mx.array)
         if self._gathers:
+            assert isinstance(self._main, int)
             self._seen, behind = mx.split(mask, [self._main], axis=1)
             chosen = mx.ones((count, self._selection.count), mx.bool_)
             self._mask = mx.concatenate([chosen, behind], axis=1)
@@ -98,13 +102,12 @@ class SelectingRows(AskingRows):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
         """See ``UncommittedRows``; deferred streams get the selected rows and their own."""
-        keys, values = super().update_and_fetch(keys, values)
-        if not self._selects:
-            return keys, values
-        if self._gathers:
-            return self._gathered(keys, values)
-        self._narrow(keys)
-        return keys, values
+        all_keys, all_values = super().update_and_fetch(keys, values)
+        if self._selects and self._gathers:
+            return self._gathered(all_keys, all_values)
+        if self._selects:
+            self._narrow(all_keys)
+        return all_keys, all_values
 
     def _narrow(self, keys: Fetched) -> None:
         """Hide the main rows that are not selected from the streams."""
@@ -115,15 +118,17 @@ class SelectingRows(AskingRows):
         if queries is None:
             queries = self.queries[:, :, : selection.main]
             if selection.beside is not None:
-                queries = _asked(queries, mx.array(selection.beside))
+                queries = _asked(queries, mx.array([list(nodes) for nodes in selection.beside]))
         weights = self._weights(queries, keys, seen).reshape(seen.shape)
         least = mx.topk(weights, min(selection.count, weights.shape[-1])).min(-1, keepdims=True)
         stays = (weights >= least) | ~is_main
         mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
 
-    def _gathered(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _gathered(self, keys: Fetched, values: Fetched) -> tuple[mx.array, mx.array]:
         """Gather keys and values of the selected rows and, behind them, the streams' own."""
         count, seen = self._selection.count, self._seen[:1]
+        assert isinstance(keys, mx.array) and isinstance(values, mx.array)  # not quantized
+        assert isinstance(self._main, int) and self._asked is not None  # deferred, of one text
         weights = self._weights(self._asked, keys[:, :, : self._main], seen)
         # Of rows that weigh the same at the border some are left out: the number is fixed here.
         best = mx.argpartition(-weights.reshape(-1), kth=count - 1)[:count]
@@ -141,14 +146,13 @@ class SelectingRows(AskingRows):
             seen: (rows, columns) or (sequences, 1, rows, columns) bool, columns that a row sees.
         """
         sequences, heads, rows, size = queries.shape
-        quantized = isinstance(self._cache, QuantizedKVCache)
-        kv_heads = (keys[0] if quantized else keys).shape[1]
+        kv_heads = (keys if isinstance(keys, mx.array) else keys[0]).shape[1]
         grouped = queries.reshape(sequences, kv_heads, -1, size)
-        if quantized:
-            kind = {"group_size": self.group_size, "bits": self.bits}
-            scores = mx.quantized_matmul(grouped, *keys, transpose=True, **kind)
-        else:
+        if isinstance(keys, mx.array):
             scores = grouped @ keys.swapaxes(2, 3)
+        else:
+            group_size, bits = self.group_size, self.bits
+            scores = mx.quantized_matmul(grouped, *keys, group_size=group_size, bits=bits)
         return summed_weights(scores.reshape(sequences, heads, rows, -1), seen, self._softcap)
 
 
@@ -171,7 +175,8 @@ def asking_rows(
         return [AskingRows(cache, rows, skip, map_values) for cache in caches]
     asked: list[mx.array | None] = [None] * len(caches)
     if selection.last is not None:
-        asked = [_asked(layer.queries, selection.last) for layer in earlier]
+        first = [layer for layer in earlier if isinstance(layer, AskingRows)]
+        asked = [_asked(layer.queries, selection.last) for layer in first]
     return [
         SelectingRows(cache, rows, skip, map_values, selection, own)
         for cache, own in zip(caches, asked, strict=True)
