@@ -60,6 +60,15 @@ class Waits:
         return watched
 
 
+def check_waits(model, asked, monkeypatch):
+    steps = decode(model, asked)
+    next(steps)  # the prompt and the tables of the first shapes
+    waits = Waits(monkeypatch)
+    for count in range(1, 13):
+        mx.async_eval(next(steps).log_probs())
+        assert waits.count == count
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "sampled", "keys"),
     paired(CASES, ["lossless", "shared"], [False, True], [3, 0], count=14),
@@ -70,24 +79,14 @@ def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
         options["sampler"] = Sampling(temp=0.8, top_p=0.9)
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
     asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
-    steps = decode(speculative_model(mode=mode, stream_keys=keys), asked)
-    next(steps)  # the prompt and the tables of the first shapes
-    waits = Waits(monkeypatch)
-    for count in range(1, 13):
-        mx.async_eval(next(steps).log_probs())
-        assert waits.count == count
+    check_waits(speculative_model(mode=mode, stream_keys=keys), asked, monkeypatch)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_step_with_a_draft_head_waits_once(head, tmp_path, monkeypatch):
     model, _ = model_with_head(head, tmp_path / "head")
-    options = {"sampler": Sampling(temp=0.8)}
-    steps = decode(model, request(random_prompt(9), DraftSettings(tree_size=9), **options))
-    next(steps)
-    waits = Waits(monkeypatch)
-    for count in range(1, 13):
-        mx.async_eval(next(steps).log_probs())
-        assert waits.count == count
+    settings = DraftSettings(tree_size=9)
+    check_waits(model, request(random_prompt(9), settings, sampler=Sampling(0.8)), monkeypatch)
 
 
 def test_every_read_is_counted(monkeypatch):

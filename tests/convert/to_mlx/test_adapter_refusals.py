@@ -79,30 +79,24 @@ def test_refused_tensors(change, expected, hf, spoilt, tmp_path):
     assert "adapter_model.safetensors" in sentence
 
 
-def test_dora_of_an_embedding_is_refused(hf, tmp_path):
-    targets = ["embed_tokens", "q_proj"]
-    peft_directory(hf, tmp_path / "peft", target_modules=targets, use_dora=True)
-    sentence = refused(hf, tmp_path / "peft", tmp_path / "out")
-    assert "use_dora is true with model.embed_tokens" in sentence
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("target", "expected"),
-    [("embed_tokens", "the base's head is tied to it"), ("lm_head", "the base does not have")],
+    ("base", "targets", "dora", "expected"),
+    [
+        ("hf", ["embed_tokens", "q_proj"], True, "use_dora is true with model.embed_tokens"),
+        ("tied", ["q_proj", "embed_tokens"], False, "the base's head is tied to it"),
+        ("tied", ["q_proj", "lm_head"], False, "the base does not have"),
+        ("packed", ["lm_head"], False, "expected --model to be a base that is not quantized"),
+    ],
 )
-def test_tied_embeddings(target, expected, tied, tmp_path):
-    peft_directory(tied, tmp_path / "peft", target_modules=["q_proj", target])
-    assert expected in refused(tied, tmp_path / "peft", tmp_path / "out")
-
-
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
-def test_a_copied_head_cannot_be_compared_with_a_quantized_one(hf, tmp_path):
-    convert_base(hf, tmp_path / "4bit", Quantization(4, 32))
-    peft_directory(hf, tmp_path / "peft", target_modules=["lm_head"])
-    assert "expected --model to be a base that is not quantized" in refused(
-        tmp_path / "4bit", tmp_path / "peft", tmp_path / "out"
-    )
+def test_refused_targets(base, targets, dora, expected, hf, tied, tmp_path):
+    """A copied head cannot be compared with a quantized one."""
+    source = tied if base == "tied" else hf
+    peft_directory(source, tmp_path / "peft", target_modules=targets, use_dora=dora)
+    if base == "packed":
+        source = tmp_path / "packed"
+        convert_base(hf, source, Quantization(4, 32))
+    assert expected in refused(source, tmp_path / "peft", tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
