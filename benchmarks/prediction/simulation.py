@@ -16,7 +16,9 @@ there.
 
 import json
 import math
+import statistics
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,6 +26,7 @@ import numpy as np
 
 from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
+from specstream_mlx.engine.borrowed_model import FIRST_HANDED_OVER
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import FLAG, PATH, choice, integer
@@ -62,9 +65,13 @@ MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
 
 HOST_STEP_MS, HOST_LAYER_MS = 0.3, 0.05
-"""Assumptions: the host reads the accepted tokens before it can build the next step's graph, and
-the device waits meanwhile; plain decoding in mlx_lm builds ahead. On the Linux test machine, a
-layer's graph takes 0.06 to 0.11 ms (NOTES.md)."""
+"""Assumptions: the host reads the accepted tokens before it can build the next step's graph;
+plain decoding in mlx_lm builds ahead. On the Linux test machine, a layer's graph takes 0.06 to
+0.11 ms (NOTES.md)."""
+
+Host = Literal["free", "waited for", "overlapping"]
+"""The host's time: none; or the device begins when all of a step's graph is built, as it did
+before; or, as it does, when the first layers are, and then computes while the host builds."""
 
 HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
 """Paths that a stream is asked about, rank of the conditioned head, tokens of a shortlist."""
@@ -73,8 +80,9 @@ ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
     f"{metal_cost.ULTRA_SHARE:.0%} of that",
     f"{metal_cost.LAYER_MS} ms of small kernels a layer in every pass",
-    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work that a step cannot hide and "
-    "plain decoding can",
+    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides; of "
+    f"a step's the device waits for that before layer {FIRST_HANDED_OVER + 2}, and computes during "
+    "the rest",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
     f"a stream of a conditioned head costs what it reads and {metal_cost.LAYER_MS} ms of small "
     "kernels",
@@ -182,7 +190,14 @@ class Setting:
     head: Head = option(HEAD, choice(*get_args(Head)), "Of the streams.", "--stream-head")
 
     def step_ms(
-        self, chip: Chip, model: Shape, bits: Bits, rows: int, streams: int, placement: str
+        self,
+        chip: Chip,
+        model: Shape,
+        bits: Bits,
+        rows: int,
+        streams: int,
+        placement: str,
+        host: Host = "overlapping",
     ) -> float:
         """Milliseconds of a step: the tree through the model, the streams, both through the head.
 
@@ -191,6 +206,7 @@ class Setting:
             rows: nodes that are verified, the root included.
             streams: of a node.
             placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
+            host: what its time is taken to be.
         """
 
         def layers(rows: int, count: int) -> float:
@@ -205,7 +221,14 @@ class Setting:
             built = model.layers
             through = layers(rows, model.layers - self.msa_layers)
             through += layers(rows * (1 + streams), self.msa_layers)
-        return through + heads + HOST_STEP_MS + HOST_LAYER_MS * built
+        device = through + heads
+        if host == "free":
+            return device
+        if host == "waited for":
+            return HOST_STEP_MS + HOST_LAYER_MS * built + device
+        first = FIRST_HANDED_OVER + 1
+        rest = HOST_LAYER_MS * (built - first) + heads  # these are handed over last
+        return HOST_STEP_MS + HOST_LAYER_MS * first + max(device, rest)
 
 
 USUAL = Setting()
@@ -218,6 +241,7 @@ def predict(
     mode: Mode,
     tree: AcceptanceTable,
     setting: Setting = USUAL,
+    host: Host = "overlapping",
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
@@ -237,7 +261,8 @@ def predict(
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
         for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
-            cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance), placement)
+            count = len(tree.acceptance)
+            cost = setting.step_ms(chip, model, bits, rows, count, placement, host)
             found = Prediction(*named, placement, draft, rows, plain, cost, length)
             best = max(best, found, key=lambda p: p.speedup)
     return best
@@ -253,6 +278,21 @@ def predict_all(tables: dict[Mode, AcceptanceTable], setting: Setting) -> list[P
         for bits in get_args(Bits)
     ]
 
+
+def by_host(tables: dict[Mode, AcceptanceTable], setting: Setting) -> list[dict[str, Any]]:
+    """The medians of all chips' speedups with each ``Host``, by mode, model and bits."""
+    rows = []
+    for (mode, tree), model, bits in product(tables.items(), MODELS, get_args(Bits)):
+        row = {"mode": mode, "model": model.name, "bits": bits}
+        for host in get_args(Host):
+            speedups = [predict(c, model, bits, mode, tree, setting, host).speedup for c in CHIPS]
+            row[host] = round(statistics.median(speedups), 3)
+        rows.append(row)
+    return rows
+
+
+HOST_COLUMNS = {"mode": "{mode}", "model": "{model}", "bits": "{bits}"}
+HOST_COLUMNS |= {f"host {host}": f"{{row[{host}]:.2f}}x" for host in get_args(Host)}
 
 POINT_COLUMNS = {
     "what": "{p.what}",
@@ -279,7 +319,11 @@ CHIP_COLUMNS = {
 
 
 def markdown(
-    found: list[Prediction], tables: dict[Mode, AcceptanceTable], checked: list[Point], setting: str
+    found: list[Prediction],
+    hosts: list[dict[str, Any]],
+    tables: dict[Mode, AcceptanceTable],
+    checked: list[Point],
+    setting: str,
 ) -> list[str]:
     """The lines of the report."""
     lines = [
@@ -315,6 +359,13 @@ def markdown(
             *table(heads | cells, predictions),
         ]
     lines += [
+        "",
+        "## Prediction by what the host's time is taken to be",
+        "",
+        "Medians of the speedups on all chips: with no host time; where the device waits for the "
+        "whole graph, as it did before; where it begins with the first layers, as it does.",
+        "",
+        *table(HOST_COLUMNS, (row | {"row": row} for row in hosts)),
         "",
         "## The cost model's prediction beside published timings",
         "",
@@ -376,6 +427,7 @@ def main(
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     tables = acceptance_tables(tree, mode)
     found, checked = predict_all(tables, setting), points()
+    hosts = by_host(tables, setting)
     about = (
         f"{setting.context} tokens in the cache, {setting.msa_layers} MSA layers; stream heads: "
         f"{setting.head}."
@@ -392,10 +444,11 @@ def main(
         "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
         "published_points": [p.values() for p in checked],
         "predictions": [p.values() for p in found],
+        "by_host": hosts,
     }
     name = file_name(tree, mode, setting)
     output.mkdir(parents=True, exist_ok=True)
-    text = write_report(output, name, values, markdown(found, tables, checked, about))
+    text = write_report(output, name, values, markdown(found, hosts, tables, checked, about))
     print(json.dumps(values) if as_json else text)
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import uvicorn
 from starlette.applications import Starlette
 
-from ..config import UserError
+from ..config import UserError, shown
 
 _FAREWELL = 30  # seconds that running replies have after the first signal
 
@@ -27,6 +27,8 @@ def listening(host: str, port: int) -> socket.socket:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
         opened.listen(128)
+    except UnicodeError:  # no name has a part of so many characters
+        raise UserError(f"the host is {shown(host)}, expected a name or an address") from None
     except OSError as error:
         raise UserError(
             f"port {port} of {host} cannot be listened on ({error.strerror}), expected a free one"

@@ -1,5 +1,8 @@
 """What a step writes into the KV cache: the accepted rows, in place, float or quantized."""
 
+import io
+import re
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from mlx_lm.models.cache import KVCache
 from random_models import PLACED, PROMPT, paired, speculative_model, take
 from trees import full_tree
 
-from specstream_mlx.engine.kv import UncommittedRows, commit, make_caches
+from specstream_mlx.engine.kv import SideBySideKVCache, UncommittedRows, commit, make_caches
 from specstream_mlx.engine.rows import Rows
 from specstream_mlx.engine.step import Decoder
 
@@ -41,6 +44,27 @@ def test_a_commit_moves_rows_without_copying_the_buffer():
         assert mx.array_equal(new, mx.concatenate(list(expected), axis=2))
 
 
+@pytest.mark.parametrize(("sequences", "moving"), [(1, 7), (2, 17)])
+def test_a_commit_of_the_first_rows_moves_nothing(sequences, moving):
+    """Other rows take three operations an array of one text: indices spread, gathered, written."""
+    caches = [KVCache() for _ in range(sequences)]
+    for one in caches:
+        one.update_and_fetch(*mx.zeros((2, 1, 2, 5, 16)))
+    cache = caches[0] if sequences == 1 else SideBySideKVCache(caches)
+
+    def operations(path):
+        rows = UncommittedRows(cache, Rows(cache.offset))
+        rows.update_and_fetch(*mx.zeros((2, sequences, 2, 9, 16)))
+        mx.eval(cache.keys, cache.values)  # and with them the new rows
+        commit([rows], [path] * sequences)
+        graph = io.StringIO()
+        mx.export_to_dot(graph, cache.keys, cache.values)
+        return len(re.findall(r"\d+ \[label", graph.getvalue()))
+
+    assert operations([0, 1, 2]) == 0
+    assert operations([0, 2, 5]) == moving
+
+
 @pytest.mark.parametrize(
     ("group_size", "bits", "prefix", "dtype"),
     paired([32, 64, 128], [4, 8], [5, 250], [mx.float32, mx.bfloat16], count=6),
@@ -63,8 +87,7 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
         fetched = rows.update_and_fetch(*new)
         streams = UncommittedRows(ours, Rows(ours.offset), skip=count)
         streams.update_and_fetch(*new)  # deferred, behind them
-        gathered = None if path == list(range(len(path))) else mx.array(path)
-        rows.commit([len(path)], gathered)
+        commit([rows], [path])
         for row in path:
             expected.update_and_fetch(*(array[..., row : row + 1, :] for array in new))
         assert ours.offset == expected.offset

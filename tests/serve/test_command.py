@@ -51,6 +51,7 @@ def test_mistakes_are_told_in_a_sentence(tiny):
         port = str(taken.getsockname()[1])
         found = refusal(run("serve", "--port", port))
         assert found.startswith(f"error: port {port} of 127.0.0.1 cannot be listened on (")
+    assert "expected a name or an address" in refusal(run("serve", "--host", "x" * 80))
     model = ("--port", "0", "--model", str(tiny.models["base"].path))
     for arguments, sentence in (
         (("--adapter-path", "x"), "--adapter-path is x, expected NAME=DIR"),
