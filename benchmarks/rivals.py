@@ -492,9 +492,11 @@ def compare(
             mounted = base.mount(bundled.adapter_path(adapter))
         if not asked.acceptance:
             _warm_up(contest, mounted, own)
+        nodes = sorted({size for one in own for size in one.nodes})
         for temperature in asked.temperatures:
+            every = contest.entries(mounted, adapter, temperature, nodes)
             for some in _together(own):
-                entries = contest.entries(mounted, adapter, temperature, some[0].nodes)
+                entries = [one for one in every if one.nodes in (None, *some[0].nodes)]
                 if some[0].prompts is None:
                     answered = _answered(contest, mounted, some, entries, notes)
                     if answers is not None:

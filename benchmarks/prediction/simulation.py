@@ -80,9 +80,9 @@ ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
     f"{metal_cost.ULTRA_SHARE:.0%} of that",
     f"{metal_cost.LAYER_MS} ms of small kernels a layer in every pass",
-    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides; of "
-    f"a step's the device waits for that before layer {FIRST_HANDED_OVER + 2}, and computes during "
-    "the rest",
+    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides; "
+    f"of a step's the device waits for that before layer {FIRST_HANDED_OVER + 2}, and computes "
+    "during the rest",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
     f"a stream of a conditioned head costs what it reads and {metal_cost.LAYER_MS} ms of small "
     "kernels",

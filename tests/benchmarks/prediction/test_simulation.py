@@ -1,5 +1,7 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
+from typing import get_args
+
 import pytest
 from typer.testing import CliRunner
 
@@ -12,12 +14,14 @@ from benchmarks.prediction.metal_cost import (
 )
 from benchmarks.prediction.published_points import points
 from benchmarks.prediction.simulation import (
+    MODELS,
     best_shape,
     expected_length,
 )
 from benchmarks.report import RESULTS
 from specstream_mlx.terminal.commands import program
 
+SMALL, _, LARGE = MODELS
 NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
 
 MOST_OFF = 1.25
