@@ -17,8 +17,8 @@ EAGLE. Only the first depends on the machine; ``--acceptance`` leaves it out.
 
 Every text is compared with plain decoding's, mlx_lm's with the same seed above temperature 0; with
 an adapter in shared mode that of the same model at one token a step. What ``suffix`` keeps of
-earlier answers is each method's own, and of the same class; where a run was broken off and goes on,
-it knows only the answers since.
+earlier answers is each method's own, of one adapter and temperature; where a run was broken off and
+goes on, it knows only the answers since.
 
 ``python -m benchmarks.rivals`` is the same command in a clone.
 """
