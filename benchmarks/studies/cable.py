@@ -1,7 +1,7 @@
 """What do streams bring where every reduction waits for a cable? A simulation, no measurement.
 
     python -m benchmarks.studies.cable
-    python -m benchmarks.studies.cable --items 1 --max-tokens 12 --output /tmp/cable  # a dry run
+    python -m benchmarks.studies.cable --tasks sql --items 1 --max-tokens 16 --output /tmp/cable
 
 Where several processes run a model, a pass waits for two reductions a layer and one for the
 verdict, however many rows it has (``tests/distributed/test_costs.py`` counts them). So a delay of
@@ -35,7 +35,16 @@ from ..report import (
     write_text,
 )
 from ..runner import Base, measure_costs, streams_of
-from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, most_tokens, texts_a_task
+from ..texts import (
+    MODES,
+    PROSE,
+    TASKS,
+    Texts,
+    adapter_of,
+    chosen_tasks,
+    most_tokens,
+    texts_a_task,
+)
 from .drafting_rule import Recording, record, simulate
 
 DELAYS = 0.0, 0.05, 0.2, 0.5, 1.0
@@ -139,14 +148,18 @@ def plot(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def main(
-    items: int = texts_a_task(2), max_tokens: int = most_tokens(64), output: Path = OUTPUT
+    tasks: str = TASKS,
+    items: int = texts_a_task(2),
+    max_tokens: int = most_tokens(64),
+    output: Path = OUTPUT,
 ) -> None:
     """Simulate plain decoding and drafts with a delay in each reduction."""
+    kinds = [*chosen_tasks(tasks), *[PROSE] * (not tasks)]
     base = Base(demonstration.base_path(), max_tokens, fastest_baseline=False)
     texts: dict[str, list[Recording]] = {mode: [] for mode in MODES}
     costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}
-    jobs = [(mode, name) for mode in MODES for name in (*INSTRUCTIONS, PROSE)]
+    jobs = [(mode, name) for mode in MODES for name in kinds]
     for mode, name in track(jobs, "Recording"):
         mounted = base.mount(adapter_of(name, mode))
         model, ends = mounted.model, base.tokenizer.eos_token_ids
@@ -164,6 +177,7 @@ def main(
     layers = len(base.model.layers)
     rows = rows_of(texts, costs, streams, layers)
     facts = base.facts() | {
+        "texts": kinds,
         "items": items,
         "max_tokens": max_tokens,
         "reductions": reductions(layers),
