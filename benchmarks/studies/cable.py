@@ -60,8 +60,8 @@ COLUMNS = {
         for mode in MODES
         for name, cell in (
             (f"{mode}: plain, tokens/s", f"{{{mode}_plain:.1f}}"),
-            ("with drafts", f"{{{mode}_drafts:.1f}}"),
-            ("speedup", f"{{{mode}_speedup:.2f}}x"),
+            (f"{mode}: with drafts", f"{{{mode}_drafts:.1f}}"),
+            (f"{mode}: speedup", f"{{{mode}_speedup:.2f}}x"),
         )
     },
 }
