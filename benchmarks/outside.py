@@ -55,7 +55,10 @@ def llama_ways(
 
         def run(prompt: Sequence[int]) -> Run:
             llama.reset()
-            llama.passes, tokens, arrivals, lengths = 0, [], [], []
+            llama.passes = 0
+            tokens: list[int] = []
+            arrivals: list[float] = []
+            lengths: list[int] = []
             started = time.perf_counter()
             for token in llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
                 if len(lengths) < llama.passes:

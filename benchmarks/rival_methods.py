@@ -17,7 +17,7 @@ from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.options.generation import DRAFTERS
 
-from .runner import ONE_TOKEN, ByWorth, Drafts, InTrees
+from .runner import ONE_TOKEN, ByWorth, Drafts
 
 PLAIN, STREAMS, BOTH = "plain", "streams", "both"
 LOOKUP = "lookup"
@@ -51,11 +51,10 @@ class Method:
         """How it drafts where the rule decides how much, at a pace of its own."""
         return ByWorth(self.drafters, self.guesses) if self.drafts else ONE_TOKEN
 
-    def in_trees(self, nodes: int) -> InTrees:
+    def in_trees(self, nodes: int) -> DraftSettings:
         """How it drafts trees of so many nodes, its likeliest ones."""
         streams = None if self.guesses else 0
-        settings = DraftSettings(**vars(self.drafters), num_streams=streams, tree_size=nodes)
-        return InTrees(f"{self.name}, {nodes} nodes", settings)
+        return DraftSettings(**vars(self.drafters), num_streams=streams, tree_size=nodes)
 
     def fits(self, mode: str, streams: bool, by_worth: bool) -> bool:
         """Whether the method can be run.
@@ -85,13 +84,14 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
     Raises:
         UserError: a name is not known, or a drafter lacks what it needs.
     """
-    nobody = replace(given, drafter=["none"], **dict.fromkeys(NEEDS.values()))
+    nothing: dict[str, Any] = dict.fromkeys(NEEDS.values())
+    nobody = replace(given, drafter=["none"], **nothing)
     named = {PLAIN: Method(PLAIN, nobody), STREAMS: Method(STREAMS, nobody, True)}
     for name in DRAFTERS:
         if name in NEEDS and getattr(given, NEEDS[name]) is None:
             continue
-        others = {field: None for other, field in NEEDS.items() if other != name}
-        one = replace(given, drafter=[name], **others)
+        kept = {field: getattr(given, field) for other, field in NEEDS.items() if other == name}
+        one = replace(given, drafter=[name], **nothing | kept)
         named[name] = Method(name, one)
         named[BOTH if name == LOOKUP else f"{STREAMS} + {name}"] = Method(
             BOTH if name == LOOKUP else f"{STREAMS} + {name}", one, True
@@ -140,8 +140,8 @@ def mounted_heads(
         models[name] = beside = replace(model, adapter=None, streams=None)
         beside.mount_head(directory)
         resident = mx.get_active_memory() - before
-        parameters = beside.head.config.parameters
-        rows.append(_size(name, parameters, weight_bytes(directory), resident))
+        assert beside.head is not None
+        rows.append(_size(name, beside.head.config.parameters, weight_bytes(directory), resident))
     return models, rows
 
 
@@ -152,23 +152,24 @@ def sizes_of(model: SpeculativeModel, given: Drafters, methods: Sequence[Method]
     many for each of its tokens.
     """
     rows = []
-    if model.streams is not None and any(m.guesses and m.head is None for m in methods):
-        tensors = dict(tree_flatten(model.streams.parameters())).values()
-        held = sum(tensor.nbytes for tensor in tensors)
-        count = sum(tensor.size for tensor in model.adapter.stream_tensors.values())
-        rows.append(_size(STREAMS, count, weight_bytes(model.adapter.path), held))
+    streams, adapter = model.streams, model.adapter
+    guess = any(method.guesses and method.head is None for method in methods)
+    if guess and streams is not None and adapter is not None:
+        count, held = sum(t.size for t in adapter.stream_tensors.values()), parameter_bytes(streams)
+        rows.append(_size(STREAMS, count, weight_bytes(adapter.path), held))
     used = {name for method in methods for name in method.drafters.drafters}
     if given.draft_model is not None and "draft-model" in used:
         draft = given.draft_model
-        count = sum(t.size for _, t in tree_flatten(draft.model.parameters()))
+        count = sum(t.size for t in dict(tree_flatten(draft.model.parameters())).values())
         rows.append(
             _size("draft-model", count, weight_bytes(draft.path), parameter_bytes(draft.model))
         )
     for name in DRAFTERS:
         if name in used - {"draft-model"}:
-            stored = given.datastore.stat().st_size if name == "rest" else 0
+            file = given.datastore if name == "rest" else None
+            stored = 0 if file is None else file.stat().st_size
             rows.append(_size(name, 0, stored, stored, _bytes_a_token(name, given, model)))
-    count = 4 if model.streams is None else model.streams.config.num_streams
+    count = 4 if streams is None else streams.config.num_streams
     for own in (True, False):
         of = f"{count} heads, {'LM heads of their own' if own else 'the LM head of the base'}"
         rows.append(_size(f"Medusa, {of}, computed", medusa_parameters(model.config, count, own)))

@@ -575,6 +575,7 @@ def _written(
     contest: Contest, mounted: Mounted, one: TextClass, entries: Sequence[Entry]
 ) -> Compared[str]:
     """Write the texts of a class; those that are not timed follow the others."""
+    assert one.prompts is not None  # as of all but Spec-Bench's questions
     prompts = one.prompts(mounted, contest.asked.per_class)
     parts = [{e.name: e.way for e in entries if e.timed == timed} for timed in (True, False)]
     first, second = (interleaved(prompts, part, warm_up=False) for part in parts)

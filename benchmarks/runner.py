@@ -100,19 +100,6 @@ class ByWorth:
     streams: bool = True
 
 
-@dataclass(frozen=True)
-class InTrees:
-    """Drafts always alike, and keeps what it keeps of earlier texts to itself.
-
-    Attributes:
-        name: of the method.
-        settings: settings of every step.
-    """
-
-    name: str
-    settings: DraftSettings
-
-
 _ALONE = {
     STREAMS_ALONE: ByWorth(Drafters(drafter=["none"])),
     LOOKUP_ALONE: ByWorth(USUAL, streams=False),
@@ -312,24 +299,23 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | Alone | ByWorth | InTrees,
+        drafts: Drafts | Alone | ByWorth,
         sampler_of: SamplerOf | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
         if isinstance(drafts, str):
             drafts = _ALONE[drafts]
-        if isinstance(drafts, ByWorth):  # what its drafts are worth is its own
+        answers = Answers()  # what a way keeps of earlier texts is its own
+        if isinstance(drafts, ByWorth):  # and what its drafts are worth
             used = self.model.guessing if drafts.streams else None
-            pace, answers = new_pace(pace_of(self.model).costs, used), Answers()
+            pace = new_pace(pace_of(self.model).costs, used)
 
         def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Drafting:
             if drafts is None:
                 return auto_drafting(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
-                return fixed_drafting(drafts, self.model, prompt, rule)
-            if isinstance(drafts, InTrees):
-                return fixed_drafting(drafts.settings, self.model, prompt, rule, drafts.name)
+                return fixed_drafting(drafts, self.model, prompt, rule, answers)
             who = drafts.drafters
             material = Material(prompt, who, self.model, rule, answers=answers)
             proposals = proposals_of(who.drafters, material)

@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
@@ -254,7 +254,7 @@ def accept_lengths(run: Run) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-def kept_way(kept: Kept, name: Hashable, way: Way) -> Way:
+def kept_way(kept: Kept, name: str | Sequence[Any], way: Way) -> Way:
     """A way that makes only runs that are not kept yet, without what is not reported.
 
     Args:

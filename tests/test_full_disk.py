@@ -45,7 +45,7 @@ def in_this_process(command: str, work: Path, target: Path) -> Result:
     _, *values = arguments(command, work, target)
     if command != "trainer":
         return run(*values)
-    return CliRunner().invoke(program(trainer.main), values)
+    return CliRunner().invoke(program(trainer.main, hidden=True), values)
 
 
 def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from . import constants
+from .answers import Answers
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .constants import DOUBT
 from .proposal import FREE, NOTHING_VERIFIED, Material, Proposal, Verified
@@ -114,7 +115,7 @@ def fixed_drafting(
     model: SpeculativeModel,
     prompt: Sequence[int],
     rule: VerifyRule | None = None,
-    store: str = "",
+    answers: Answers | None = None,
 ) -> FixedDrafting:
     """Plan a text by the same settings in every step.
 
@@ -122,11 +123,11 @@ def fixed_drafting(
         settings: settings of the drafts.
         model: base and adapter.
         prompt: token ids.
-        rule, store: see ``Material``.
+        rule, answers: see ``Material``.
     """
     streams = model.guessing
     nodes = settings.tree_size or constants.MOST_NODES
-    material = Material(prompt, settings, model, rule, settings.tree_width, nodes, store)
+    material = Material(prompt, settings, model, rule, settings.tree_width, nodes, answers)
     proposals = proposals_of(settings.drafters, material)
     trees = FixedTrees(settings, streams is not None, proposals)
     return FixedDrafting(trees, settings.plans(streams))

@@ -49,8 +49,8 @@ def test_drafters_compete_alone_if_they_have_what_they_need_and_lookup_beside_st
     assert [method.drafters.drafters for method in given] == [("rest",), ("pld",), ()]
     assert [method.guesses for method in given] == [False, True, True]
     assert [method.drafters.datastore for method in given] == ["file", None, None]
-    assert given[1].in_trees(4).settings.num_streams is None
-    assert given[0].in_trees(4).settings.num_streams == 0
+    assert given[1].in_trees(4).num_streams is None
+    assert given[0].in_trees(4).num_streams == 0
     for chosen, sentence in (("rest", "rest was given without datastore"), ("x", "no method 'x'")):
         with pytest.raises(UserError, match=sentence):
             methods_of(Drafters(), [], chosen)
