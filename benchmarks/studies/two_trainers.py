@@ -10,6 +10,7 @@ the same texts that the base wrote. The same command resumes.
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,30 +30,43 @@ from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_r
 _MOST_TOKENS = 512
 
 
-def by_pytorch(
-    model: Path, data: Path, output: Path, iters: int, batch_size: int, seed: int
-) -> Path:
+@dataclass(frozen=True)
+class Runs:
+    """What all runs have in common."""
+
+    model: Path = option(..., PATH, "Directory of a base in MLX format.")
+    data: Path = option(..., PATH, "JSONL of prompts and the base's answers.")
+    valid: Path = option(..., PATH, "The same, to score on.")
+    work: Path = option(..., PATH, "Directory for the runs.")
+    iters: int = option(100, integer(1), "Steps of each run.")
+    batch_size: int = option(16, integer(1), "Sequences of a step.")
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        """The settings of both trainers, besides files."""
+        sizes = {"iters": self.iters, "batch_size": self.batch_size}
+        return sizes | {"seed": seed, "max_seq_length": _MOST_TOKENS}
+
+
+def by_pytorch(runs: Runs, output: Path, seed: int) -> Path:
     """Train with the PyTorch trainer, or go on, and convert; returns the converted adapter."""
-    settings = {"iters": iters, "batch_size": batch_size, "seed": seed}
-    settings |= {"max_seq_length": _MOST_TOKENS}
+    settings, model = runs.settings(seed), runs.model
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if (output / "checkpoint.pt").exists():
         flags.append("--resume")
-    places = ("--model", model, "--data", data, "--output", output)
+    places = ("--model", model, "--data", runs.data, "--output", output)
     module = "specstream_mlx.convert.pytorch.trainer"
     run_module(module, *places, *flags, "--no-bf16", torch_first=True)
     convert_adapter(output / "adapter", model, output / "mlx")
     return output / "mlx"
 
 
-def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, seed: int) -> Path:
+def by_mlx(runs: Runs, output: Path, seed: int) -> Path:
     """Train with ``specstream-mlx train``, or go on; returns the adapter."""
     output.mkdir(parents=True, exist_ok=True)
     directory, adapter = output / "data", output / "mlx"
     directory.mkdir(exist_ok=True)
-    (directory / "train.jsonl").write_bytes(data.read_bytes())
-    settings: dict[str, Any] = {"iters": iters, "batch_size": batch_size, "seed": seed}
-    settings |= {"model": str(model), "data": str(directory), "max_seq_length": _MOST_TOKENS}
+    (directory / "train.jsonl").write_bytes(runs.data.read_bytes())
+    settings = runs.settings(seed) | {"model": str(runs.model), "data": str(directory)}
     config = output / "train.yaml"
     config.write_text(json.dumps(settings))  # which is YAML
     flags = ["-c", config, "--adapter-path", adapter, "--no-outcome"]
@@ -65,17 +79,15 @@ def by_mlx(model: Path, data: Path, output: Path, iters: int, batch_size: int, s
 TRAINERS = {"MLX": by_mlx, "PyTorch": by_pytorch}
 
 
-def one_run(
-    trainer: str, seed: int, model: Path, data: Path, valid: Path, work: Path, sizes: dict[str, int]
-) -> dict[str, Any]:
+def one_run(runs: Runs, trainer: str, seed: int) -> dict[str, Any]:
     """Train and score, or read the result of an earlier call."""
-    output = work / f"{trainer.lower()}-{seed}-{sizes['iters']}"
+    output = runs.work / f"{trainer.lower()}-{seed}-{runs.iters}"
     file = output / "result.json"
     if not file.exists():
         began = time.monotonic()
-        adapter = TRAINERS[trainer](model, data, output, seed=seed, **sizes)
+        adapter = TRAINERS[trainer](runs, output, seed)
         minutes = (time.monotonic() - began) / 60
-        found = replay(model, adapter, valid, _MOST_TOKENS)
+        found = replay(runs.model, adapter, runs.valid, _MOST_TOKENS)
         file.write_text(json.dumps({"trainer": trainer, "seed": seed, "minutes": minutes} | found))
     return json.loads(file.read_text())
 
@@ -105,26 +117,18 @@ def markdown(rows: list[dict[str, Any]], facts: str) -> list[str]:
 
 
 def main(
-    model: Path = option(..., PATH, "Directory of a base in MLX format."),
-    data: Path = option(..., PATH, "JSONL of prompts and the base's answers."),
-    valid: Path = option(..., PATH, "The same, to score on."),
-    work: Path = option(..., PATH, "Directory for the runs."),
-    iters: int = option(100, integer(1), "Steps of each run."),
-    batch_size: int = option(16, integer(1), "Sequences of a step."),
+    *,
+    runs: Runs,
     seeds: int = option(2, integer(1), "Runs of each trainer."),
     output: Path = OUTPUT,
 ) -> None:
     """Train the same streams with both trainers and compare them (resumable)."""
-    sizes = {"iters": iters, "batch_size": batch_size}
     pairs = [(trainer, seed) for seed in range(seeds) for trainer in TRAINERS]
-    rows = [
-        one_run(trainer, seed, model, data, valid, work, sizes)
-        for trainer, seed in track(pairs, "runs")
-    ]
+    rows = [one_run(runs, *pair) for pair in track(pairs, "runs")]
     facts = device.describe()
     text = (
-        f"{measured_on(facts)}, {commit()}. Lossless streams from nothing, {iters} steps of "
-        f"{batch_size} texts, each trainer with its defaults. Scored by replay on "
+        f"{measured_on(facts)}, {commit()}. Lossless streams from nothing, {runs.iters} steps of "
+        f"{runs.batch_size} texts, each trainer with its defaults. Scored by replay on "
         f"{rows[0]['texts']} texts that the base wrote."
     )
     name = f"two-trainers-{machine_suffix(facts)}"
