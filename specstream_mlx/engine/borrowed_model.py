@@ -24,9 +24,18 @@ from ..models.head_rows import rows_of
 from ..models.streams import Streams
 from .kv import AskedCache, LayerCache
 from .profile import NO_PROFILE, Profile
-
-Observer = Callable[[int, mx.array, mx.array], None]
-
+from .stand_ins import (
+    AskingRope,
+    Given,
+    Kept,
+    KeptNorm,
+    Observed,
+    Observer,
+    PositionedRope,
+    StreamMLP,
+    WithOwnMask,
+    rope_at,
+)
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
 """Layers whose output the device computes while the host builds those behind them: unlike plain
@@ -80,10 +89,10 @@ class BorrowedModel:
         self._rotations: set[Rotations] = set()  # told of every pass
         owner = _owner_of_layers(model)
         layers: list[Any] = self._with_positions(model.layers)
-        lower = [_WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
+        lower = [WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
         self._features: dict[int, mx.array] = {}
         if boundaries:
-            self._owner, self._given = owner, _Given(layers[0])
+            self._owner, self._given = owner, Given(layers[0])
             self._embedding = _embedding_of(model, owner)
             norm = self._architecture.norm
             self._bare_top = _with_layers(model, owner, [self._given], without=norm)
@@ -93,7 +102,7 @@ class BorrowedModel:
         self._filling = _with_layers(model, owner, lower)
         whole = lower
         if profile is not NO_PROFILE:
-            last = _Observed(len(lower) - 1, lower[-1], partial(_border, profile))
+            last = Observed(len(lower) - 1, lower[-1], partial(_border, profile))
             whole = [*lower[:-1], last]
         self._whole = _with_layers(model, owner, whole)
         early = range(0) if traced else range(FIRST_HANDED_OVER, self._count, HANDED_OVER_EVERY)
@@ -101,18 +110,18 @@ class BorrowedModel:
         if streams is None:
             return
         first = streams.config.first_msa_layer
-        self._stream_mlps: dict[int, _StreamMLP] = {}
-        self._asking: dict[int, _AskingRope] = {}
+        self._stream_mlps: dict[int, StreamMLP] = {}
+        self._asking: dict[int, AskingRope] = {}
         parts = [*lower[:first], *self._asking_layers(self._with_stream_mlps(layers))[first:]]
         if observe is not None:
-            parts = [_Observed(number, layer, observe) for number, layer in enumerate(parts)]
+            parts = [Observed(number, layer, observe) for number, layer in enumerate(parts)]
         self._parts = parts = _handed_over(parts, early)
         # The models below share all weights and differ in their layers: `_entry` has none, `_lower`
         # the MHA layers, and both keep what comes out; `_top`, `_stream_top` and `_bare_top` have
         # one that gives what it is told, so that norm and head alone are left.
         if streams.head is not None:
             self._embedding = _embedding_of(model, owner)
-        self._given, self._kept = _Given(layers[0]), _Kept(layers[0])
+        self._given, self._kept = Given(layers[0]), Kept(layers[0])
         self._entry = _with_layers(model, owner, [self._kept])
         self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
         self._top = _with_layers(model, owner, [self._given])
@@ -140,7 +149,7 @@ class BorrowedModel:
             self._rotations = {table for table in tables if table is not None}
             for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
                 layer[name] = copy(layer[name])
-                layer[name]["rope"] = _PositionedRope(rope, table)
+                layer[name]["rope"] = PositionedRope(rope, table)
         return copies
 
     def _with_stream_mlps(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -156,7 +165,7 @@ class BorrowedModel:
                     "the place of"
                 )
             if number >= config.first_msa_layer:
-                mlp = _StreamMLP(layer["mlp"], self._streams, number)
+                mlp = StreamMLP(layer["mlp"], self._streams, number)
                 layer["mlp"] = self._stream_mlps[number] = mlp
         return copies
 
@@ -169,7 +178,7 @@ class BorrowedModel:
         for number in range(config.first_msa_layer, len(layers)):
             name = _attention_with_rope(number, layers[number])
             attention = copies[number][name] = copy(layers[number][name])
-            attention["rope"] = self._asking[number] = _AskingRope(attention)
+            attention["rope"] = self._asking[number] = AskingRope(attention)
         return copies
 
     def logits(
@@ -204,7 +213,7 @@ class BorrowedModel:
             self._keep(number, hidden)
             self._keep(number + 1, output)
 
-        return _Observed(number, layer, keep)
+        return Observed(number, layer, keep)
 
     def _keep(self, boundary: int, hidden: mx.array) -> None:
         self._features[boundary] = hidden
@@ -335,7 +344,7 @@ class BorrowedModel:
 def _handed_over(layers: Sequence[Any], numbers: Container[int]) -> list[Any]:
     """The layers, of which some hand their output to the device at once."""
     return [
-        _Observed(number, layer, _begin_computing) if number in numbers else layer
+        Observed(number, layer, _begin_computing) if number in numbers else layer
         for number, layer in enumerate(layers)
     ]
 
@@ -451,7 +460,7 @@ def _with_norm(
     for part in owner:
         module[part] = copy(module[part])
         module = module[part]
-    module[name] = _KeptNorm(module[name], keep)
+    module[name] = KeptNorm(module[name], keep)
     return root
 
 
@@ -471,175 +480,3 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
             "expected a rope that depends on positions alone"
         )
     return name
-
-
-# Stand-ins for layers and their parts ---------------------------------------------------------
-
-
-class _StandIn:
-    """A stand-in for a layer, with the layer's attributes, some of which models read."""
-
-    def __init__(self, layer: "nn.Module | _StandIn"):
-        self._layer: Any = layer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-
-class _Kept(_StandIn):
-    """A stand-in for the first MSA layer that keeps its input."""
-
-    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        self._hidden = hidden
-        return hidden
-
-    def take(self) -> mx.array:
-        """Return the hidden states that came in, and let go of them."""
-        hidden = self._hidden
-        del self._hidden
-        return hidden
-
-
-class _Given(_StandIn):
-    """A stand-in for all layers that returns ``hidden``."""
-
-    hidden: mx.array
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        return self.hidden
-
-
-class _KeptNorm(_StandIn):
-    """A stand-in for the final norm that keeps its output.
-
-    Args:
-        norm: the norm.
-        keep: called with the output.
-    """
-
-    def __init__(self, norm: nn.Module, keep: Callable[[mx.array], None]):
-        super().__init__(norm)
-        self._keep = keep
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        output = self._layer(hidden)
-        self._keep(output)
-        return output
-
-
-class _WithOwnMask(_StandIn):
-    """A stand-in for a layer that takes its mask from its own cache."""
-
-    def __init__(self, layer: nn.Module, mask: Callable[[mx.array, Any], Any]):
-        super().__init__(layer)
-        self._mask = mask
-
-    def __call__(self, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        return self._layer(hidden, self._mask(hidden, cache), cache=cache)
-
-
-class _Observed(_StandIn):
-    """A stand-in for a layer that reports its input and output."""
-
-    def __init__(self, number: int, layer: nn.Module | _StandIn, observe: Observer):
-        super().__init__(layer)
-        self._number, self._observe = number, observe
-
-    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        output = self._layer(hidden, *args, **kwargs)
-        self._observe(self._number, hidden, output)
-        return output
-
-
-class _PositionedRope:
-    """A layer's rotary embedding that also takes one absolute position per row.
-
-    Args:
-        rope: the layer's rope.
-        rotations: tables shared with other layers, if any.
-    """
-
-    def __init__(self, rope: nn.Module, rotations: Rotations | None):
-        self._rope, self._rotations = rope, rotations
-
-    def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        one_sequence = isinstance(offset, int) or offset.ndim == 1
-        whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
-        if self._rotations and one_sequence and whole:
-            return self._rotations.rotate(x, offset)
-        return rope_at(self._rope, x, offset)
-
-
-def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """Rotate rows by ``rope``, at consecutive positions or at one for each row.
-
-    Args:
-        rope: a layer's rope.
-        x: (sequences, heads, rows, d).
-        offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
-    """
-    if isinstance(offset, int):
-        return rope(x, offset=offset)
-    # mlx takes one offset per batch row: make every row a batch of its own.
-    if offset.ndim == 2:
-        sequences, heads, rows, size = x.shape
-        single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
-        rotated = rope(single, offset=offset.reshape(-1))
-        return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
-    return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
-
-
-class _AskingRope:
-    """A stand-in for an MSA layer's rotary embedding that tells the layer's rows its queries.
-
-    Layers rotate their queries first, then their keys.
-
-    Args:
-        attention: the layer's attention.
-
-    Attributes:
-        rows: stand-in for the cache in the next call; it is told the queries.
-    """
-
-    def __init__(self, attention: nn.Module):
-        self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
-        self._softcap = getattr(attention, "attn_logit_softcapping", None)
-        self.rows: AskedCache | None = None
-
-    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        rotated = self._rope(x, *args, **kwargs)
-        rows, self.rows = self.rows, None
-        if rows is not None:
-            scale = x.shape[-1] ** -0.5 if self._scale is None else self._scale
-            rows.ask(rotated * scale, self._softcap)
-        return rotated
-
-
-class _StreamMLP:
-    """An MSA layer's MLP; stream rows pass through their adapter instead, or through both.
-
-    Args:
-        mlp: the layer's MLP.
-        streams: the streams, which have the adapters.
-        number: the layer's number.
-
-    Attributes:
-        main_rows: number of main rows in the next call; they come first.
-    """
-
-    def __init__(self, mlp: nn.Module, streams: Streams, number: int):
-        self._mlp, self._streams, self._number = mlp, streams, number
-        self._beside = streams.config.stream_mlp == "base+adapter"
-        self.main_rows = 0
-
-    def __call__(self, x: mx.array) -> mx.array:
-        count = self.main_rows
-        if x.shape[1] == count:
-            return self._mlp(x)
-        streams = self._streams.stream_adapter(self._number, x[:, count:])
-        if self._beside:  # one product over all rows: its weights are read once
-            through = self._mlp(x)
-            main, streams = through[:, :count], through[:, count:] + streams
-        elif count:
-            main = self._mlp(x[:, :count])
-        return mx.concatenate([main, streams], axis=1) if count else streams

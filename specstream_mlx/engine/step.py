@@ -18,7 +18,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
-from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
+from .borrowed_model import BorrowedModel, UnsupportedModelError
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
 from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
@@ -29,6 +29,7 @@ from .plan import Plan, widest
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_streams, shapes_of
+from .stand_ins import Observer
 from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule
 

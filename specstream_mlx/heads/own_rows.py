@@ -16,9 +16,9 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.llama import ModelArgs
 
 from ..config import UserError, check_integer, is_number, shown
-from ..engine.borrowed_model import rope_at
 from ..engine.kv import UncommittedRows
 from ..engine.rows import Rows
+from ..engine.stand_ins import rope_at
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 
 
