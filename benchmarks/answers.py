@@ -46,6 +46,7 @@ import numpy as np
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.options.fields import option
+from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer, one_of
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
@@ -78,7 +79,6 @@ from .texts import (
     TextSet,
     adapter_of,
     exact_match,
-    most_tokens,
     names_in,
     rouge_l,
     task_items,
@@ -334,7 +334,7 @@ def main(
     rounds: int = option(5, integer(1), "Runs of each timed text."),
     only: str = TASKS,
     modes: str = option("", TEXT, "lossless, shared; default: both."),
-    max_tokens: int = most_tokens(160),
+    max_tokens: int = most_tokens(160, least=2),
     bits: int | None = option(
         None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both."
     ),

@@ -24,31 +24,14 @@ from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx import DraftSettings, UserError, demonstration
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.options.fields import option
+from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.options.kinds import PATH, TEXT, integer
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import (
-    CHAIN,
-    MLX_LM,
-    Base,
-    Drafts,
-    Mounted,
-    interleaved,
-    streams_of,
-)
-from .texts import (
-    MODES,
-    ORIGIN,
-    Texts,
-    TextSet,
-    adapter_of,
-    chosen_tasks,
-    most_tokens,
-    score,
-    texts_a_task,
-)
+from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved, streams_of
+from .texts import MODES, ORIGIN, Texts, TextSet, adapter_of, chosen_tasks, score, texts_a_task
 
 GAMMAS = WIDTHS = (1, 2, 3, 4)
 
@@ -156,7 +139,7 @@ def main(
     task: str = option("sql", TEXT, "Whose texts full trees are drafted for."),
     origin: TextSet = ORIGIN,
     items: int = texts_a_task(6),
-    max_tokens: int = most_tokens(96),
+    max_tokens: int = most_tokens(96, least=2),
     max_nodes: int = option(8, integer(2), "Nodes that pruning keeps."),
     output: Path = OUTPUT,
 ) -> None:

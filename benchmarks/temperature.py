@@ -28,23 +28,14 @@ from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.options.fields import option
+from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.options.kinds import POSITIVE, integer
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, Way, expected_runs, interleaved, streams_of
-from .texts import (
-    MODES,
-    ORIGIN,
-    TASKS,
-    Texts,
-    TextSet,
-    adapter_of,
-    chosen_tasks,
-    most_tokens,
-    texts_a_task,
-)
+from .texts import MODES, ORIGIN, TASKS, Texts, TextSet, adapter_of, chosen_tasks, texts_a_task
 
 
 class StreamsAlone(KeyedRule):
@@ -140,7 +131,7 @@ def main(
     only: str = TASKS,
     origin: TextSet = ORIGIN,
     items: int = texts_a_task(4),
-    max_tokens: int = most_tokens(96),
+    max_tokens: int = most_tokens(96, least=2),
     output: Path = OUTPUT,
 ) -> None:
     """Measure how drafts fare when text is sampled, on the demonstration model.

@@ -41,11 +41,6 @@ def texts_a_task(default: int) -> Any:
     return option(default, integer(1), "Texts of a task at most.")
 
 
-def most_tokens(default: int) -> Any:
-    """Make the option ``--max-tokens``."""
-    return option(default, integer(2), "Tokens of a text at most.")
-
-
 @dataclass(frozen=True)
 class Text:
     """One item.

@@ -22,29 +22,14 @@ from typing import Any
 from specstream_mlx import UserError, demonstration
 from specstream_mlx.drafting.cost import StepCosts
 from specstream_mlx.drafting.pace import pace_of
+from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import (
-    OUTPUT,
-    machine_suffix,
-    measured_on,
-    table,
-    write_report,
-    write_text,
-)
+from ..report import OUTPUT, machine_suffix, measured_on, table, write_report, write_text
 from ..runner import Base, measure_costs, streams_of
-from ..texts import (
-    MODES,
-    PROSE,
-    TASKS,
-    Texts,
-    adapter_of,
-    chosen_tasks,
-    most_tokens,
-    texts_a_task,
-)
+from ..texts import MODES, PROSE, TASKS, Texts, adapter_of, chosen_tasks, texts_a_task
 from .drafting_rule import Recording, record, simulate
 
 DELAYS = 0.0, 0.05, 0.2, 0.5, 1.0
@@ -150,7 +135,7 @@ def plot(rows: Sequence[Mapping[str, float]]) -> str:
 def main(
     tasks: str = TASKS,
     items: int = texts_a_task(2),
-    max_tokens: int = most_tokens(64),
+    max_tokens: int = most_tokens(64, least=2),
     output: Path = OUTPUT,
 ) -> None:
     """Simulate plain decoding and drafts with a delay in each reduction."""

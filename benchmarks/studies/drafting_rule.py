@@ -33,18 +33,15 @@ from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
+from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..answers import FAR
 from ..report import OUTPUT, measured_on, table, write_report
-from ..runner import (
-    Base,
-    measure_costs,
-    streams_of,
-)
-from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, most_tokens, texts_a_task
+from ..runner import Base, measure_costs, streams_of
+from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
@@ -218,7 +215,7 @@ def rates_of(
 
 def main(
     items: int = texts_a_task(12),
-    max_tokens: int = most_tokens(64),
+    max_tokens: int = most_tokens(64, least=2),
     output: Path = OUTPUT,
 ) -> None:
     """Simulate the drafting rule with each of its constants changed."""

@@ -12,11 +12,11 @@ from ..checked_files import prompt_lines
 from ..config import UserError
 from ..hardware import blas
 from ..options.fields import option
-from ..options.generation import KVCacheOptions
+from ..options.generation import KVCacheOptions, most_tokens
 from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import JSON, ModelOptions, most_tokens, quantization
+from .options import JSON, ModelOptions, quantization
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,20 +10,10 @@ from typer import Typer
 from ..checked_files import prompt_lines
 from ..config import UserError, is_integer, is_number
 from ..options.fields import option
-from ..options.generation import DrafterOptions
-from ..options.kinds import (
-    FLAG,
-    PART_OF_NAME,
-    PATH,
-    TEXT,
-    Kind,
-    choice,
-    each,
-    integer,
-    one_of,
-)
+from ..options.generation import DrafterOptions, most_tokens
+from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, Kind, choice, each, integer, one_of
 from ..terminal.commands import grouped
-from .options import ModelOptions, most_tokens
+from .options import ModelOptions
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
@@ -104,9 +94,7 @@ class SpeedupOptions:
         "", TEXT, "lossless or shared streams. Default: all of the suite.", metavar="MODE"
     )
     rounds: int | None = option(None, integer(1), "Runs of each text.")
-    max_tokens: int | None = option(
-        None, integer(2), "Tokens of a text at most.", "--max-tokens", "-m"
-    )
+    max_tokens: int | None = most_tokens(None, least=2)
     bits: int | None = option(
         None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both sides."
     )
@@ -172,7 +160,7 @@ def quantization(
         "'16 bit;int8;int4;int4, groups of 32;msa_4_8', msa_4_8 with streams alone.",
         metavar="NAME;NAME",
     ),
-    max_tokens: int = most_tokens(160, "Tokens of a text at most.", least=2),
+    max_tokens: int = most_tokens(160, least=2),
     report: ReportOptions,
 ) -> None:
     """Measure speed, call reduction, quality and memory by the bits of the base's weights.
@@ -224,11 +212,8 @@ class QuestionOptions:
     per_category: int | None = option(
         None, integer(1), "Questions of each of the six tasks. Default: all."
     )
-    max_tokens: int = option(
-        256,
-        integer(2),
-        "Tokens of an answer at most; Spec-Bench itself has 1024.",
-        *("--max-tokens", "-m"),
+    max_tokens: int = most_tokens(
+        256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
     )
 
 
@@ -325,7 +310,7 @@ class RivalOptions(AnswerOptions):
         metavar="FILE",
     )
     per_category: int = option(1, integer(1), "Texts of each class.")
-    max_tokens: int = option(64, integer(2), "Tokens of a text at most.", "--max-tokens", "-m")
+    max_tokens: int = most_tokens(64, least=2)
     temperature: tuple[float, ...] = option(
         (0.0,),
         _listed("numbers of at least 0", lambda value: is_number(value) and value >= 0, float),

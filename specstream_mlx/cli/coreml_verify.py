@@ -10,7 +10,8 @@ from typer import Argument
 
 from ..config import UserError
 from ..options.fields import option
-from ..options.kinds import FLAG, PATH, TEXTS, integer, what
+from ..options.generation import most_tokens
+from ..options.kinds import FLAG, PATH, TEXTS, what
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from .options import text_of
@@ -55,11 +56,8 @@ class RecordingOptions:
         *("--prompt", "-p"),
         metavar="TEXT",
     )
-    max_tokens: int | None = option(
-        None,
-        integer(1),
-        f"Tokens of each recorded text. Default: {_MAX_TOKENS}.",
-        *("--max-tokens", "-m"),
+    max_tokens: int | None = most_tokens(
+        None, f"Tokens of each recorded text. Default: {_MAX_TOKENS}."
     )
 
     def given(self) -> str | None:

@@ -16,7 +16,7 @@ from ..config import UserError
 from ..options import generation as options
 from ..options.fields import option
 from ..options.generation import KVCacheOptions, PrefillOptions
-from ..options.kinds import FLAG, PATH, TEXT, choice, integer
+from ..options.kinds import FLAG, PATH, TEXT, choice
 from ..terminal.notes import note
 from . import launched
 
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 """``--json`` of commands that print nothing else then."""
-
-
-def most_tokens(default: int, help: str, least: int = 1) -> Any:
-    """Make the option ``--max-tokens``; what comes behind the first token is timed from 2 on."""
-    return option(default, integer(least), help, "--max-tokens", "-m")
 
 
 def base_model(help: str) -> Any:

@@ -9,10 +9,11 @@ import typer
 from typer import Argument
 
 from ..options.fields import option
+from ..options.generation import most_tokens
 from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import ModelOptions, base_model, most_tokens, text_of
+from .options import ModelOptions, base_model, text_of
 
 
 @grouped()

@@ -9,10 +9,10 @@ import typer
 from typer import Argument
 
 from ..options.fields import option
+from ..options.generation import most_tokens
 from ..options.kinds import FLAG, TEXTS, integer
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import most_tokens
 from .serve import check_extra
 
 if TYPE_CHECKING:

@@ -195,15 +195,20 @@ class DraftOptions(DrafterOptions):
     speculation: bool = option(True, FLAG, "One token a step.")
 
 
+def most_tokens(
+    default: int | None, help: str = "Tokens of a text at most.", least: int = 1
+) -> Any:
+    """Make the option ``--max-tokens``; what comes behind the first token is timed from 2 on."""
+    return option(default, integer(least), help, "--max-tokens", "-m")
+
+
 @dataclass(frozen=True)
 class LengthOptions:
     """The end of the generated text."""
 
     PANEL: ClassVar[str] = "Text"
 
-    max_tokens: int = option(
-        256, integer(1), "Maximum number of tokens to generate.", "--max-tokens", "-m"
-    )
+    max_tokens: int = most_tokens(256, "Maximum number of tokens to generate.")
     stop: list[str] | None = option(
         None, TEXTS, "End before this text; may be given several times.", metavar="TEXT"
     )
