@@ -254,5 +254,5 @@ def test_a_forgotten_detail_would_show(detail, tmp_path, monkeypatch):
     def forgetful(*args, **kwargs):
         return backbone._attention(*args, **{**kwargs, detail: without})
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, backbone._ATTENTION, forgetful)
+    monkeypatch.setitem(AttentionInterface._global_mapping, backbone.ATTENTION, forgetful)
     assert differences("Gemma 2", "lossless", tmp_path)["stream logits"] > 10 * BOUND
