@@ -54,20 +54,20 @@ def test_as_much_is_drafted_as_brings_the_most_tokens_a_second(texts, shared, ro
         return (1 + sum(GAINS[: nodes - 1])) / seconds(shared, row, texts * nodes)
 
     usual = sum(rate(share.nodes) for share in last) / len(last)
-    assert usual > (0.8 if busy else 0.93) * rate(best)
+    assert usual > (0.8 if busy else 0.97) * rate(best)
 
 
 def test_the_dearer_rows_are_the_less_is_drafted():
-    def usual(texts, row):
-        return statistics.median(one.nodes for one in write(BatchCosts(), texts, 0.05, row)[-100:])
-
-    nodes = [usual(8, row) for row in (0.0001, 0.001, 0.004, 0.05)]
-    assert nodes == sorted(nodes, reverse=True)
-    assert nodes[0] > 6
-    assert nodes[-1] == 1
-    many = [usual(texts, 0.002) for texts in (2, 4, 8, 16)]
-    assert many == sorted(many, reverse=True)
-    assert many[0] > many[-1]
+    by_row = [(8, row) for row in (0.0001, 0.001, 0.004, 0.05)]
+    by_text = [(texts, 0.002) for texts in (2, 4, 8, 16)]
+    for cases in (by_row, by_text):
+        usual, best = [], [best_nodes(texts, 0.05, row) for texts, row in cases]
+        for texts, row in cases:
+            shares = write(BatchCosts(), texts, 0.05, row)[-100:]
+            usual.append(statistics.median(one.nodes for one in shares))
+        assert usual == sorted(usual, reverse=True)
+        assert usual == pytest.approx(best, abs=1)
+        assert usual[0] >= 2 * usual[-1]
 
 
 def test_what_a_text_counts_on():
@@ -79,7 +79,7 @@ def test_what_a_text_counts_on():
     for rows in (4, 8, 16, 4, 8, 16):
         costs.note(4, rows, True, 4, 0.2 + 0.01 * rows)
     share = costs.share(4, SOLO)
-    assert share.seconds[1] * 4 == pytest.approx(0.2 + 0.01 * 4, rel=0.1)
+    assert share.seconds[1] * 4 == pytest.approx(0.2 + 0.01 * 4, rel=0.02)
     ratio = (1 + 0.02 * 4) / (1.2 + 0.02 * 4)
     assert share.seconds[0] == pytest.approx(share.seconds[1] * ratio)
     costs.note(4, 4, True, 4, None)  # disturbed: no time
@@ -88,6 +88,6 @@ def test_what_a_text_counts_on():
     assert len(own) == MOST_ROWS + 1
     assert own[: share.nodes + 1] == [share.seconds[1]] * (share.nodes + 1)
     further = own[share.nodes + 1] - own[share.nodes]
-    assert further == pytest.approx(4 * 0.01, rel=0.3)  # a row for each text
+    assert further == pytest.approx(4 * 0.01, rel=0.06)  # a row for each text
     assert own[-1] == pytest.approx(own[share.nodes] + further * (MOST_ROWS - share.nodes))
     assert costs.share(5, SOLO).seconds != share.seconds  # each number of texts by itself
