@@ -1,5 +1,7 @@
 """Texts of several adapters at once, or one after the other: tokens per second of both.
 
+Also what the adapters take in memory, and how long it takes to change from one to the next.
+
     python -m benchmarks.several_adapters                    # all bundled adapters, 5 pairs
     python -m benchmarks.several_adapters --counts           # times nothing: on a busy machine too
 
@@ -8,11 +10,13 @@ two that do not count: in them steps are timed, to know what rows cost here.
 """
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import UserError, batch_generate, bundled, demonstration, load
@@ -91,6 +95,27 @@ def measure(
     )
 
 
+def memory_of(model: SpeculativeModel, names: Sequence[str]) -> tuple[int, int]:
+    """Load adapters beside a model; return the bytes that they take in memory, and on disk."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for name in names:
+        model.beside(name)
+    files = [file for name in names for file in bundled.adapter_path(name).glob("*.safetensors")]
+    return mx.get_active_memory() - before, sum(file.stat().st_size for file in files)
+
+
+def seconds_of_a_change(model: SpeculativeModel, names: Sequence[str]) -> float:
+    """Change to each adapter, which is in memory, and back; return the median seconds of both."""
+    found = []
+    for name in [*names] * 10:
+        start = time.perf_counter()
+        with model.using(name):
+            pass
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
 def main(
     text: str = option(MESSAGE, TEXT, "What all adapters are given."),
     pairs: int = option(5, integer(1), "Pairs, behind those that do not count."),
@@ -101,6 +126,8 @@ def main(
     """Write a text with all bundled adapters at once and in turn."""
     model, tokenizer = load(demonstration.base_path())
     names = bundled.adapter_names()
+    memory, disk = memory_of(model, names)
+    taken = f"{memory / 1e6:.1f} MB over the base in memory, {disk / 1e6:.1f} MB on disk"
     runs = 1 if counts else _WARM_UP + pairs
     found = [
         measure(model, tokenizer, text, names, max_tokens) for _ in track(range(runs), "pairs")
@@ -109,13 +136,17 @@ def main(
         (one,) = found
         print(
             f"{one.tokens} tokens in {one.passes[0]} passes at once, {one.passes[1]} in turn; "
-            "the texts are the same"
+            f"the texts are the same; {taken}"
         )
         return
     found = found[_WARM_UP:]
     facts = device.describe() | {"adapters": names, "max_tokens": max_tokens}
+    change = seconds_of_a_change(model, names)
     values: dict[str, Any] = {
         "facts": facts,
+        "bytes_in_memory": memory,
+        "bytes_on_disk": disk,
+        "seconds_of_a_change": change,
         "pairs": [vars(one) | {"speedup": one.speedup} for one in found],
         "speedup": statistics.median(one.speedup for one in found),
         "whole": statistics.median(one.whole for one in found),
@@ -131,6 +162,7 @@ def main(
         f"({min(one.speedup for one in found):.2f} to {max(one.speedup for one in found):.2f})",
         f"- with prompts: {values['whole']:.2f}x",
         f"- passes: {found[-1].passes[0]} at once, {found[-1].passes[1]} in turn; the same texts",
+        f"- adapters: {taken}; a change of adapter takes {change * 1e3:.2f} ms",
     ]
     print(write_report(output, f"several-adapters-{machine_suffix(facts)}", values, lines))
 
