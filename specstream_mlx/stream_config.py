@@ -78,8 +78,9 @@ class StreamConfig:
         num_msa_layers: N_s, the top layers in which the streams run.
         hidden_size: width of the base model.
         num_hidden_layers: N, the layers of the base model.
-        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4, or
-            ``value_rotation``, which has no stream embeddings.
+        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4; ``embedding``,
+            without the main stream: in all layers these are the prompt tokens of PPD (arXiv
+            2405.18628); or ``value_rotation``, which has no stream embeddings.
         stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
         value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
             unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
@@ -117,7 +118,9 @@ class StreamConfig:
     hidden_size: int = option(..., integer(1))
     num_hidden_layers: int = option(..., integer(1, MOST_LAYERS))
     num_streams: int = option(4, integer(1, MOST_STREAMS))
-    stream_init: str = option("identity", choice("identity", "linear", "value_rotation"))
+    stream_init: str = option(
+        "identity", choice("identity", "linear", "embedding", "value_rotation")
+    )
     stream_init_rank: int = option(0, integer(0))
     value_rotation_epsilon: float = option(0.0, number())
     stream_mlp: str = option("base", choice("base", "adapter", "base+adapter"))

@@ -40,7 +40,7 @@ def forward(model, config, tokens, streams=None, stream_from=0):
             for position in range(stream_from, len(tokens)):
                 for j in range(1, settings.num_streams + 1):
                     rows.append((position, j))
-                    x = np.vstack([x, _seed(x[position], j, tensors)])
+                    x = np.vstack([x, _seed(x[position], j, tensors, settings)])
         x = x + _attention(layer, config, settings, rows, _norm(x, layer.input_layernorm))
         inner = _norm(x, layer.post_attention_layernorm)
         out = _mlp(layer.mlp, inner)
@@ -121,7 +121,9 @@ def _hide_far_keys(mask, rows, window):
                 mask[row, key] = False
 
 
-def _seed(hidden, j, tensors):
+def _seed(hidden, j, tensors, settings):
+    if settings.stream_init == "embedding":
+        return tensors["streams.embeddings"][j - 1]
     if "streams.init.down.weight" in tensors:
         hidden = _low_rank(hidden, tensors, "streams.init")
     embeddings = tensors.get("streams.embeddings")

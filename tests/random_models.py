@@ -70,6 +70,7 @@ STREAMS = {
         "stream_mlp": "adapter",
         "stream_adapter_rank": 4,
     },
+    "prompt tokens": {"num_msa_layers": 4, "stream_init": "embedding"},
     "base MLP, literal pruner": {"pruner_form": "literal"},
     "one stream": {"num_streams": 1},
     "every layer": {"num_msa_layers": 4, "stream_mlp": "adapter", "stream_adapter_rank": 4},

@@ -104,6 +104,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig) -> None:
         super().__init__()
         self.num_streams = config.num_streams
+        self.sees_main = config.stream_init != "embedding"
         h = config.hidden_size
         if config.stream_init != "value_rotation":
             self.embeddings = nn.Parameter(EMBEDDING_STD * torch.randn(config.num_streams, h))
@@ -127,6 +128,8 @@ class Streams(nn.Module):
         """Start the streams (B, C, gamma, h) from main hidden states (B, C, h), as in Eq. 4."""
         if hasattr(self, "init"):
             main = self.init(main)
+        if not self.sees_main:
+            main = torch.zeros_like(main)
         streams = main.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
         return streams + self.embeddings if hasattr(self, "embeddings") else streams
 

@@ -239,7 +239,12 @@ class _Beside:
             embeddings = self._network.own(
                 "streams.embeddings", lambda: parts["embeddings"][None, :gamma]
             )
-            seeds = mb.add(x=seeds, y=embeddings)
+            alone = self._config.stream_init == "embedding"
+            seeds = (
+                mb.tile(x=embeddings, reps=(count, 1, 1))
+                if alone
+                else mb.add(x=seeds, y=embeddings)
+            )
         return mb.reshape(x=seeds, shape=(count * gamma, main.shape[1]))
 
     def positions(self, main: Var) -> Var:

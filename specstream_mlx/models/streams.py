@@ -157,7 +157,7 @@ class Streams(nn.Module):
         return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4).
+        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4), or ``P_j`` alone.
 
         Args:
             hidden: (.., h) main-stream rows at the input of the first MSA layer.
@@ -168,6 +168,8 @@ class Streams(nn.Module):
         """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
+        if self._config.stream_init == "embedding":
+            hidden = mx.zeros_like(hidden)
         hidden = hidden[..., None, :]
         if "embeddings" in self.streams:
             return hidden + self._embeddings(count).astype(hidden.dtype)

@@ -77,7 +77,7 @@ class StreamSettings(Resumable):
     stream_init: str = option(
         "linear",
         _KINDS["stream_init"],
-        "How streams start: linear, identity or value_rotation.",
+        "How streams start: linear, identity, embedding or value_rotation.",
         metavar="KIND",
         hidden=True,
     )

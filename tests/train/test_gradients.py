@@ -27,6 +27,7 @@ FAMILIES = {
 SHARED = {"mode": "shared"}
 VARIANTS = {
     "linear": {"stream_init": "linear", "stream_init_rank": 4, "stream_mlp": "base+adapter"},
+    "embeddings alone": {"stream_init": "embedding", "num_msa_layers": 4},
     "value rotation": {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3},
     "conditioned head": {"stream_head": "conditioned", "stream_head_rank": 5},
     "selected keys": {"stream_keys": 5},

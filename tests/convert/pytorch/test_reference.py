@@ -31,6 +31,7 @@ VARIANTS = {
     "base MLP, one stream, literal pruner": BASE_MLP | {"num_streams": 1, "pruner_form": "literal"},
     "base + adapter, linear": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4, **LINEAR},
     "base MLP, value rotation": BASE_MLP | ROTATION,
+    "prompt tokens": BASE_MLP | {"stream_init": "embedding", "num_msa_layers": 3},
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
     "near keys": {"stream_window": 2},
