@@ -179,6 +179,11 @@ class Backbone:
         norm = getattr(self._decoder, self._architecture.norm)
         return hidden if norm is None else norm(hidden)
 
+    @property
+    def norm_weight(self) -> Tensor:
+        """The weights (h,) of the final norm."""
+        return getattr(self._decoder, self._architecture.norm).weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the LM head and its soft cap, without the final norm: (..., h) to (..., V)."""
         return softcapped(self.head(hidden), self.softcap)

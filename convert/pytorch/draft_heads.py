@@ -1,22 +1,30 @@
 """The draft heads of other methods, as they are trained: Medusa, Hydra, EAGLE.
 
 What each computes is said in ``specstream_mlx.heads``, which runs them; their parameters have the
-names of the published files. A head reads a base's last hidden states H behind the final norm, and
-the tokens behind them: at position t it stands behind the hidden state of token t, knows token
-t + 1, the root, and the drafts t + 2, .. , and guesses token t + 2 + i at depth i. All start as the
-base itself, with z = H, since few updates bring them further than from the random weights of the
-published trainers.
+names of the published files. A head reads a base's last hidden states H behind the final norm, or
+those at other boundaries, and the tokens behind them: at position t it stands behind the hidden
+state of token t, knows token t + 1, the root, and the drafts t + 2, .. , and guesses token
+t + 2 + i at depth i. All start as the base itself, with z = H, and EAGLE-3 as an early exit at its
+last boundary, since few updates bring them further than from the published trainers' random
+weights.
 
 Shapes: B sequences of T tokens, C positions, D depths, h the hidden size.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from .attention import Scoring, causal_attention, gather_rows
 from .backbone import ATTENTION
@@ -72,7 +80,8 @@ class Medusa(nn.ModuleList):
         """What the LM head reads: (B, C, D, h).
 
         Args:
-            hidden: (B, T, h) the base's last hidden states.
+            hidden: (B, T, h) the base's last hidden states; of EAGLE-3 (B, T, n * h), those at its
+                boundaries side by side.
             embeddings: (B, T, h) of the tokens.
             positions: (B, C) int64.
         """
@@ -155,6 +164,86 @@ class Eagle(nn.Module):
             )
             outputs.append(gather_rows(features, positions))
         return torch.stack(outputs, dim=2)
+
+
+class Eagle3(nn.Module):
+    """EAGLE-3's layer (arXiv 2503.01840), with an LM head of its own.
+
+    Args:
+        config: sizes and rope of the layer.
+        depth: of the drafts that it is trained on, each behind its own features of the one before.
+        boundaries: the hidden states that it reads.
+        norm: (h,) the weights that its norm starts with.
+        lm_head: (n, h) the LM head's.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        depth: int,
+        boundaries: Sequence[int],
+        norm: Tensor,
+        lm_head: Tensor,
+    ) -> None:
+        super().__init__()
+        config._attn_implementation = ATTENTION
+        size, width, self.config = config.hidden_size, len(boundaries), config
+        self.depth, self.boundaries = depth, tuple(boundaries)
+        self.fc = nn.Linear(width * size, size, bias=False)
+        self.midlayer = _WideLayer(config)
+        self.norm = LlamaRMSNorm(size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(*reversed(lm_head.shape), bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.eye(size).repeat(1, width))
+            self.fc.weight[:, : (width - 1) * size] = 0
+            self.norm.weight.copy_(norm)
+            self.lm_head.weight.copy_(lm_head)
+
+    @property
+    def lm_heads(self) -> list[nn.Linear]:
+        """The LM head of each depth: the same one."""
+        return [self.lm_head] * self.depth
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """See ``Medusa.forward``; behind depth 0 the features are the layer's own."""
+        paths, features, outputs = _Paths(), self.fc(hidden), []
+        for level in range(self.depth):
+            places = torch.arange(level, level + hidden.shape[1], device=hidden.device)[None]
+            following = _ahead(embeddings, 1 + level)
+            rope = self.rotary(features, places)
+            features = self.midlayer(following, features, rope, paths)
+            outputs.append(gather_rows(self.norm(features), positions))
+        return torch.stack(outputs, dim=2)
+
+
+class _WideLayer(nn.Module):
+    """A Llama layer whose attention reads embeddings and features side by side."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        size, epsilon = config.hidden_size, config.rms_norm_eps
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * size, rows, bias=False))
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(size, epsilon)
+        self.hidden_norm = LlamaRMSNorm(size, epsilon)
+        self.post_attention_layernorm = LlamaRMSNorm(size, epsilon)
+        nn.init.zeros_(self.self_attn.o_proj.weight)
+        nn.init.zeros_(self.mlp.down_proj.weight)
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, rope: tuple[Tensor, Tensor], paths: "_Paths"
+    ) -> Tensor:
+        """Map embeddings and features (B, T, h) to the next features."""
+        x = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), dim=-1)
+        attended, _ = self.self_attn(
+            x, attention_mask=None, position_embeddings=rope, attend=paths.attend
+        )
+        y = features + attended
+        return y + self.mlp(self.post_attention_layernorm(y))
 
 
 class _Paths:

@@ -1,5 +1,7 @@
 """A base that is only read: its last hidden states, its embedding, its LM head."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -38,7 +40,21 @@ class FrozenBase:
         """The stored rows (..., h) of the embedding for tokens (...)."""
         return self._backbone.embedding(tokens)
 
+    @property
+    def norm(self) -> Tensor:
+        """The weights (h,) of the final norm."""
+        return self._backbone.norm_weight
+
     @torch.no_grad()
-    def last_hidden(self, tokens: Tensor) -> Tensor:
-        """The states (B, T, h) behind the final norm of tokens (B, T), padded on the right."""
-        return self._decoder(input_ids=tokens, use_cache=False).last_hidden_state
+    def hidden(self, tokens: Tensor, boundaries: Sequence[int] = ()) -> Tensor:
+        """Hidden states (B, T, (n + 1) * h), side by side.
+
+        Args:
+            tokens: (B, T) int64, padded on the right.
+            boundaries: n layers, whose inputs come first; last the states behind the final norm.
+        """
+        output = self._decoder(
+            input_ids=tokens, use_cache=False, output_hidden_states=bool(boundaries)
+        )
+        inner = [output.hidden_states[number] for number in boundaries]
+        return torch.cat((*inner, output.last_hidden_state), dim=-1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import other_file, staged_directory
 
-from .draft_heads import Eagle, Hydra, Medusa
+from .draft_heads import Eagle, Eagle3, Hydra, Medusa
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _TOKEN_MAP = "token_map"
@@ -51,7 +51,11 @@ def write_head(
     """
     named = network.named_parameters()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
-    if vocabulary is not None:
+    if vocabulary is not None and isinstance(network, Eagle3):
+        ids, every = vocabulary.cpu(), torch.zeros(network.config.vocab_size, dtype=torch.bool)
+        tensors["d2t"], every[ids] = ids - torch.arange(len(ids)), True
+        tensors["t2d"] = every
+    elif vocabulary is not None:
         tensors[_TOKEN_MAP] = vocabulary.to("cpu", torch.int32)
         if network.lm_heads:
             tensors = {_of_vllm(name): tensor for name, tensor in tensors.items()}
@@ -89,8 +93,14 @@ def _config(network: nn.Module, base_model: str) -> dict[str, Any]:
             "grounded_heads": True,
             "hidden_state_offset": 0,
         }
-    assert isinstance(network, Eagle)
+    assert isinstance(network, Eagle | Eagle3)
     config = network.config
+    own: dict[str, Any] = {"bias": True}
+    if isinstance(network, Eagle3):
+        own = {
+            "draft_vocab_size": network.lm_head.out_features,
+            "eagle_aux_hidden_state_layer_ids": list(network.boundaries),
+        }
     names = (
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
         *("head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings"),
@@ -102,5 +112,5 @@ def _config(network: nn.Module, base_model: str) -> dict[str, Any]:
         "num_hidden_layers": 1,
         "hidden_act": "silu",
         "rope_theta": config.rope_parameters["rope_theta"],
-        "bias": True,
+        **own,
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import gather_rows, softcapped, stream_positions
-from .draft_heads import Eagle
+from .draft_heads import Eagle, Eagle3
 from .frozen_base import FrozenBase
 from .losses import LOGITS_AT_ONCE, Batch, places_of, targets_of
 
@@ -68,7 +68,8 @@ def head_loss(
         network: a head of ``draft_heads``.
         drafted: what is drafted.
         batch: sequences.
-        hidden: (B, T, h) the base's last hidden states.
+        hidden: (B, T, n * h) what the head reads, and last, which it may be, the base's last hidden
+            states: see ``states_of``.
         weights: of each depth.
         learns_from_base: whether the tokens' loss is the cross entropy with the base's
             distribution, among the drafted tokens; or with the text.
@@ -79,7 +80,8 @@ def head_loss(
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     embeddings = drafted.base.embedding(batch.tokens)
-    features = network(hidden, embeddings, positions)
+    read, hidden = states_of(network, hidden, embeddings.shape[-1])
+    features = network(read, embeddings, positions)
     depth = features.shape[2]
     targets, has_target = targets_of(batch, positions, valid, 1 + depth)
     places = drafted.places(targets)
@@ -103,6 +105,12 @@ def head_loss(
             features[:, :, 0][follows].float(), true.float()
         )
     return total, per_depth
+
+
+def states_of(network: nn.Module, hidden: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """What a head reads of ``FrozenBase.hidden``, and the base's last hidden states (B, T, h)."""
+    last = hidden[..., -size:]
+    return (hidden[..., :-size] if isinstance(network, Eagle3) else last), last
 
 
 def _cross_entropy(
@@ -157,7 +165,9 @@ def count_right(
         and, last, the mean accepted length of a chain draft, as ``count_correct`` has it.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    features = network(hidden, drafted.base.embedding(batch.tokens), positions)
+    embeddings = drafted.base.embedding(batch.tokens)
+    read, _ = states_of(network, hidden, embeddings.shape[-1])
+    features = network(read, embeddings, positions)
     depth = features.shape[2]
     targets, has_target = targets_of(batch, positions, valid, 1 + depth)
     places, has_target = drafted.places(targets)[..., 1:], has_target[..., 1:]

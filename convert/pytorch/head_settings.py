@@ -10,11 +10,11 @@ from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, TEXT, choice, int
 
 from .run_settings import RunSettings
 
-MEDUSA, HYDRA, EAGLE = KINDS = "medusa", "hydra", "eagle"
+MEDUSA, HYDRA, EAGLE, EAGLE3 = KINDS = "medusa", "hydra", "eagle", "eagle3"
 
-_RATES = {MEDUSA: 1e-3, HYDRA: 5e-4, EAGLE: 1e-4}
-_TEACHERS = {MEDUSA: "text", HYDRA: "base", EAGLE: "base"}
-_DECAYS = {MEDUSA: 0.8, HYDRA: 1.0, EAGLE: 1.0}
+_RATES = {MEDUSA: 1e-3, HYDRA: 5e-4, EAGLE: 1e-4, EAGLE3: 1e-4}
+_TEACHERS = {MEDUSA: "text", HYDRA: "base", EAGLE: "base", EAGLE3: "base"}
+_DECAYS = {MEDUSA: 0.8, HYDRA: 1.0, EAGLE: 1.0, EAGLE3: 0.8}
 
 
 @dataclass
@@ -26,13 +26,13 @@ class HeadSettings(RunSettings):
 
     FREE_TO_CHANGE: ClassVar[set[str]] = RunSettings.FREE_TO_CHANGE | {"hidden_states"}
 
-    kind: str = option(MEDUSA, choice(*KINDS), "Method: medusa, hydra or eagle.")
+    kind: str = option(MEDUSA, choice(*KINDS), "Method: medusa, hydra, eagle or eagle3.")
     num_heads: int = option(
-        4, integer(1, 16), "Heads; of eagle, the depths that are measured on held-out text."
+        4, integer(1, 16), "Heads; of eagle3 depths, of eagle those that are measured alone."
     )
     num_layers: int = option(1, integer(1), "Layers of each head, of medusa and hydra.")
     intermediate_size: int | None = option(
-        None, integer(1), "Width of the MLP, of eagle. Default: the base's."
+        None, integer(1), "Width of the MLP, of eagle and eagle3. Default: the base's."
     )
     own_lm_heads: bool = option(
         False,
@@ -52,13 +52,17 @@ class HeadSettings(RunSettings):
         "Default: text for medusa, base for the others.",
     )
     decay: float | None = option(
-        None, POSITIVE, "Weight of each depth over that before it. Default: 0.8 for medusa, 1."
+        None,
+        POSITIVE,
+        "Weight of each depth over that before it. Default: 0.8 for medusa and eagle3, 1.",
     )
     token_loss: float = option(
         0.1, number(0), "Weight of the tokens' loss beside that of the hidden states, of eagle."
     )
     learning_rate: float | None = option(
-        None, POSITIVE, "Peak of the learning rate. Default: 1e-3 medusa, 5e-4 hydra, 1e-4 eagle."
+        None,
+        POSITIVE,
+        "Peak of the learning rate. Default: 1e-3 medusa, 5e-4 hydra, 1e-4 the others.",
     )
     prompt_template: str | None = option(
         None, TEXT, "Text around every prompt, with {text} in its place."

@@ -1,4 +1,4 @@
-"""The trainer of other methods' draft heads on a frozen base: Medusa, Hydra, EAGLE.
+"""The trainer of other methods' draft heads on a frozen base: Medusa, Hydra, EAGLE, EAGLE-3.
 
     python -m specstream_mlx.convert.pytorch.head_trainer --kind medusa --model BASE \\
         --data answers.jsonl --output OUT --epochs 1
@@ -7,10 +7,24 @@ It is for comparisons: the same answers of the base, batches, schedule and optim
 ``trainer``. It writes ``OUT/head`` in the published layout, which ``--draft-head`` takes, the log
 ``OUT/log.jsonl`` and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues. The
 base's hidden states are computed once; with ``--hidden-states`` for several runs.
+
+For the demonstration model, beside streams that start from nothing (``stream_variants``), of each
+``KIND`` with the same batches of 8 answers:
+
+    python -m specstream_mlx.convert.pytorch.head_trainer --kind KIND --output runs/heads/KIND \\
+        --model runs/adapters/expanded --data convert/demo_model/text/answers/train.jsonl \\
+        --valid-data convert/demo_model/text/answers/valid.jsonl --iters 100 --batch-size 8 \\
+        --max-seq-length 512 --draft-vocabulary 11264 --hidden-states runs/heads/states
+    python -m benchmarks.studies.stream_variants --model runs/adapters/expanded \\
+        --data convert/demo_model/text/answers/train.jsonl --work runs/heads/streams --iters 100 \\
+        --valid convert/demo_model/text/answers/valid.jsonl streams
+
+The last line of ``log.jsonl`` has what is right by depth and the tokens a chain.
 """
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +46,11 @@ from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item, most_frequent
 
-from .draft_heads import Eagle, Hydra, Medusa, layer_config
+from .draft_heads import Eagle, Eagle3, Hydra, Medusa, layer_config
 from .frozen_base import FrozenBase
 from .head_files import check_head_replaceable, write_head
 from .head_losses import DraftTokens, count_right, head_loss
-from .head_settings import HYDRA, MEDUSA, HeadSettings
+from .head_settings import EAGLE3, HYDRA, MEDUSA, HeadSettings
 from .kept_hidden import KeptHidden
 from .load import base_fingerprint, load_base
 from .losses import Batch
@@ -57,7 +71,7 @@ def build_head(settings: HeadSettings, drafted: DraftTokens) -> nn.Module:
     """Build the untrained head of a run.
 
     Raises:
-        UserError: the base lacks a size that the head's layer takes from it.
+        UserError: the base has too few layers.
     """
     config, depth, layers = drafted.base.config, settings.num_heads, settings.num_layers
     if settings.kind == MEDUSA:
@@ -65,7 +79,14 @@ def build_head(settings: HeadSettings, drafted: DraftTokens) -> nn.Module:
         return Medusa(config.hidden_size, depth, layers, lm_head)
     if settings.kind == HYDRA:
         return Hydra(config.hidden_size, depth, layers)
-    return Eagle(layer_config(config, settings.intermediate_size), depth)
+    layer = layer_config(config, settings.intermediate_size)
+    if settings.kind == EAGLE3:
+        count = config.num_hidden_layers
+        if count < 3:
+            raise UserError(f"eagle3 reads three layers of the base, which has {count}")
+        boundaries = 2, count // 2, count - 3
+        return Eagle3(layer, depth, boundaries, drafted.base.norm, drafted.shared()[0])
+    return Eagle(layer, depth)
 
 
 def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
@@ -93,7 +114,7 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
     network = build_head(settings, drafted).to(device)
     weights = dict(network.named_parameters())
     trained = Trained(weights, {settings.peak: list(weights)}, settings.peak)
-    kept = _kept_hidden(settings, base)
+    kept = _kept_hidden(settings, base, getattr(network, "boundaries", ()))
     levels = settings.weights(settings.num_heads)
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
@@ -145,14 +166,14 @@ def evaluate_head(
     return {"depths": depths, "chain": chain}
 
 
-def _kept_hidden(settings: HeadSettings, base: FrozenBase) -> KeptHidden:
+def _kept_hidden(settings: HeadSettings, base: FrozenBase, boundaries: Sequence[int]) -> KeptHidden:
     """The base's hidden states, in the dtype that a run computes in."""
     bf16 = computes_in_bf16(settings, training_device())
     return KeptHidden(
-        base.last_hidden,
+        partial(base.hidden, boundaries=boundaries),
         dtype=torch.bfloat16 if bf16 else torch.float32,
         directory=settings.hidden_states,
-        model=f"{settings.model.resolve()} {base_fingerprint(settings.model)}",
+        model=f"{settings.model.resolve()} {base_fingerprint(settings.model)} {boundaries}",
     )
 
 

@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import head_trainer
 from specstream_mlx.convert.pytorch.frozen_base import FrozenBase
 from specstream_mlx.convert.pytorch.head_files import write_head
-from specstream_mlx.convert.pytorch.head_losses import DraftTokens, count_right, head_loss
+from specstream_mlx.convert.pytorch.head_losses import (
+    DraftTokens,
+    count_right,
+    head_loss,
+    states_of,
+)
 from specstream_mlx.convert.pytorch.head_settings import HeadSettings
 from specstream_mlx.convert.pytorch.load import load_base
 from torch_tiny import tiny_batch, tiny_completions
@@ -32,6 +37,8 @@ FORMS = {
     "hydra": {"kind": "hydra", "num_layers": 2},
     "hydra, some tokens": {"kind": "hydra", **SOME},
     "eagle": {"kind": "eagle"},
+    "eagle3": {"kind": "eagle3"},
+    "eagle3, some tokens": {"kind": "eagle3", "intermediate_size": 24, **SOME},
     "eagle, some tokens": {"kind": "eagle", "intermediate_size": 24, **SOME},
 }
 
@@ -73,8 +80,9 @@ def random_head(base, chosen):
 @torch.no_grad()
 def trained_logits(network, drafted, tokens, hidden):
     """(T, D, n) what the trainer's network says at every position of one text."""
-    positions = torch.arange(len(tokens))[None]
-    features = network(hidden, drafted.base.embedding(tokens[None]), positions)[0]
+    positions, embeddings = torch.arange(len(tokens))[None], drafted.base.embedding(tokens[None])
+    read, _ = states_of(network, hidden, embeddings.shape[-1])
+    features = network(read, embeddings, positions)[0]
     pairs = zip(features.unbind(1), drafted.heads(network, DEPTH), strict=True)
     return torch.stack([torch.nn.functional.linear(rows, *head) for rows, head in pairs], 1)
 
@@ -91,9 +99,10 @@ def run_logits(model, text, hidden, position):
         return mx.array(ahead)[:, None], mx.zeros((len(ahead), 1))
 
     rows = slice(position, position + 1)
-    head.read(mx.array(text[:position]), (hidden[:position],))
+    head.read(mx.array(text[:position]), tuple(state[:position] for state in hidden))
     following = mx.array(text[position + 1 : position + 2])
-    head.follow(AcceptedRows((hidden[rows],), mx.array(text[rows]), following, mx.array(1)))
+    states = tuple(state[rows] for state in hidden)
+    head.follow(AcceptedRows(states, mx.array(text[rows]), following, mx.array(1)))
     head.guess(rank, [np.array([0])] * (DEPTH - 1), 1)
     return np.array(mx.stack(found))
 
@@ -108,12 +117,15 @@ def test_what_is_trained_is_what_mlx_runs(form, base, settings, tied_mlx, tmp_pa
         assert model.head.tokens.tolist() == drafted.vocabulary.tolist()
     assert model.head.config.parameters == sum(p.numel() for p in network.parameters())
     tokens = torch.randint(0, base.vocab_size, (14,), generator=torch.Generator().manual_seed(2))
-    hidden = base.last_hidden(tokens[None])
+    hidden = base.hidden(tokens[None], getattr(network, "boundaries", ()))
     expected = trained_logits(network, drafted, tokens, hidden)
-    own_hidden = model.model.model(mx.array(tokens.tolist())[None])[0]
-    np.testing.assert_allclose(own_hidden, hidden[0], atol=1e-4)
+    borrowed = BorrowedModel(model.model, boundaries=model.head.boundaries)
+    borrowed.logits(mx.array(tokens.tolist())[None], [None] * len(model.layers))
+    own = [state[0] for state in borrowed.take_features()]
+    width = 32 * len(own)
+    np.testing.assert_allclose(mx.concatenate(own, 1), hidden[0, :, :width], atol=1e-4)
     for position in (3, 8):
-        found = run_logits(model, tokens.tolist(), own_hidden, position)
+        found = run_logits(model, tokens.tolist(), own, position)
         np.testing.assert_allclose(found, expected[position], atol=1e-4 * expected.abs().max())
 
 
@@ -136,13 +148,13 @@ def test_it_learns_and_the_text_stays(form, settings, data, tied_mlx, tmp_path):
     assert run(*flags, "--draft-head", target, "--tree-size", 4).stdout == plain
 
 
-@pytest.mark.parametrize("form", ["medusa, some tokens", "hydra", "eagle"])
+@pytest.mark.parametrize("form", ["medusa, some tokens", "hydra", "eagle", "eagle3, some tokens"])
 def test_losses_and_shares_are_those_of_the_whole_logits(form, base, settings):
     """Row by row, with the logits of all positions at once."""
     chosen = settings(**FORMS[form])
     network, drafted = random_head(base, chosen)
     batch = tiny_batch(vocab=base.vocab_size)
-    hidden = base.last_hidden(batch.tokens)
+    hidden = base.hidden(batch.tokens, getattr(network, "boundaries", ()))
     sums, counts = np.zeros(DEPTH), np.zeros(DEPTH)
     right, there, chain, places = np.zeros(DEPTH), np.zeros(DEPTH), 0, 0
     ids = (
@@ -152,7 +164,8 @@ def test_losses_and_shares_are_those_of_the_whole_logits(form, base, settings):
     for row, length in enumerate(batch.lengths.tolist()):
         tokens, own = batch.tokens[row, :length], hidden[row : row + 1, :length]
         logits = trained_logits(network, drafted, tokens, own)
-        teacher = torch.nn.functional.linear(own[0], *drafted.shared()).softmax(-1)
+        last = own[0, :, -32:]
+        teacher = torch.nn.functional.linear(last, *drafted.shared()).softmax(-1)
         for position in range(batch.stream_from[row] - 1, length - 1):
             places += 1
             in_a_row = 1
@@ -204,13 +217,13 @@ def test_resuming_equals_not_stopping_and_hidden_states_outlive_a_run(
     texts = set(data.read_text().splitlines())
     assert len(list(states.iterdir())) == len(texts)
     read = []
-    computed = FrozenBase.last_hidden
+    computed = FrozenBase.hidden
 
-    def counted(self, tokens):
+    def counted(self, tokens, boundaries):
         read.append(len(tokens))
-        return computed(self, tokens)
+        return computed(self, tokens, boundaries)
 
-    monkeypatch.setattr(FrozenBase, "last_hidden", counted)
+    monkeypatch.setattr(FrozenBase, "hidden", counted)
 
     class StoppedError(Exception):
         pass
@@ -238,7 +251,7 @@ def test_resuming_equals_not_stopping_and_hidden_states_outlive_a_run(
         ({"kind": "hydra", "own_lm_heads": True}, "own_lm_heads is for medusa, expected none"),
         ({"draft_vocabulary": 100_000}, "draft_vocabulary is 100000, expected at most the base's"),
         ({"iters": 1, "epochs": 1}, "iters and epochs were both given"),
-        ({"kind": "lookahead"}, "kind is 'lookahead', expected 'medusa', 'hydra' or"),
+        ({"kind": "lookahead"}, "kind is 'lookahead', expected 'medusa', 'hydra', "),
     ],
 )
 def test_bad_settings_are_one_sentence(settings, values, sentence):
