@@ -39,6 +39,7 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--dim); fon
 .key { display: inline-block; margin-right: 1rem; white-space: nowrap; font-size: 13px; }
 .key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%;
   margin-right: .35rem; }
+.key .dashed { border-radius: 0; height: .25rem; vertical-align: middle; }
 """ + "\n".join(
     f".f{i} {{ fill: var(--c{i}); }} .s{i} {{ stroke: var(--c{i}); fill: none; stroke-width: 2; }} "
     f".b{i} {{ background: var(--c{i}); }}"
@@ -129,7 +130,8 @@ def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 def _keys(names: Iterable[str]) -> str:
     every = enumerate(dict.fromkeys(names))
     return " ".join(
-        f'<span class="key"><i class="b{i % _COLOURS}"></i>{escape(name)}</span>'
+        f'<span class="key"><i class="b{i % _COLOURS}{" dashed" if i >= _COLOURS else ""}"></i>'
+        f"{escape(name)}</span>"
         for i, name in every
     )
 
@@ -265,12 +267,20 @@ def by_parameters(rows: Rows, sizes: Rows) -> str:
     for power in range(3, math.floor(math.log10(most)) + 1):
         name = {3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M", 8: "100M"}.get(power, f"1e{power}")
         shapes.append(_text(x_of(10**power), height - 12, name, kind="dim"))
-    taken: list[tuple[float, float]] = []
+    taken: list[tuple[float, float, str]] = []
     for number, (method, count, value) in enumerate(found):
         x, y = x_of(count), y_of(value)
         shapes.append(_dot(x, y, number, f"{method}: {count:,} parameters, {value:.2f}"))
-        while any(abs(x - a) < 150 and abs(y - b) < 13 for a, b in taken):
-            y -= 13
-        taken.append((x, y))
+        places = (y + 13 * side * place for place in range(len(found)) for side in (1, -1))
+        y = next(y for y in places if _is_free(x, y, method, taken))
+        taken.append((x, y, method))
         shapes.append(_text(x + 9, y + 4, method, "start"))
     return _svg(height, "Tokens accepted a call over added parameters", shapes)
+
+
+def _is_free(x: float, y: float, text: str, taken: Iterable[tuple[float, float, str]]) -> bool:
+    """Whether a label at a place lies over none of others, each with its place."""
+    return not any(
+        x < left + 7 * len(other) + 14 and left < x + 7 * len(text) + 14 and abs(y - line) < 13
+        for left, line, other in taken
+    )
