@@ -20,7 +20,7 @@ from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, read_adapter
 from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
-from .adapters.mounting import mount
+from .adapters.mounting import as_mounted, mount
 from .arguments import check_arguments, checked
 from .checked_files import (
     check_finite,
@@ -179,6 +179,7 @@ class SpeculativeModel:
             if adapter.is_full:
                 own = base_weights(self.model)
                 self._replaced = [(name, own[name]) for name in adapter.lora]
+            adapter = as_mounted(self.model, adapter)  # what was read is not kept beside it
             self.streams = mount(self.model, adapter, previous)
         except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
             self._unmount()

@@ -1,5 +1,7 @@
 """An adapter on a model: mounted, and swapped for another one."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
@@ -23,6 +25,28 @@ def _same_layout(first: Adapter | None, second: Adapter) -> bool:
     return scales[0] == scales[1] and shapes[0] == shapes[1]
 
 
+def as_mounted(model: nn.Module, adapter: Adapter) -> Adapter:
+    """Return an adapter with its tensors as ``mount`` puts them onto ``model``.
+
+    They have the dtype of the activations; tuned weights, that of those which they replace. DoRA's
+    magnitudes m stay exact: they multiply the whole output, not a small addition.
+    """
+    dtype, lora = activations_dtype(model), adapter.lora
+    if adapter.is_full:
+        own = base_weights(model)
+        lora = {name: tensor.astype(own[name].dtype) for name, tensor in lora.items()}
+    else:
+        lora = {
+            name: tensor if name.endswith(".m") else tensor.astype(dtype)
+            for name, tensor in lora.items()
+        }
+    streams = {
+        name: tensor if name == VOCABULARY else tensor.astype(dtype)
+        for name, tensor in adapter.stream_tensors.items()
+    }
+    return replace(adapter, lora=lora, stream_tensors=streams)
+
+
 def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -> Streams | None:
     """Put ``adapter``'s LoRA onto ``model`` in place of ``previous``; no base weight moves.
 
@@ -30,36 +54,25 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
 
     Args:
         model: an mlx-lm model; changed in place.
-        adapter: from ``read_adapter``.
+        adapter: from ``read_adapter``, or from ``as_mounted``, whose arrays are then the model's.
         previous: the adapter that is mounted now.
 
     Returns:
         The adapter's streams, or ``None`` where it has none.
     """
-    dtype = activations_dtype(model)
+    adapter = as_mounted(model, adapter)
     if not _same_layout(previous, adapter):
         unmount(model)
         if adapter.lora and not adapter.is_full:
             dora = adapter.config.get("fine_tune_type") == "dora"
             parameters = adapter.config["lora_parameters"]
             put_on(model, adapter.config["num_layers"], parameters, dora)
-    if adapter.is_full:
-        own = base_weights(model)
-        tuned = [(name, tensor.astype(own[name].dtype)) for name, tensor in adapter.lora.items()]
-        model.load_weights(tuned, strict=False)
-    elif adapter.lora:
-        # DoRA's magnitudes m stay exact: they multiply the whole output, not a small addition.
-        pairs = [
-            (name, tensor if name.endswith(".m") else tensor.astype(dtype))
-            for name, tensor in adapter.lora.items()
-        ]
-        model.load_weights(pairs, strict=False)
+    model.load_weights([*adapter.lora.items()], strict=False)
     model.eval()
     if adapter.stream_config is None:
         mx.eval(model.parameters())
         return None
     streams = Streams(adapter.stream_config)
-    tensors = adapter.stream_tensors.items()
-    streams.load_weights([(n, t if n == VOCABULARY else t.astype(dtype)) for n, t in tensors])
+    streams.load_weights([*adapter.stream_tensors.items()])
     mx.eval(model.parameters(), streams.parameters())
     return streams
