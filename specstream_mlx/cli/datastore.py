@@ -31,11 +31,12 @@ def datastore(
     import numpy as np
 
     from .. import demonstration
-    from ..drafting.datastore import write_datastore
+    from ..drafting.datastore import check_place, write_datastore
     from ..loading import model_directory, read_config, read_tokenizer
     from ..terminal.progress import progress
     from ..train.data import read_split
 
+    check_place(datastore)  # before anything takes time
     directory = model_directory(demonstration.model_path(model, note))
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, config)

@@ -52,17 +52,37 @@ def write_datastore(path: Path, tokens: np.ndarray, vocab_size: int, chunk: int 
     """Write a datastore, whole or not at all.
 
     Args:
-        path: the file.
+        path: the file; a datastore that is there is replaced.
         tokens: (n,) token ids, at least one.
         vocab_size: the number of tokens there are.
         chunk: tokens of a chunk at most.
+
+    Raises:
+        UserError: another file is there, or the place cannot be written.
     """
+    check_place(path)
     kind = "<u2" if vocab_size <= _SMALL else "<u4"
     with staged_file(path) as scratch, scratch.open("wb") as file:
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             _write(file, part.astype(kind))
             _write(file, suffix_array(part).astype("<i4"))
+
+
+def check_place(path: Path) -> None:
+    """Check that no other file would be lost where a datastore is to be written.
+
+    Raises:
+        UserError: there is one that is no datastore.
+    """
+    if not path.is_file():
+        return  # a directory is refused when it is to be replaced
+    try:
+        Datastore(path)
+    except UserError:
+        raise UserError(
+            f"{path} exists and is no datastore, expected a new file or a datastore to replace"
+        ) from None
 
 
 def _write(file: BinaryIO, array: np.ndarray) -> None:

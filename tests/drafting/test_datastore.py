@@ -31,6 +31,19 @@ def test_the_file_is_the_published_ones(tmp_path):
     assert (tmp_path / "store").read_bytes().hex() == expected
 
 
+def test_no_other_file_is_replaced(tmp_path):
+    path = tmp_path / "notes.txt"
+    for held in ("years of work\n", ""):
+        path.write_text(held)
+        with pytest.raises(UserError, match="expected a new file or a datastore to replace"):
+            write_datastore(path, some_tokens(0), 100)
+        assert path.read_text() == held
+    path.unlink()
+    for seed in (0, 1):
+        write_datastore(path, some_tokens(seed), 100)
+        assert open_datastore(path).following([int(some_tokens(seed)[0])], 1, 1).size
+
+
 @pytest.mark.parametrize("vocab_size", [49152, 151936])
 @pytest.mark.parametrize("chunk", [1000, 70])
 def test_what_followed_is_found_in_every_chunk(vocab_size, chunk, tmp_path):
