@@ -95,25 +95,6 @@ def test_the_device_waits_for_the_first_layers_alone():
         assert step(fast, SMALL, "overlapping") > SMALL.layers
 
 
-def test_the_device_waits_for_the_first_layers_alone():
-    """A step takes as long as its device, and the host before; a fast device waits for the host."""
-    setting, rows, streams = simulation.USUAL, 6, 4
-    slow, fast = chip("M2"), chip("M3 Ultra")
-
-    def step(machine, model, host):
-        return setting.step_ms(machine, model, 4, rows, streams, "beside", host)
-
-    first = simulation.HOST_STEP_MS + 2 * simulation.HOST_LAYER_MS
-    for machine, model in ((slow, LARGE), (slow, SMALL), (fast, LARGE)):
-        free, before, now = (step(machine, model, host) for host in get_args(simulation.Host))
-        assert before - free == pytest.approx(0.3 + 0.05 * model.layers)
-        assert free + first - 1e-9 <= now < before
-    assert step(slow, LARGE, "overlapping") == pytest.approx(step(slow, LARGE, "free") + first)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "HOST_LAYER_MS", 1.0)
-        assert step(fast, SMALL, "overlapping") > SMALL.layers
-
-
 @pytest.mark.skipif(not (RESULTS / "simulation.json").exists(), reason="no prediction is kept")
 def test_the_command_writes_what_is_committed(app, tmp_path):
     result = app("--output", tmp_path)
