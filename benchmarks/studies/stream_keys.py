@@ -1,4 +1,7 @@
-"""Savings and cost of ``stream_keys``, top-p key selection (arXiv 2402.11131, App. H.1).
+"""Savings and cost of streams that see fewer keys: ``stream_keys`` and ``stream_window``.
+
+The first is top-p key selection (arXiv 2402.11131, App. H.1), the second the last keys and the
+first few.
 
     python -m benchmarks.studies.stream_keys
     python -m benchmarks.studies.stream_keys --contexts 512,32768 --keys 16
@@ -8,11 +11,12 @@
 Time is that of a step of the decoder itself with deferred streams: a chain of drafts through a
 random Llama behind random rows, and the streams of the accepted node. Both kinds alternate.
 
-Quality is that of lossless streams on the demonstration model, or on one of yours, with the
-selection switched on at decoding. A prompt is texts of a task with their answers, cut at the front
-so that prompt and text fill the context, and one more text. The target's text is the same with
-either kind, so it is decoded once with each, the streams guessing behind every token, and chains of
-their first guesses are replayed on it. Contexts beyond the model's own have no quality.
+Quality is that of lossless streams on the demonstration model, or on one of yours, with either
+switched on at decoding. A prompt is texts of a task with their answers, cut at the front
+so that prompt and text fill the context, and one more text. The target's text is the same
+whatever the streams see, so it is decoded once with each, the streams guessing behind every token,
+and chains of their first guesses are replayed on it. Contexts beyond the model's own have no
+quality.
 """
 
 from collections.abc import Sequence
@@ -49,10 +53,10 @@ _TEXTS = 64
 """Of a task, with which the longest prompts are filled."""
 
 
-def with_keys(model: SpeculativeModel, keys: int) -> SpeculativeModel:
-    """The model with the same streams, attending to so many keys; 0: all."""
+def seeing(model: SpeculativeModel, *, keys: int = 0, window: int = 0) -> SpeculativeModel:
+    """The model with the same streams, which see the likeliest or the last so many keys; 0: all."""
     trained = streams_of(model)
-    streams = Streams(replace(trained.config, stream_keys=keys))
+    streams = Streams(replace(trained.config, stream_keys=keys, stream_window=window))
     streams.update(trained.parameters())
     return SpeculativeModel(model.model, model.config, model.path, streams=streams)
 
@@ -87,7 +91,7 @@ def milliseconds(model: SpeculativeModel, context: int, keys: int, runs: int) ->
     caches = filled_caches(model.model, model.config, context)
     kinds = {}
     for kind, count in (("all", 0), ("few", keys)):
-        decoder = Decoder(model.model, with_keys(model, count).streams, caches)
+        decoder = Decoder(model.model, seeing(model, keys=count).streams, caches)
         kinds[kind] = decoder, DraftSettings(tree_width=1)
     return step_milliseconds(kinds, MAIN_ROWS, runs)
 
@@ -188,14 +192,19 @@ COLUMNS = {
     },
     "accepted length, all keys": "{accepted_all:.2f}",
     "p keys": "{accepted_few:.2f}",
+    "last keys": "{accepted_near:.2f}",
     "right by stream, all keys": "{right_all}",
     "right, p keys": "{right_few}",
+    "right, last keys": "{right_near}",
 }
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row's values; ``None`` where nothing was measured."""
-    values = dict.fromkeys(("accepted_all", "accepted_few", "right_all", "right_few"))
+    kinds = "all", "few", "near"
+    values: dict[str, Any] = dict.fromkeys(
+        f"{what}_{kind}" for what in ("accepted", "right") for kind in kinds
+    )
     values["context"] = row["context"]
     for layers in MSA_LAYERS:
         times = row["times"].get(str(layers))
@@ -210,12 +219,12 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
     """The lines of the report."""
     return [
-        f"{measured_on(facts)}. p = {facts['keys']}. Steps in milliseconds, without drift: a "
-        f"random Llama of {LAYERS} layers x {HIDDEN}, {KV_HEADS} heads for keys and values, "
-        f"{MAIN_ROWS} main rows, {STREAMS} deferred streams. Quality: {facts['streams']}, "
-        f"{facts['items']} prompts a task of texts ({facts['texts']}) in a row, at most "
-        f"{facts['max_tokens']} tokens each; chains of the streams' first guesses, each right "
-        "where those before it are.",
+        f"{measured_on(facts)}. p = {facts['keys']}, last keys: {facts['window']}. Steps in "
+        f"milliseconds, without drift: a random Llama of {LAYERS} layers x {HIDDEN}, {KV_HEADS} "
+        f"heads for keys and values, {MAIN_ROWS} main rows, {STREAMS} deferred streams. Quality: "
+        f"{facts['streams']}, {facts['items']} prompts a task of texts ({facts['texts']}) in a "
+        f"row, at most {facts['max_tokens']} tokens each; chains of the streams' first guesses, "
+        "each right where those before it are.",
         "",
         *table(COLUMNS, map(shown, rows)),
     ]
@@ -239,6 +248,7 @@ def contexts_in(text: str, keys: int) -> list[int]:
 def main(
     contexts: str = option("256,1024,2048,8192,32768", TEXT, "Tokens."),
     keys: int = option(64, integer(1), "p, the keys a stream attends to."),
+    window: int = option(512, integer(1), "The last keys that it attends to, instead."),
     model_path: Path | None = option(
         None, PATH, "MLX model directory; the demonstration model.", "--model"
     ),
@@ -250,7 +260,7 @@ def main(
     timing: bool = option(True, FLAG, "Time nothing: the machine is busy."),
     output: Path = OUTPUT,
 ) -> None:
-    """Measure what top-p key selection saves and costs."""
+    """Measure what it saves and costs that streams see fewer keys."""
     if model_path is not None:
         check_both(model_path, streams)
     chosen = contexts_in(contexts, keys)
@@ -269,14 +279,15 @@ def main(
             for task in INSTRUCTIONS
             for prompt in long_prompts(tokenizer, texts, task, length, items)
         ]
-        for kind, count in (("all", 0), ("few", keys)) if prompts else ():
-            ends = list(tokenizer.eos_token_ids)
-            row["quality"][kind] = quality(with_keys(base, count), prompts, max_tokens, ends)
+        ends = list(tokenizer.eos_token_ids)
+        kinds = {"all": base, "few": seeing(base, keys=keys), "near": seeing(base, window=window)}
+        for kind, model in kinds.items() if prompts else ():
+            row["quality"][kind] = quality(model, prompts, max_tokens, ends)
     for layers in MSA_LAYERS if timing else ():
         model = random_model(layers)
         for row in track(rows, f"steps, {layers} MSA layers"):
             row["times"][str(layers)] = milliseconds(model, row["context"], keys, runs)
-    facts: dict[str, Any] = device.describe() | {"keys": keys, "items": items}
+    facts: dict[str, Any] = device.describe() | {"keys": keys, "window": window, "items": items}
     facts |= {"max_tokens": max_tokens, "streams": streams_path.name, "texts": texts}
     summary = {"facts": facts, "rows": rows}
     name = f"stream-keys-{machine_suffix(facts)}"
