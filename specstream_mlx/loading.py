@@ -363,7 +363,6 @@ def adapter_named(name: str) -> Path:
     return known[name]
 
 
-@checked()
 @overload
 def load(
     path_or_hf_repo: str | Path,
@@ -398,6 +397,7 @@ def load(
 ) -> tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]: ...
 
 
+@checked()
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,
