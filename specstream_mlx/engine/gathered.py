@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -62,6 +63,11 @@ class Mounted:
         """The LoRA tensors by name, as (in, r) and (r, out)."""
         modules = _lora_modules(self.model)
         return {f"{name}.{part}": module[part] for name, module in modules for part in _LORA}
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """What it must have alike with others for their texts to go through one pass."""
+        return layout_of(self.model, self.streams)
 
     @cached_property
     def stream_tensors(self) -> dict[str, mx.array]:
@@ -137,15 +143,19 @@ class Gathered:
     def __init__(self, adapters: Sequence[Mounted]):
         first = max(adapters, key=lambda one: len(one.lora))
         streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
-        self._names = _names_of(adapters)
+        self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
         self._model = with_same_weights(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
 
     def takes(self, adapters: Sequence[Mounted]) -> bool:
-        """Whether these adapters have the same tensors, in all, as those that it was made for."""
-        return _names_of(adapters) == self._names
+        """Whether adapters fit those that it was made for, and have, in all, the same tensors.
+
+        Those that fit each other need not: the ones with LoRA or streams may have left since.
+        """
+        pairs = product((one.layout for one in adapters), self._layouts)
+        return _names_of(adapters) == self._names and all(one.fits(own) for one, own in pairs)
 
     def gather(self, adapters: Sequence[Mounted]) -> None:
         """Take the tensors of the sequences' adapters, one for each sequence; see ``takes``."""

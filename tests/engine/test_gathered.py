@@ -159,6 +159,34 @@ def test_beside_shared_adapters_the_base_is_as_alone(streams, order):
             assert (one.streams is None) == (expected[number].streams is None)
 
 
+@pytest.mark.parametrize("kind", ["LoRA", "streams"])
+def test_beside_the_base_adapters_follow_that_do_not_fit_each_other(kind):
+    """Their tensors have the same names; the first has left when the second one comes."""
+    base = speculative_model(seed=1, **STREAMS["adapter"])
+    if kind == "LoRA":
+        adapters = [(adapter(base, 3, scale=scale)[0], None) for scale in (2.0, 0.5)]
+    else:
+        ways = STREAMS["adapter"], STREAMS["adapter"] | {"stream_mlp": "base+adapter"}
+        adapters = [(base.model, speculative_model(seed=5, **way).streams) for way in ways]
+    adapters.append((base.model, None))
+    prompts = [random_prompt(5, seed=number) for number in range(3)]
+    rng = np.random.default_rng(0)
+    plans, rules, expected = [], [], []
+    for (_, streams), prompt in zip(adapters, prompts, strict=True):
+        plan_of = DraftSettings(tree_width=2, drafter="lookup").plans(streams and streams.config)
+        plans.append(plan_of(random_tree(rng, prompt[-1], depth=3, width=2)))
+        rules.append(find_rule(None, None)(None, None, prompt))
+    for one, prompt, plan, rule in zip(adapters, prompts, plans, rules, strict=True):
+        expected += decoder(base, one, prompt).step([plan], [rule])
+    passes = decoder(base, adapters[2], prompts[2])
+    for number in (0, 1):
+        passes.seat([0], [decoder(base, adapters[number], prompts[number])])
+        found = passes.step([plans[2], plans[number]], [rules[2], rules[number]])
+        assert_same(found[0], expected[2])
+        assert_same(found[1], expected[number])
+        passes.seat([0])
+
+
 def test_layouts():
     base = speculative_model(mode="shared", **STREAMS["adapter"])
     own = layout_of(*adapter(base, 1))
