@@ -106,7 +106,7 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
     names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
     names = [name for name in names if name in named]
     if chosen:
-        names = [name.strip() for name in chosen.split(",")]
+        names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
     for name in names:
         if name in NEEDS and name not in named:
             raise UserError(f"{name} was given without {NEEDS[name]}, expected both")

@@ -67,7 +67,7 @@ def classes_of(
         )
     every.append(TextClass(PROSE, PROSE, PROSE, prompts=partial(_typed, PROSE)))
     every.append(TextClass(CONTROL, CONTROL, CONTROL, prompts=unforeseen))
-    for size in contexts:
+    for size in dict.fromkeys(contexts):
         name, nodes = f"{CONTEXT} {size / 1000:g}k", NODES if size < _LONG else ()
         made = partial(long_prompts, size)
         every.append(TextClass(name, CONTEXT, CONTEXT, prompts=made, nodes=nodes))
@@ -81,7 +81,7 @@ def classes_of(
             continue
         if name in (SPEC_BENCH, *TASKS):
             raise UserError(f"{name} was asked for without --questions, expected both")
-        known = ", ".join(dict.fromkeys((*GROUPS, *TASKS, *INSTRUCTIONS)))
+        known = ", ".join(dict.fromkeys([one.group for one in every] + [one.task for one in every]))
         raise UserError(f"there is no class of texts {name!r} for this model, expected {known}")
     return [one for one in every if {one.group, one.task, one.name} & set(names)]
 
@@ -108,18 +108,22 @@ def unforeseen(mounted: Mounted, count: int) -> list[list[int]]:
     return [chat_prompt(mounted.tokenizer, one, None) for one in words]
 
 
-def long_prompts(size: int, mounted: Mounted, count: int) -> list[list[int]]:
-    """Make prompts of about so many tokens, notes that people typed, and to report on them.
+def check_contexts(contexts: Sequence[int], mounted: Mounted) -> None:
+    """Check that prompts of so many tokens and their answers fit a model.
 
     Raises:
         UserError: the model's context is shorter than prompt and answer.
     """
     longest = mounted.model.config.get("max_position_embeddings")
-    if longest is not None and size + mounted.max_tokens > longest:
+    if longest is not None and max(contexts) + mounted.max_tokens > longest:
         raise UserError(
-            f"a context of {size} tokens was asked for, expected at most "
+            f"a context of {max(contexts)} tokens was asked for, expected at most "
             f"{longest - mounted.max_tokens} beside {mounted.max_tokens} new ones"
         )
+
+
+def long_prompts(size: int, mounted: Mounted, count: int) -> list[list[int]]:
+    """Make prompts of about ``size`` tokens: notes that people typed, and to report on them."""
     notes = [note for task in INSTRUCTIONS for note, _ in task_items("test", task, size)]
     random.Random(0).shuffle(notes)
     tokenizer, prompts = mounted.tokenizer, []

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specstream_mlx import SpeculativeModel, bundled, demonstration, keyed_sampler
+from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model
@@ -41,10 +41,12 @@ from .report import Kept, machine_suffix, measured_on, table, write_report, writ
 from .rival_methods import PLAIN, Method, methods_of, mounted_heads, sizes_of
 from .rival_texts import (
     ADAPTERS,
+    CONTEXT,
     GROUPS,
     NODES,
     SPEC_BENCH,
     TextClass,
+    check_contexts,
     classes_of,
     fitting_adapters,
 )
@@ -475,6 +477,7 @@ def compare(
     methods = methods_of(given, list(heads), asked.methods)
     adapters = fitting_adapters(model.config)
     classes = classes_of(asked.classes, asked.contexts, adapters, bool(asked.questions))
+    _check_used(asked, methods, classes, mounted, answers)
     outside, notes = _llama(asked, subject, mounted)
     facts = base.facts() | {
         "model": subject.name,
@@ -493,7 +496,7 @@ def compare(
         if not asked.acceptance:
             _warm_up(contest, mounted, own)
         nodes = sorted({size for one in own for size in one.nodes})
-        for temperature in asked.temperatures:
+        for temperature in dict.fromkeys(asked.temperatures):
             every = contest.entries(mounted, adapter, temperature, nodes)
             for some in _together(own):
                 entries = [one for one in every if one.nodes in (None, *some[0].nodes)]
@@ -525,6 +528,33 @@ def compare(
         page(about(values), values, list(tables_of(values)), deep, SIZE_COLUMNS),
     )
     return text, rows
+
+
+def _check_used(
+    asked: Asked,
+    methods: Sequence[Method],
+    classes: Sequence[TextClass],
+    mounted: Mounted,
+    answers: Path | None,
+) -> None:
+    """Check before anything runs that all that was asked for can take part.
+
+    Raises:
+        UserError: a method that was named needs streams that no model here has, a prompt is too
+            long, or answers are to be kept of no question.
+    """
+    groups = {one.group for one in classes}
+    if asked.methods and mounted.model.streams is None and ADAPTERS not in groups:
+        for method in methods:
+            if method.guesses and method.head is None:
+                raise UserError(
+                    f"method {method.name!r} was asked for and {mounted.model.path} has no "
+                    "streams, expected --adapter-path with some or other methods"
+                )
+    if CONTEXT in groups:
+        check_contexts(asked.contexts, mounted)
+    if answers is not None and SPEC_BENCH not in groups:
+        raise UserError(f"answers was given without any of {SPEC_BENCH}'s questions, expected both")
 
 
 def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:

@@ -67,6 +67,22 @@ def test_classes_are_chosen_by_group_task_or_name():
     for chosen, sentence in (("qa", "without --questions"), ("x", "no class of texts 'x'")):
         with pytest.raises(UserError, match=sentence):
             classes_of(chosen, [], [], questions=False)
+    with pytest.raises(UserError, match="'adapters' for this model, expected typed, prose, unpre"):
+        classes_of("adapters", [], [], questions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--classes prose --methods lookup,both", "method 'both' was asked for and"),
+        ("--classes prose,context --contexts 200,5000", "a context of 5000 tokens was asked for"),
+        ("--classes prose --answers answers", "answers was given without any of spec-bench's"),
+    ],
+)
+def test_what_cannot_take_part_is_refused_before_anything_runs(base, here, options, sentence):
+    command = ("benchmark", "rivals", "--model", base, "--acceptance", *options.split())
+    assert sentence in command_line.refusal(command_line.run(*command))
+    assert [path.name for path in here.iterdir()] == ["q.jsonl"]
 
 
 def test_medusas_size_is_its_papers():
