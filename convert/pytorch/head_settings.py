@@ -1,6 +1,6 @@
 """The settings of a run that trains another method's draft head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +15,14 @@ MEDUSA, HYDRA, EAGLE, EAGLE3 = KINDS = "medusa", "hydra", "eagle", "eagle3"
 _RATES = {MEDUSA: 1e-3, HYDRA: 5e-4, EAGLE: 1e-4, EAGLE3: 1e-4}
 _TEACHERS = {MEDUSA: "text", HYDRA: "base", EAGLE: "base", EAGLE3: "base"}
 _DECAYS = {MEDUSA: 0.8, HYDRA: 1.0, EAGLE: 1.0, EAGLE3: 0.8}
+
+_OF_KINDS = {
+    "num_layers": (MEDUSA, HYDRA),
+    "intermediate_size": (EAGLE, EAGLE3),
+    "own_lm_heads": (MEDUSA,),
+    "token_loss": (EAGLE,),
+}
+"""The kinds that a setting is for; any other is for all."""
 
 
 @dataclass
@@ -79,8 +87,12 @@ class HeadSettings(RunSettings):
         """
         check_options(self)
         self.check_run()
-        if self.own_lm_heads and self.kind != MEDUSA:
-            raise UserError(f"own_lm_heads is for medusa, expected none of them for {self.kind}")
+        for one in fields(self):
+            kinds = _OF_KINDS.get(one.name, KINDS)
+            if self.kind not in kinds and getattr(self, one.name) != one.default:
+                raise UserError(
+                    f"{one.name} is for {' and '.join(kinds)}, expected none of it for {self.kind}"
+                )
 
     @property
     def peak(self) -> float:
