@@ -250,7 +250,12 @@ Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
-    Discriminator(_kind_of_item),
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="item_type",
+        custom_error_message="expected one whose type is message, function_call or "
+        "function_call_output",
+    ),
 ]
 
 
