@@ -6,7 +6,15 @@ from functools import partial
 import pytest
 from command_line import run_program
 
-from benchmarks import answers, paper_figures, runner, step_cost, temperature, texts
+from benchmarks import (
+    answers,
+    cuda,
+    paper_figures,
+    runner,
+    step_cost,
+    temperature,
+    texts,
+)
 
 SHORT = "--items 1 --max-tokens 12 "
 RUNS = {
@@ -34,3 +42,14 @@ def test_a_short_run_has_rows_of_both_modes(name, tmp_path, monkeypatch):
     assert modes >= {"lossless", "shared"}
     assert all(row.get("same_output_as_plain", row.get("same", 1)) == 1 for row in rows)
     assert path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_cuda_counts_tests_and_times_steps(tmp_path):
+    tests = tmp_path / "test_some.py"
+    tests.write_text("def test_right():\n    pass\n\n\ndef test_wrong():\n    assert 1 == 2\n")
+    flags = ("--device", "cpu", "--models", "2x64", "--steps", 2, "--output", tmp_path)
+    run_program(cuda.main, *flags, "--tests", f"{tests} --rootdir {tmp_path}")
+    values = json.loads((tmp_path / "cuda-dry-run.json").read_text())
+    assert values["suite"]["counts"] == {"passed": 1, "failed": 1}
+    assert values["rows"] and all(0 < row["first"] <= row["step"] for row in values["rows"])
