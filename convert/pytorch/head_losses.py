@@ -8,6 +8,7 @@ is said in ``draft_heads``; positions are those that streams would run at.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +39,9 @@ class DraftTokens:
             return targets
         return places_of(self.vocabulary, self.base.vocab_size)[targets]
 
+    @cached_property
     def shared(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the base's LM head, of the drafted tokens."""
+        """Weight and bias of the base's frozen LM head, of the drafted tokens."""
         head = self.base.head
         if self.vocabulary is None:
             return head.weight, head.bias
@@ -49,7 +51,7 @@ class DraftTokens:
     def heads(self, network: nn.Module, depth: int) -> list[tuple[Tensor, Tensor | None]]:
         """Weight and bias of each depth's LM head."""
         own = list(network.lm_heads)
-        return [(head.weight, head.bias) for head in own] or [self.shared()] * depth
+        return [(head.weight, head.bias) for head in own] or [self.shared] * depth
 
 
 def head_loss(
@@ -79,9 +81,7 @@ def head_loss(
         The loss, and each depth's cross entropy in nats.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    embeddings = drafted.base.embedding(batch.tokens)
-    read, hidden = states_of(network, hidden, embeddings.shape[-1])
-    features = network(read, embeddings, positions)
+    features, hidden = _features(network, drafted, batch, hidden, positions)
     depth = features.shape[2]
     targets, has_target = targets_of(batch, positions, valid, 1 + depth)
     places = drafted.places(targets)
@@ -105,6 +105,15 @@ def head_loss(
             features[:, :, 0][follows].float(), true.float()
         )
     return total, per_depth
+
+
+def _features(
+    network: nn.Module, drafted: DraftTokens, batch: Batch, hidden: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the LM heads read at ``positions`` (B, C, D, h), and the base's last hidden states."""
+    embeddings = drafted.base.embedding(batch.tokens)
+    read, last = states_of(network, hidden, embeddings.shape[-1])
+    return network(read, embeddings, positions), last
 
 
 def states_of(network: nn.Module, hidden: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -131,7 +140,7 @@ def _cross_entropy(
             tokens are all.
     """
     softcap, (weight, bias) = drafted.base.softcap, head
-    shared = (weight, bias) if teacher is None else drafted.shared()
+    shared = (weight, bias) if teacher is None else drafted.shared
 
     def of_slice(rows: Tensor, wanted: Tensor, teacher: Tensor | None) -> Tensor:
         logits = softcapped(F.linear(rows, weight, bias).float(), softcap)
@@ -165,9 +174,7 @@ def count_right(
         and, last, the mean accepted length of a chain draft, as ``count_correct`` has it.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    embeddings = drafted.base.embedding(batch.tokens)
-    read, _ = states_of(network, hidden, embeddings.shape[-1])
-    features = network(read, embeddings, positions)
+    features, _ = _features(network, drafted, batch, hidden, positions)
     depth = features.shape[2]
     targets, has_target = targets_of(batch, positions, valid, 1 + depth)
     places, has_target = drafted.places(targets)[..., 1:], has_target[..., 1:]

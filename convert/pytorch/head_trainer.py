@@ -22,22 +22,16 @@ For the demonstration model, beside streams that start from nothing (``stream_va
 The last line of ``log.jsonl`` has what is right by depth and the tokens a chain.
 """
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-try:
-    import torch
-    import transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    if __name__ != "__main__":
-        raise
-    print(
-        f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'", file=sys.stderr
-    )
-    sys.exit(2)
+from .required_packages import import_or_exit
+
+if __name__ == "__main__":
+    import_or_exit()
+import torch
 from torch import Tensor, nn
 
 from specstream_mlx.config import UserError
@@ -75,7 +69,7 @@ def build_head(settings: HeadSettings, drafted: DraftTokens) -> nn.Module:
     """
     config, depth, layers = drafted.base.config, settings.num_heads, settings.num_layers
     if settings.kind == MEDUSA:
-        lm_head = drafted.shared()[0] if settings.own_lm_heads else None
+        lm_head = drafted.shared[0] if settings.own_lm_heads else None
         return Medusa(config.hidden_size, depth, layers, lm_head)
     if settings.kind == HYDRA:
         return Hydra(config.hidden_size, depth, layers)
@@ -85,7 +79,7 @@ def build_head(settings: HeadSettings, drafted: DraftTokens) -> nn.Module:
         if count < 3:
             raise UserError(f"eagle3 reads three layers of the base, which has {count}")
         boundaries = 2, count // 2, count - 3
-        return Eagle3(layer, depth, boundaries, drafted.base.norm, drafted.shared()[0])
+        return Eagle3(layer, depth, boundaries, drafted.base.norm, drafted.shared[0])
     return Eagle(layer, depth)
 
 

@@ -8,23 +8,18 @@ and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues. Wit
 directory that holds an earlier run is refused.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-try:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import LoraLayer
-except ModuleNotFoundError as error:
-    if __name__ != "__main__":
-        raise
-    print(
-        f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'", file=sys.stderr
-    )
-    sys.exit(2)
+from .required_packages import import_or_exit
+
+if __name__ == "__main__":
+    import_or_exit()
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from specstream_mlx.config import UserError, shown

@@ -167,7 +167,7 @@ def test_losses_and_shares_are_those_of_the_whole_logits(form, base, settings):
         tokens, own = batch.tokens[row, :length], hidden[row : row + 1, :length]
         logits = trained_logits(network, drafted, tokens, own)
         last = own[0, :, -32:]
-        teacher = torch.nn.functional.linear(last, *drafted.shared()).softmax(-1)
+        teacher = torch.nn.functional.linear(last, *drafted.shared).softmax(-1)
         for position in range(batch.stream_from[row] - 1, length - 1):
             places += 1
             in_a_row = 1
