@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError
-from specstream_mlx.drafting.answers import Answers
+from specstream_mlx.drafting.earlier_answers import Answers
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import Drafters

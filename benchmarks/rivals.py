@@ -36,7 +36,7 @@ from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model
 
-from .outside import LLAMA, LLAMA_LOOKUP, llama_ways
+from .llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
 from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
 from .rival_methods import PLAIN, Method, methods_of, mounted_heads, sizes_of
 from .rival_texts import (

@@ -33,8 +33,8 @@ from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
 from specstream_mlx.drafting import Drafting
-from specstream_mlx.drafting.answers import Answers
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
+from specstream_mlx.drafting.earlier_answers import Answers
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified

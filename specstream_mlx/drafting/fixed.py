@@ -10,9 +10,9 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from . import constants
-from .answers import Answers
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .constants import DOUBT
+from .earlier_answers import Answers
 from .proposal import FREE, NOTHING_VERIFIED, Material, Proposal, Verified
 from .proposals import beside, proposals_of, together
 from .settings import DraftSettings

@@ -12,7 +12,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from . import constants
-from .answers import Answers
+from .earlier_answers import Answers
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ were expected to be.
 from collections.abc import Sequence
 
 from ..engine.guesses import Guesses, Path
-from .answers import Answers, answers_of
+from .earlier_answers import Answers, answers_of
 from .hit_rates import HitShares
 from .proposal import Material, Proposal
 from .suffix_automaton import Match, SuffixAutomaton

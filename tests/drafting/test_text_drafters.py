@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specstream_mlx.drafting.answers import Answers, answers_of
+from specstream_mlx.drafting.earlier_answers import Answers, answers_of
 from specstream_mlx.drafting.pld import PromptLookup
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.settings import Drafters

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.outside import LLAMA, LLAMA_LOOKUP, llama_ways
+from benchmarks.llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
 from benchmarks.spec_bench import accept_lengths
 
 
