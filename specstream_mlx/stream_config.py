@@ -160,19 +160,6 @@ class StreamConfig:
         """Index of the layer at which the streams start, ``N - N_s``."""
         return self.num_hidden_layers - self.num_msa_layers
 
-    def check_lora(self) -> None:
-        """Check that LoRA may stand beside these streams; called if there is any.
-
-        Raises:
-            UserError: the mode is lossless.
-        """
-        if self.mode == "lossless":
-            raise UserError(
-                "mode is 'lossless' and there is LoRA beside the streams, expected none, since "
-                "lossless text is the base's own: merge the LoRA into the base and train the "
-                "streams on that, or train both in shared mode"
-            )
-
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every stream and pruner tensor of this configuration.
 

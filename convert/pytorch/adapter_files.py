@@ -1,6 +1,6 @@
 """Adapter directories as PyTorch trains them: written, read and checked.
 
-adapter_config.json, adapter_model.safetensors   PEFT's LoRA; in shared mode only
+adapter_config.json, adapter_model.safetensors   PEFT's LoRA, if there is any
 speculative_streaming.json                       ``StreamConfig.to_dict()``
 speculative_streaming.safetensors                the tensors of ``StreamConfig.tensor_shapes()``
 """
@@ -100,11 +100,27 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
         (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
         save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
         if isinstance(model.base, PeftModel):
-            lora_config = model.base.peft_config[model.base.active_adapter]
-            lora_config.save_pretrained(str(scratch))
-            lora = get_peft_model_state_dict(model.base)
-            save_file(_plain(lora), scratch / LORA_TENSORS, {"format": "pt"})
+            _save_lora(model.base, scratch)
         check_replaceable(directory)
+
+
+def write_lora(model: PeftModel, directory: Path) -> None:
+    """Write a model's LoRA alone, as ``write_adapter`` does.
+
+    Raises:
+        UserError: ``directory`` may not be replaced, or cannot be written.
+    """
+    check_replaceable(directory)
+    with staged_directory(directory) as scratch:
+        _save_lora(model, scratch)
+        check_replaceable(directory)
+
+
+def _save_lora(model: PeftModel, directory: Path) -> None:
+    """Write a model's LoRA into a directory that exists."""
+    model.peft_config[model.active_adapter].save_pretrained(str(directory))
+    tensors = _plain(get_peft_model_state_dict(model))
+    save_file(tensors, directory / LORA_TENSORS, {"format": "pt"})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

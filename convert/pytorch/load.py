@@ -12,6 +12,7 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -29,7 +30,8 @@ from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 
 from .adapter_files import read_streams, read_tensors
-from .backbone import use_long_factors
+from .backbone import linear_layers, use_long_factors
+from .lora_settings import LoraShape
 from .packed import PackedLinear, is_packed, read_packed
 from .reference import SpeculativeStreamingModel
 
@@ -153,8 +155,7 @@ def load_adapter(
     if VOCABULARY in tensors:
         path = tensor_file(directory / STREAM_TENSORS)
         check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config.vocab_size)
-    if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
-        found.check_lora()
+    if has_lora(directory):
         base = mount_lora(base, directory)
     try:
         model = SpeculativeStreamingModel(base, found.stream_config)
@@ -162,6 +163,48 @@ def load_adapter(
         raise UserError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
     return model.eval()
+
+
+def put_lora(base: torch.nn.Module, shape: LoraShape) -> PeftModel:
+    """Put new LoRA on a base model, whose layers are replaced in place.
+
+    Args:
+        base: the model.
+        shape: where, and of which rank.
+
+    Raises:
+        UserError: the base lacks such layers.
+    """
+    layers: int = base.config.num_hidden_layers
+    if (shape.lora_layers or 0) > layers:
+        raise UserError(f"lora_layers is {shape.lora_layers}, expected at most the base's {layers}")
+    linear = linear_layers(base)
+    for target in shape.lora_targets or ():
+        if target not in linear:
+            raise UserError(f"lora_targets has {target!r}, expected some of {', '.join(linear)}")
+    rank = shape.lora_rank or 8
+    alpha: Any = shape.lora_alpha or 2 * rank  # PEFT takes what is no integer, too
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(shape.lora_targets or linear),
+        layers_to_transform=shape.lora_layers and list(range(layers - shape.lora_layers, layers)),
+    )
+    model = get_peft_model(base, config)
+    _leave_casts_to_autocast(model)
+    return model
+
+
+def _leave_casts_to_autocast(model: PeftModel) -> None:
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+
+
+def has_lora(directory: Path) -> bool:
+    """Tell whether an adapter directory holds LoRA, as PEFT writes it."""
+    return (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists()
 
 
 def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
@@ -183,6 +226,7 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
         model = get_peft_model(base, LoraConfig.from_pretrained(str(directory)))
     except Exception as error:  # PEFT raises what a wrong field leads to
         raise UserError(f"{path} describes no LoRA of this base: {reason(error)}") from None
+    _leave_casts_to_autocast(model)
     path = tensor_file(directory / LORA_TENSORS)
     tensors = read_tensors(path)
     expected = get_peft_model_state_dict(model)

@@ -202,13 +202,13 @@ class SpeculativeStreamingModel(nn.Module):
     frozen here.
 
     Args:
-        base: a causal language model of a tested architecture; in shared mode one that PEFT has
-            put LoRA on.
+        base: a causal language model of a tested architecture; PEFT may have put LoRA on it, which
+            stays as it is in lossless mode.
         config: the configuration of the streams.
 
     Raises:
         UserError: ``base`` is of another architecture or has other sizes than ``config``, or it
-            has LoRA in lossless mode or outside the decoder layers.
+            has LoRA outside the decoder layers.
     """
 
     def __init__(self, base: nn.Module, config: StreamConfig) -> None:
@@ -223,11 +223,9 @@ class SpeculativeStreamingModel(nn.Module):
                 raise UserError(f"{name} of the base is {found}, the streams expect {expected}")
         for name, parameter in base.named_parameters():
             is_lora = "lora_" in name
-            if is_lora:
-                config.check_lora()
             if is_lora and ".layers." not in name:
                 raise UserError(f"the base has LoRA in {name}, expected it in decoder layers")
-            parameter.requires_grad_(is_lora)
+            parameter.requires_grad_(is_lora and config.mode == "shared")
         self.streams = Streams(config)
         if config.pruner_rank:
             self.pruner = LowRank(config.hidden_size, config.pruner_rank, start_at_zero=True)

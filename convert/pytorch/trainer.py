@@ -1,5 +1,7 @@
 """The trainer of streams, pruner and (in shared mode) LoRA: arXiv 2402.11131, sections 3 and 4.
 
+In lossless mode the LoRA of ``init_adapter`` is part of the base, and stays as it is.
+
     python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl \\
         --mode shared --output OUT --epochs 2
 
@@ -18,10 +20,10 @@ from .required_packages import import_or_exit
 if __name__ == "__main__":
     import_or_exit()
 import torch
-from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
+from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError, shown
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
@@ -31,9 +33,8 @@ from specstream_mlx.train.items import Item, most_frequent
 from specstream_mlx.train.stream_settings import LearningRates
 
 from .adapter_files import check_replaceable, write_adapter
-from .backbone import linear_layers
 from .kept_hidden import KeptHidden
-from .load import base_fingerprint, load_adapter, load_base
+from .load import base_fingerprint, has_lora, load_adapter, load_base, mount_lora, put_lora
 from .losses import Batch, count_correct, n_gram_loss
 from .reference import SpeculativeStreamingModel
 from .training_data import collate, load_items
@@ -53,7 +54,8 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     """Build the untrained model of a run, its new weights drawn from torch's generator.
 
     Raises:
-        UserError: the base cannot be loaded, or a setting does not fit it.
+        UserError: the base or the LoRA that it is to have cannot be loaded, or a setting does not
+            fit the base.
     """
     base = load_base(settings.model, settings.dtype)
     settings.check_vocabulary(base.config.vocab_size)
@@ -64,33 +66,9 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
         base_fingerprint=base_fingerprint(settings.model),
     )
     if settings.mode == "shared":
-        layers = config.num_hidden_layers
-        if (settings.lora_layers or 0) > layers:
-            raise UserError(
-                f"lora_layers is {settings.lora_layers}, expected at most the base's {layers}"
-            )
-        linear = linear_layers(base)
-        for target in settings.lora_targets or ():
-            if target not in linear:
-                raise UserError(
-                    f"lora_targets has {target!r}, expected some of {', '.join(linear)}"
-                )
-        rank = settings.lora_rank or 8
-        alpha: Any = settings.lora_alpha or 2 * rank  # PEFT takes what is no integer, too
-        base = get_peft_model(
-            base,
-            LoraConfig(
-                task_type="CAUSAL_LM",
-                r=rank,
-                lora_alpha=alpha,
-                target_modules=list(settings.lora_targets or linear),
-                layers_to_transform=settings.lora_layers
-                and list(range(layers - settings.lora_layers, layers)),
-            ),
-        )
-        for module in base.modules():
-            if isinstance(module, LoraLayer):  # autocast does the casts that are needed
-                module.cast_input_dtype_enabled = False
+        base = put_lora(base, settings)
+    elif settings.init_adapter and has_lora(settings.init_adapter):
+        base = mount_lora(base, settings.init_adapter)
     return SpeculativeStreamingModel(base, config)
 
 
@@ -164,8 +142,11 @@ def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str
 def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings, adapter: Path) -> None:
     """Copy the weights of ``init_adapter``, which must be of the same shape, into a model.
 
-    A conditioned head is left as it is where the adapter's is plain.
+    A conditioned head is left as it is where the adapter's is plain, and new streams where it has
+    LoRA alone.
     """
+    if settings.mode == "lossless" and describe(adapter).stream_config is None:
+        return
     found = load_adapter(settings.model, adapter, settings.dtype)
     new_head = found.config.stream_head == "plain"
     if not new_head and model.config.stream_head == "plain":

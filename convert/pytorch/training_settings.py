@@ -1,39 +1,23 @@
 """The settings of a training run, and which of them go together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG, POSITIVE, integer, what
+from specstream_mlx.options.kinds import FLAG, integer
 from specstream_mlx.train.stream_settings import StreamSettings
 
+from .lora_settings import LoraShape
 from .run_settings import RunSettings
-
-_NAMES = what(
-    "names as in q_proj,v_proj",
-    lambda value: isinstance(value, list | tuple) and len(value) > 0,
-    lambda text: tuple(text.split(",")),
-    "NAME,NAME",
-)
 
 
 @dataclass
-class TrainSettings(StreamSettings, RunSettings):
+class TrainSettings(StreamSettings, LoraShape, RunSettings):
     """The settings of a run that trains streams, and LoRA in shared mode."""
 
     FREE_TO_CHANGE: ClassVar[set[str]] = RunSettings.FREE_TO_CHANGE | {"keep_hidden"}
 
-    lora_rank: int | None = option(None, integer(1), "Rank of LoRA, in shared mode. Default: 8.")
-    lora_alpha: float | None = option(
-        None, POSITIVE, "PEFT's alpha of LoRA. Default: twice the rank."
-    )
-    lora_layers: int | None = option(
-        None, integer(1), "Number of top layers with LoRA. Default: all."
-    )
-    lora_targets: tuple[str, ...] | None = option(
-        None, _NAMES, "Linear layers with LoRA, such as q_proj,v_proj. Default: all."
-    )
     segments: int = option(
         1, integer(1), "Pieces in which a completion's streams are computed: less memory."
     )
@@ -54,7 +38,7 @@ class TrainSettings(StreamSettings, RunSettings):
         self.check_streams()
         self.check_run()
         if self.mode == "lossless":
-            for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
+            for name in [field.name for field in fields(LoraShape)]:
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
         elif self.keep_hidden:

@@ -152,8 +152,6 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
     found = describe(source)
     found.check_base(base.config)
     adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found, base))
-    if adapter.lora.tensors:
-        found.check_lora()
     if found.format == "pytorch" and found.stream_config is not None:
         outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
         if outside:  # the trainer refuses it too

@@ -76,19 +76,6 @@ class AdapterDescription:
         """The file that describes the streams."""
         return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
 
-    def check_lora(self) -> None:
-        """Check that the streams, if there are any, may stand beside LoRA; called if there is any.
-
-        Raises:
-            UserError: the streams are lossless.
-        """
-        if self.stream_config is None:
-            return
-        try:
-            self.stream_config.check_lora()
-        except UserError as error:
-            raise UserError(f"{self._stream_config_path}: {error}") from None
-
     def check_base(self, base_config: Mapping[str, Any]) -> None:
         """Check that the streams were made for a base.
 

@@ -93,8 +93,6 @@ def read_adapter(
     description.stream_headers()
     tuned = full and description.config.get("fine_tune_type") == FULL
     lora = _read_full(description, model) if tuned else read_lora(description, model)
-    if lora:
-        description.check_lora()
     file = description.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:

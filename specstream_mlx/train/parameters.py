@@ -46,13 +46,17 @@ class Trained:
     Args:
         model: an mlx-lm model of which nothing but LoRA is trainable.
         streams: the model's streams.
-        head_alone: whether the conditioned head alone is trained, and no LoRA.
+        lora: whether LoRA is trained, too.
+        head_alone: whether of the streams the conditioned head alone is trained.
     """
 
-    def __init__(self, model: nn.Module, streams: Streams, head_alone: bool = False):
+    def __init__(
+        self, model: nn.Module, streams: Streams, *, lora: bool = True, head_alone: bool = False
+    ):
         self._model, self._streams = model, streams
-        if head_alone:
+        if not lora:
             model.freeze()
+        if head_alone:
             streams.freeze()
             streams.streams["head"].unfreeze()
 

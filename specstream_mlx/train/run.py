@@ -143,7 +143,9 @@ class Run:
         if start.chooses_vocabulary:
             set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
         everything = Trained(start.model, start.streams).get()
-        self._trained = Trained(start.model, start.streams, settings.train == "head")
+        head_alone = settings.train == "head"
+        lora = settings.mode == "shared" and not head_alone
+        self._trained = Trained(start.model, start.streams, lora=lora, head_alone=head_alone)
         self.parameters = self._trained.get()
         self._frozen = {n: a for n, a in everything.items() if n not in self.parameters}
         if not self.parameters:

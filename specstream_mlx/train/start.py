@@ -1,4 +1,4 @@
-"""The start of a run: the base, with LoRA put on in shared mode, and untrained streams."""
+"""The start of a run: the base, with LoRA where there is to be any, and untrained streams."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,8 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
 
     Args:
         settings: checked.
-        base: ``settings.model``, without an adapter; LoRA is put on it in shared mode.
+        base: ``settings.model``, without an adapter; LoRA is put on it in shared mode, and in
+            lossless mode that of ``init_adapter``, which stays as it is.
         tokenizer: its.
 
     Raises:
@@ -66,11 +67,13 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
         adapter = read_adapter(settings.init_adapter, model, base.config)
     config = _stream_config(settings, base, adapter)
     parameters, count = None, 0
-    if settings.mode == "shared":
+    if settings.mode == "shared" or (adapter is not None and adapter.lora):
         parameters, count = settings.lora_parameters, settings.num_layers
         if adapter is not None:
             parameters = {"dropout": 0.0, **adapter.config["lora_parameters"]}
             count = adapter.config["num_layers"]
+        if settings.mode == "lossless":  # nothing of it is trained
+            parameters = {**parameters, "dropout": 0.0}
         if count > layers:
             raise UserError(f"num_layers is {count}, expected at most the base's {layers}")
         count = layers if count < 0 else count
@@ -88,7 +91,8 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
             tensors.pop(VOCABULARY, None)
         for module, own in ((model, adapter.lora), (streams, tensors)):
             module.load_weights([(name, _trainable(t)) for name, t in own.items()], strict=False)
-    known = streams.vocabulary is None or (adapter is not None and not settings.draft_vocabulary)
+    has_streams = adapter is not None and adapter.stream_config is not None
+    known = streams.vocabulary is None or (has_streams and not settings.draft_vocabulary)
     return Start(base, tokenizer, streams, parameters, count, chooses_vocabulary=not known)
 
 
@@ -121,7 +125,9 @@ def _stream_config(
     """The configuration of the streams: the settings', or those of the adapter to start from."""
     settings.check_vocabulary(base.config["vocab_size"])
     if adapter is not None:
-        return _continued(settings, adapter)
+        _check_kind(adapter)
+        if settings.mode == "shared" or adapter.stream_config is not None:
+            return _continued(settings, adapter)
     return settings.stream_config(
         hidden_size=base.config["hidden_size"],
         num_hidden_layers=len(base.model.layers),
@@ -130,16 +136,20 @@ def _stream_config(
     )
 
 
-def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
-    """The configuration of an adapter that a run starts from; its head may become another."""
-    initial = adapter.stream_config
-    if initial is None:
-        raise UserError(f"init_adapter {adapter.path} has no streams, expected some")
+def _check_kind(adapter: Adapter) -> None:
+    """Check that what an adapter has beside its streams is LoRA."""
     kind = adapter.config.get("fine_tune_type", "lora")
     if adapter.lora and kind != "lora":
         raise UserError(
             f"init_adapter {adapter.path}: fine_tune_type is {shown(kind)}, expected 'lora'"
         )
+
+
+def _continued(settings: TrainSettings, adapter: Adapter) -> StreamConfig:
+    """The configuration of an adapter that a run starts from; its head may become another."""
+    initial = adapter.stream_config
+    if initial is None:
+        raise UserError(f"init_adapter {adapter.path} has no streams, expected some")
     if initial.mode != settings.mode:
         raise UserError(
             f"init_adapter {adapter.path}: mode is {initial.mode!r}, expected {settings.mode!r} as "

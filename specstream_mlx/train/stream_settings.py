@@ -70,7 +70,8 @@ class StreamSettings(Resumable):
     mode: Mode = option(
         "lossless",
         _KINDS["mode"],
-        "lossless: the base stays as it is; shared: LoRA is trained too.",
+        "lossless: the base stays as it is, and so does LoRA of --init-adapter; shared: LoRA is "
+        "trained too.",
     )
     num_streams: int = option(4, _KINDS["num_streams"], "Streams beside each position (gamma).")
     num_msa_layers: int = option(4, _KINDS["num_msa_layers"], "Top layers with streams (N_s).")
@@ -164,7 +165,7 @@ class StreamSettings(Resumable):
         None,
         PATH,
         "Adapter directory of the same shape whose weights the run starts from; a conditioned head "
-        "may be new.",
+        "may be new. In lossless mode its LoRA stays as it is, and the streams may be new.",
         metavar="DIR",
     )
     train: str = option(

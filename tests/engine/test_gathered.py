@@ -115,17 +115,20 @@ def test_a_step_beside_other_adapters_is_that_of_the_adapter_alone(
 
 
 def company(streams):
-    """(base, adapters): shared ones, the bare base, lossless streams of other ranks, LoRA alone."""
+    """(base, adapters): two shared, the bare base, lossless streams of other ranks, LoRA, both."""
     fields = STREAMS[streams]
     base = speculative_model(mode="shared", seed=1, **fields)
     shared, lora = adapter(base, 1), adapter(base, 3)[0]
     ranks = {name: value + 2 for name, value in fields.items() if name.endswith("rank")}
     lossless = speculative_model(seed=5, **fields | ranks, pruner_rank=0).streams
     bare = base.model
-    return base, [shared, adapter(base, 2), (bare, None), (bare, lossless), (lora, None)]
+    both = adapter(base, 4)[0], speculative_model(seed=6, **fields, pruner_rank=0).streams
+    return base, [shared, adapter(base, 2), (bare, None), (bare, lossless), (lora, None), both]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [2, 0, 3], [3, 4, 1], [4, 2], [4, 3], [2, 3]])
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2, 3, 4, 5], [2, 0, 3], [3, 4, 1], [5, 2], [4, 3], [5, 3]]
+)
 @pytest.mark.parametrize("streams", ["adapter", "conditioned head, draft vocabulary", "near keys"])
 def test_beside_shared_adapters_the_base_is_as_alone(streams, order):
     base, adapters = company(streams)

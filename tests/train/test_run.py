@@ -5,15 +5,18 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+from random_models import plain_tokens, tokens_of
 from tiny_models import tiny_llama_directory
 from tiny_training import Reports, make_run
 
 from specstream_mlx import UserError, load
+from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.optimizer import KINDS
+from specstream_mlx.train.parameters import is_of_streams
 from specstream_mlx.train.run import logged
 from specstream_mlx.train.validation import steps_of
 
@@ -290,6 +293,42 @@ def test_lora_to_start_from(base, tmp_path):
     assert {array.dtype for array in run.parameters.values()} == {mx.float32}
     with pytest.raises(UserError, match=r"dropout is 0.1 with grad_checkpoint, expected 0"):
         make_run(base, tmp_path / "out", **start, grad_checkpoint=True)
+
+
+def test_lossless_streams_for_lora_that_stays(base, tmp_path):
+    """Streams for an adapter of mlx_lm's: the text is the adapter's, token for token."""
+    lora = {"rank": 4, "dropout": 0.1, "scale": 8.0}
+    own = make_run(base, tmp_path / "own", mode="shared", iters=4, lora_parameters=lora)
+    own.iterate(Reports())
+    tensors = {n: a for n, a in own.parameters.items() if not is_of_streams(n)}
+    (tmp_path / "lora").mkdir()
+    write_adapter(tmp_path / "lora", LoraPart(tensors, lora, 4), None, {})
+    run = make_run(base, tmp_path / "out", init_adapter=tmp_path / "lora", draft_vocabulary=12)
+    assert all(map(is_of_streams, run.parameters))
+    reports = Reports()
+    run.iterate(reports)
+    assert reports.valid[-1]["accepted_length"] > reports.valid[0]["accepted_length"]
+    run.write_adapter()
+    model, _ = load(base, adapter_path=tmp_path / "out")
+    assert model.mode == "lossless"
+    assert_same_arrays(model.adapter.lora, tensors)
+    alone, _ = load(base, adapter_path=tmp_path / "lora")
+    bare, _ = load(base)
+    texts = []
+    for item in run.epoch[0]:
+        prompt = item.tokens[: item.stream_from]
+        texts.append(tokens_of(model, prompt, 24)[:24])
+        assert texts[-1] == plain_tokens(alone.model, prompt, 24)
+    assert texts != [plain_tokens(bare.model, i.tokens[: i.stream_from], 24) for i in run.epoch[0]]
+    again = make_run(base, tmp_path / "again", init_adapter=tmp_path / "out", iters=1)
+    again.iterate(Reports())
+    again.write_adapter()
+    assert_same_arrays(load(base, adapter_path=tmp_path / "again")[0].adapter.lora, tensors)
+
+
+def assert_same_arrays(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(mx.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_lora_that_would_not_learn_is_refused(base, tmp_path):

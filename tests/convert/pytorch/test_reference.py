@@ -242,7 +242,5 @@ def test_refusals():
         SpeculativeStreamingModel(gpt2, config)
     with pytest.raises(ValueError, match=r"num_hidden_layers of the base is 4, .* expect 3"):
         SpeculativeStreamingModel(tiny_llama(layers=4), config)
-    with pytest.raises(ValueError, match="mode is 'lossless' and there is LoRA beside the streams"):
-        tiny_model("lossless", lora=True)
     with pytest.raises(ValueError, match="stream_head is 'plain', expected 'conditioned'"):
         tiny_model().freeze_all_but_head()
