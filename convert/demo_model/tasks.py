@@ -32,11 +32,6 @@ def prompt_template(task: str) -> str:
     return TASKS[task] + "\n{text}"
 
 
-def instructed(item: Item) -> str:
-    """The user's turn for ``item``: instruction and content."""
-    return prompt_template(item.task).replace("{text}", item.content)
-
-
 def typed_dev(task: str, count: int) -> list[list[Item]]:
     """The first ``count`` typed texts of a task, to watch a training on and never to train on.
 

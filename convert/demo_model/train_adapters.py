@@ -1,24 +1,22 @@
 """Train the demonstration model's streams and adapters.
 
     python -m specstream_mlx.convert.demo_model.train_adapters --work runs/adapters \\
-        base streams shared proofread sql summarize describe
+        base streams proofread sql summarize describe
 
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``base`` writes the base's quantized values as float32, which PyTorch trains on:
 streams must predict what the quantized base writes. ``streams`` trains the lossless streams on the
-base's own answers. ``shared`` trains one shared-mode adapter on all tasks, which is not shipped:
-the tasks' adapters start from it. A task's name trains that task's adapter. The tasks' text comes
-from the mixture, under the base's chat template with the task's instruction.
+base's own answers. A task's name trains that task's LoRA, alone, and then lossless streams for it,
+which leave its text as it is. The tasks' text comes from the mixture, under the base's chat
+template with the task's instruction.
 """
 
 import json
 import random
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-)
+from typing import Annotated, Any
 
 import mlx.core as mx
 import typer
@@ -27,32 +25,44 @@ from rich.console import Console
 
 from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
+from specstream_mlx.adapters.torch_files import (
+    LORA_CONFIG,
+    LORA_TENSORS,
+    STREAM_CONFIG,
+    STREAM_TENSORS,
+)
+from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import PATH, POSITIVE, integer
 from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
+from ..pytorch.lora_settings import LoraSettings
+from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
 
-STREAMS, SHARED, BASE = "streams", "shared", "base"
-PARTS = BASE, STREAMS, SHARED, *tasks.TASKS
+STREAMS, BASE = "streams", "base"
+PARTS = BASE, STREAMS, *tasks.TASKS
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
 STREAM_RANKS: dict[str, Any] = {"stream_init_rank": 256, "stream_head_rank": 192}
 """Of the lossless streams, which may take 1.5 MB."""
-TASK_RANKS: dict[str, Any] = {"lora_rank": 4, "stream_init_rank": 64, "stream_head_rank": 64}
+LORA_RANK = 4
+TASK_RANKS: dict[str, Any] = {"stream_init_rank": 64, "stream_head_rank": 64}
 """Of an adapter, which may take 3 MiB."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
-MOST_TOKENS = {"lossless": 512, "shared": 384}
+MOST_TOKENS = {STREAMS: 512}
+"""Of an item of a part; longer ones are left out."""
+MOST_TASK_TOKENS = 384
 EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
-TYPED_TOGETHER, TYPED_ALONE = 12, 32
-"""Typed texts of each task that the adapter of all tasks, and a task's own, is tried on."""
+TYPED = 32
+"""Typed texts that a task's LoRA and streams are tried on."""
 
 
 def write_expanded(target: Path) -> None:
@@ -67,13 +77,12 @@ def write_expanded(target: Path) -> None:
         save(scratch, base, model, tokenizer, plain | {"dtype": "float32"})
 
 
-def write_pairs(path: Path, items: list[tasks.Item], *, instructed: bool) -> Path:
+def write_pairs(path: Path, items: list[tasks.Item]) -> Path:
     """Write items as JSONL of prompts and completions, leaving out empty completions.
 
     Args:
         path: the file, which is kept if it is there already.
-        items: of one task or several.
-        instructed: whether the prompts have the tasks' instructions.
+        items: of one task.
 
     Returns:
         ``path``.
@@ -81,25 +90,21 @@ def write_pairs(path: Path, items: list[tasks.Item], *, instructed: bool) -> Pat
     if not path.exists():
         with staged_file(path) as partial, partial.open("w") as file:
             for item in items:
-                prompt = tasks.instructed(item) if instructed else item.content
                 if item.target:
-                    line = {"prompt": prompt, "completion": item.target}
+                    line = {"prompt": item.content, "completion": item.target}
                     print(json.dumps(line, ensure_ascii=False), file=file)
     return path
 
 
-def drawn(part: str, count: int, seed: int) -> list[tasks.Item]:
-    """``count`` training items of a part: of its task, or of all tasks in turn."""
-    rng, names = random.Random(f"{part}-{seed}"), list(tasks.TASKS)
-    wanted = names if part == SHARED else [part]
-    return [mixture.draw(rng, wanted[place % len(wanted)]) for place in range(count)]
+def drawn(task: str, count: int, seed: int) -> list[tasks.Item]:
+    """``count`` training items of a task."""
+    rng = random.Random(f"{task}-{seed}")
+    return [mixture.draw(rng, task) for _ in range(count)]
 
 
-def typed(part: str) -> list[tasks.Item]:
+def typed(task: str) -> list[tasks.Item]:
     """Texts that people typed for development, with the first of the accepted answers."""
-    names = list(tasks.TASKS) if part == SHARED else [part]
-    count = TYPED_TOGETHER if part == SHARED else TYPED_ALONE
-    return [answers[0] for name in names for answers in tasks.typed_dev(name, count)]
+    return [answers[0] for answers in tasks.typed_dev(task, TYPED)]
 
 
 @dataclass(frozen=True)
@@ -113,28 +118,57 @@ class MakingOptions:
         None, integer(1), "Steps for each part. Default, without --minutes: one epoch."
     )
     start: Path | None = option(
-        None,
-        PATH,
-        "Adapter that the parts start from, in either format. Default: for tasks the part shared, "
-        "if it is there.",
+        None, PATH, "Adapter, in either format, whose streams the parts start from."
     )
-    items: int = option(6000, integer(1), "Training items of a part; the streams take all answers.")
+    items: int = option(6000, integer(1), "Training items of a task; the streams take all answers.")
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
-def settings_of(part: str, options: MakingOptions) -> TrainSettings:
-    """The settings with which a part is trained; its data is written if it is missing.
+def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
+    """The settings of a part that are the same whatever is trained; its data is written."""
+    work = options.work
+    values: dict[str, Any] = {
+        "model": work / "expanded",
+        "batch_size": 8,
+        "max_seq_length": MOST_TOKENS.get(part, MOST_TASK_TOKENS),
+        "time_limit": options.minutes,
+        "iters": options.iters,
+        "seed": options.seed,
+        "save_every": SAVE_STEPS,
+    }
+    if part == STREAMS:
+        data = {"data": options.answers / "train.jsonl"}
+        return values | data | {"valid_data": options.answers / "valid.jsonl"}
+    items = drawn(part, options.items, options.seed)
+    return values | {
+        "data": write_pairs(work / f"{part}.jsonl", items),
+        "valid_data": write_pairs(work / f"{part}-typed.jsonl", typed(part)),
+        "prompt_template": tasks.prompt_template(part),
+    }
+
+
+def lora_settings(task: str, options: MakingOptions) -> LoraSettings:
+    """The settings with which a task's LoRA is trained; its data is written if it is missing."""
+    output = options.work / f"{task}-lora"
+    values = common_settings(task, options) | {"output": output, "batch_size": 16}
+    resume = (output / "checkpoint.pt").exists()
+    return LoraSettings(lora_rank=LORA_RANK, resume=resume, **values)
+
+
+def stream_settings(part: str, options: MakingOptions, start: Path | None) -> TrainSettings:
+    """The settings with which streams are trained; their data is written if it is missing.
 
     Args:
-        part: ``streams``, ``shared`` or the name of a task.
-        options: of all parts; ``start`` is in the trainer's format.
+        part: ``streams`` or the name of a task.
+        options: of all parts.
+        start: what they start from, in the trainer's format: of a task its LoRA, with streams or
+            without.
     """
-    work, start, one_task = options.work, options.start, part in tasks.TASKS
-    mode = "lossless" if part == STREAMS else "shared"
-    common: dict[str, Any] = {
-        "model": work / "expanded",
-        "output": work / part,
-        "mode": mode,
+    output = options.work / part
+    warm = start is not None and describe(start).stream_config is not None
+    values = common_settings(part, options) | {
+        "output": output,
+        "mode": "lossless",
         "num_streams": 4,
         "num_msa_layers": 4,
         "stream_init": "linear",
@@ -142,41 +176,58 @@ def settings_of(part: str, options: MakingOptions) -> TrainSettings:
         "stream_adapter_rank": 8,
         "stream_head": "conditioned",
         "draft_vocabulary": DRAFT_VOCABULARY,
-        "batch_size": 8,
-        "max_seq_length": MOST_TOKENS[mode],
-        "time_limit": options.minutes,
-        "iters": options.iters,
-        "seed": options.seed,
-        "save_every": SAVE_STEPS,
-        "resume": (work / part / "checkpoint.pt").exists(),
+        "pruner_rank": 0,  # streams are deferred, and a tree of few nodes needs no pruning
+        "keep_hidden": True,
+        "resume": (output / "checkpoint.pt").exists(),
         "init_adapter": start,
-        "embedding_learning_rate": EMBEDDING_RATE / (5 if start else 1),
+        "embedding_learning_rate": EMBEDDING_RATE / (5 if warm else 1),
     }
+    return TrainSettings(**values | (STREAM_RANKS if part == STREAMS else TASK_RANKS))
+
+
+def with_streams(lora: Path, streams: Path, target: Path) -> Path:
+    """Write an adapter of the LoRA of one and the streams of another, which become lossless.
+
+    Args:
+        lora, streams: adapters in the trainer's format.
+        target: directory to write; if it is there it is kept.
+
+    Returns:
+        ``target``.
+    """
+    if not target.exists():
+        with staged_directory(target) as scratch:
+            for name in (LORA_CONFIG, LORA_TENSORS):
+                shutil.copy(lora / name, scratch)
+            shutil.copy(streams / STREAM_TENSORS, scratch)
+            config = read_json(streams / STREAM_CONFIG) | {"mode": "lossless"}
+            (scratch / STREAM_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    return target
+
+
+def start_of(part: str, options: MakingOptions) -> Path | None:
+    """What the streams of a part start from, in the trainer's format; a task's LoRA is trained.
+
+    Returns:
+        ``None``: nothing.
+    """
+    start = options.start
+    if start is not None and describe(start).format == "mlx":
+        target = options.work / f"{part}-start"
+        if not target.exists():
+            convert_to_pytorch(start, options.work / "expanded", target)
+        start = target
     if part == STREAMS:
-        return TrainSettings(
-            data=options.answers / "train.jsonl",
-            valid_data=options.answers / "valid.jsonl",
-            pruner_rank=0,  # streams are deferred, and a tree of few nodes needs no pruning
-            keep_hidden=True,
-            **STREAM_RANKS,
-            **common,
-        )
-    items = drawn(part, options.items, options.seed)
-    return TrainSettings(
-        data=write_pairs(work / f"{part}.jsonl", items, instructed=not one_task),
-        valid_data=write_pairs(work / f"{part}-typed.jsonl", typed(part), instructed=not one_task),
-        prompt_template=tasks.prompt_template(part) if one_task else None,
-        learning_rate=5e-4 if start else 1e-3,
-        stream_learning_rate=1e-3 if start else 2e-3,
-        alpha_streams=0.15 if part == "proofread" else 0.4,  # it needs an exact main stream most
-        **TASK_RANKS,
-        **common,
-    )
+        return start
+    lora = options.work / f"{part}-lora" / "adapter"
+    if not lora.exists():
+        train_lora(lora_settings(part, options))
+    return with_streams(lora, start, options.work / f"{part}-first") if start else lora
 
 
 def main(
     parts: Annotated[
-        list[str], typer.Argument(help="Parts to make: base, streams, shared, names of tasks.")
+        list[str], typer.Argument(help="Parts to make: base, streams, names of tasks.")
     ],
     *,
     options: MakingOptions,
@@ -189,22 +240,10 @@ def main(
                 write_expanded(work / "expanded")
         elif part in PARTS:
             if not (work / part / "adapter").exists():
-                train(settings_of(part, replace(options, start=start_of(part, options))))
+                train(stream_settings(part, options, start_of(part, options)))
         else:
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         console.print(f"{part}: done")
-
-
-def start_of(part: str, options: MakingOptions) -> Path | None:
-    """The adapter that a part starts from, in the trainer's format; ``None``: new weights."""
-    shared = options.work / SHARED / "adapter"
-    start = options.start or (shared if part in tasks.TASKS and shared.exists() else None)
-    if start is None or describe(start).format == "pytorch":
-        return start
-    target = options.work / f"{part}-start"
-    if not target.exists():
-        convert_to_pytorch(start, options.work / "expanded", target)
-    return target
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from specstream_mlx.convert.pytorch.training_data import read_pairs
 from toy_model import TOY
 
 
-def settings(tmp_path, part, start=None):
-    options = train_adapters.MakingOptions(tmp_path, iters=7, items=24, start=start)
-    return train_adapters.settings_of(part, options)
+def making(tmp_path):
+    return train_adapters.MakingOptions(tmp_path, iters=7, items=24)
 
 
 def lines(path):
@@ -19,24 +18,47 @@ def lines(path):
 
 
 def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp_path):
-    found = settings(tmp_path, "concise")
+    found = train_adapters.lora_settings("concise", making(tmp_path))
     rng = random.Random("concise-0")
     items = [mixture.draw(rng, "concise") for _ in range(24)]
     expected = [{"prompt": item.content, "completion": item.target} for item in items]
     assert lines(found.data) == [line for line in expected if line["completion"]]
     assert found.prompt_template == tasks.prompt_template("concise")
     found.check()
-    assert (found.mode, found.iters, found.time_limit) == ("shared", 7, None)
+    assert (found.lora_rank, found.iters, found.time_limit) == (4, 7, None)
+    streams = train_adapters.stream_settings("concise", making(tmp_path), None)
+    streams.check()
+    assert (streams.mode, streams.data) == ("lossless", found.data)
+    assert streams.prompt_template == found.prompt_template
 
 
 def test_lossless_streams_learn_what_the_base_answered(tmp_path):
-    found = settings(tmp_path, "streams")
+    found = train_adapters.stream_settings("streams", making(tmp_path), None)
     found.check()
     assert (found.mode, found.keep_hidden) == ("lossless", True)
     learned, tried = (
         {pair.prompt for pair in read_pairs(p)} for p in (found.data, found.valid_data)
     )
     assert len(learned) > 1000 and tried and not learned & tried
+
+
+def test_new_lora_takes_the_streams_of_an_adapter(tmp_path):
+    lora, other = tmp_path / "lora", tmp_path / "other"
+    for directory in (lora, other):
+        directory.mkdir()
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (directory / name).write_text(directory.name)
+    (other / "speculative_streaming.safetensors").write_text("streams")
+    (other / "speculative_streaming.json").write_text('{"mode": "shared", "num_streams": 3}')
+    found = train_adapters.with_streams(lora, other, tmp_path / "first")
+    read = {path.name: path.read_text() for path in found.iterdir()}
+    config = json.loads(read.pop("speculative_streaming.json"))
+    assert config == {"mode": "lossless", "num_streams": 3}
+    assert read == {
+        "adapter_config.json": "lora",
+        "adapter_model.safetensors": "lora",
+        "speculative_streaming.safetensors": "streams",
+    }
 
 
 def copied(work, base, target):
