@@ -68,12 +68,14 @@ from .runner import (
 )
 from .speedup import check_texts, randomize
 from .texts import (
+    ADAPTERS,
+    BASE,
     INSTRUCTIONS,
-    MODES,
     ORIGIN,
     PROSE,
     TASKS,
     TYPED,
+    WRITERS,
     Text,
     Texts,
     TextSet,
@@ -83,6 +85,7 @@ from .texts import (
     rouge_l,
     task_items,
     texts_a_task,
+    writer_of,
 )
 
 EARLY = 16
@@ -214,14 +217,14 @@ def measure(
         rounds: how often each of those is decoded.
         shown: print the answers.
     """
-    mode = mounted.model.mode
+    writer = writer_of(mounted.model)
     found = texts.of_task(mounted.model, mounted.tokenizer, task)
     prompts = [text.prompt for text in found]
     ours, plainly = mounted.ours(None), mounted.ours(ONE_TOKEN)
-    runs = [ours(prompt) for prompt in track(prompts, f"{task}, {mode}")]
+    runs = [ours(prompt) for prompt in track(prompts, f"{task}, {writer}")]
     expected = [plainly(prompt).tokens for prompt in prompts]
     decoded = [[run] for run in runs]
-    row = {"task": task, "mode": mode, "method": OURS, "items": len(found)}
+    row = {"task": task, "writer": writer, "method": OURS, "items": len(found)}
     row |= drafted(prompts, runs)
     items = [] if task == PROSE else task_items(texts.origin, task, texts.count)
     row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "from_text", "perplexity"))
@@ -231,7 +234,7 @@ def measure(
     if timed:
         turns = compared(mounted, prompts[:timed], rounds)
         row |= speed(turns)
-        for way in (OURS, MLX_LM) if mode == "lossless" else (OURS,):
+        for way in (OURS, MLX_LM) if mounted.model.mode == "lossless" else (OURS,):
             for number, more in enumerate(turns.runs[way]):
                 decoded[number] += more
     pairs = zip(decoded, expected, strict=True)
@@ -251,7 +254,7 @@ def edges(base: Base, shown: bool) -> dict[str, int]:
     counts = {"texts": len(items), "as they are": 0, "nothing invented": 0}
     for item in track(items, "edges"):
         task, text = item["task"], item["input"]
-        mounted = replace(base.mount(adapter_of(task, "shared")), max_tokens=_LONGEST_EDGE)
+        mounted = replace(base.mount(adapter_of(task, ADAPTERS)), max_tokens=_LONGEST_EDGE)
         template = mounted.model.prompt_template
         run = mounted.ours(None)(chat_prompt(mounted.tokenizer, text, template))
         counts["as they are"] += bool(exact_match([run.text], [[text]]))
@@ -286,7 +289,7 @@ TIMED_COLUMNS = {
 
 
 def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[str]:
-    """The lines of the report: a table for each mode."""
+    """The lines of the report: a table for each writer."""
     right = sum(row["same_output_as_plain"] for row in rows)
     timed = facts["timed"]
     about = (
@@ -299,9 +302,9 @@ def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[s
     lines = [f"{about}.", "", f"{right} of {sum(r['items'] for r in rows)} texts are the same as "
              "one token a step."]  # fmt: skip
     columns = COLUMNS | (TIMED_COLUMNS if timed else {})
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        own = [row for row in rows if row["mode"] == mode]
-        title = "Adapters (shared mode)" if mode == "shared" else "The base alone (lossless mode)"
+    for writer in dict.fromkeys(row["writer"] for row in rows):
+        own = [row for row in rows if row["writer"] == writer]
+        title = "The base alone" if writer == BASE else "Adapters"
         if timed:
             title += over_mlx_lm(own)
         lines += ["", f"{title}:", "", *table(columns, own)]
@@ -333,7 +336,7 @@ def main(
     timed: int = option(12, integer(0), "Texts of a task that are timed."),
     rounds: int = option(5, integer(1), "Runs of each timed text."),
     only: str = TASKS,
-    modes: str = option("", TEXT, "lossless, shared; default: both."),
+    writers: str = option("", TEXT, "Who answers: base, adapters; default: both."),
     max_tokens: int = most_tokens(160, least=2),
     bits: int | None = option(
         None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both."
@@ -345,7 +348,7 @@ def main(
 ) -> None:
     """Score the demonstration model's answers to typed texts, and its drafts."""
     chosen = names_in(only, [*INSTRUCTIONS, PROSE], "task")
-    wanted = names_in(modes, MODES, "mode")
+    wanted = names_in(writers, WRITERS, "writer")
     base = Base(demonstration.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
     decoded = Texts(texts, items)
     facts = base.facts() | {
@@ -356,13 +359,13 @@ def main(
         "rounds": rounds,
         "max_tokens": max_tokens,
         "streams": "random" if random_streams else "trained",
-        "edges": edges(base, show) if "shared" in wanted and not only else None,
+        "edges": edges(base, show) if ADAPTERS in wanted and not only else None,
     }
     name = "-".join(filter(None, ("answers", texts, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for mode, task in [(mode, task) for mode in wanted for task in chosen]:
-        mounted = base.mount(adapter_of(task, mode))
+    for writer, task in [(writer, task) for writer in wanted for task in chosen]:
+        mounted = base.mount(adapter_of(task, writer))
         if random_streams:
             randomize(mounted.model)
         rows.append(measure(mounted, task, decoded, timed, rounds, show))

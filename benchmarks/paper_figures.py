@@ -31,13 +31,23 @@ from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import CHAIN, MLX_LM, Base, Drafts, Mounted, interleaved, streams_of
-from .texts import MODES, ORIGIN, Texts, TextSet, adapter_of, chosen_tasks, score, texts_a_task
+from .texts import (
+    ORIGIN,
+    WRITERS,
+    Texts,
+    TextSet,
+    adapter_of,
+    chosen_tasks,
+    score,
+    texts_a_task,
+    writer_of,
+)
 
 GAMMAS = WIDTHS = (1, 2, 3, 4)
 
 COLUMNS = {
     "task": "{task}",
-    "mode": "{mode}",
+    "writer": "{writer}",
     "streams": "{gamma}",
     "MSA layers": "{msa_layers}",
     "drafts": "{method}",
@@ -51,15 +61,15 @@ COLUMNS = {
 def full_trees(
     base: Base, task: str, texts: Texts, max_nodes: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows of full trees in both modes, with and without pruning to ``max_nodes``."""
-    shapes = [(mode, gamma, width) for mode in MODES for gamma in GAMMAS for width in WIDTHS]
-    for mode, gamma, width in track(shapes, "full trees"):
+    """Rows of full trees of base and adapter, with and without pruning to ``max_nodes``."""
+    shapes = [(writer, gamma, width) for writer in WRITERS for gamma in GAMMAS for width in WIDTHS]
+    for writer, gamma, width in track(shapes, "full trees"):
         tree = DraftSettings(num_streams=gamma, tree_width=width, tree_size=None)
         ways = {
             f"width {width}": tree,
             f"width {width}, pruned": replace(tree, max_nodes=max_nodes),
         }
-        yield measure(base.mount(adapter_of(task, mode)), ways, task, texts, gamma)
+        yield measure(base.mount(adapter_of(task, writer)), ways, task, texts, gamma)
 
 
 def by_msa_layers(
@@ -96,7 +106,7 @@ def measure(
     for name in ways:
         outputs = [run.text for run in found.first_runs(name)]
         metric, quality = score(task, outputs, [text.answers for text in texts])
-        row = {"task": task, "mode": config.mode, "gamma": gamma, "method": name}
+        row = {"task": task, "writer": writer_of(mounted.model), "gamma": gamma, "method": name}
         row |= {"msa_layers": config.num_msa_layers, "metric": metric, "quality": quality}
         rows.append(row | found.figures(name, MLX_LM))
     return rows

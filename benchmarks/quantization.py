@@ -36,7 +36,7 @@ from specstream_mlx.terminal.progress import track
 from .report import machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, interleaved
 from .speedup import Subject
-from .texts import MODES, Texts, adapter_of, names_in, score
+from .texts import WRITERS, Texts, adapter_of, names_in, score, writer_of
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
@@ -116,7 +116,7 @@ def measure(
     row = {
         "variant": variant,
         "task": task,
-        "mode": mounted.model.mode,
+        "writer": writer_of(mounted.model),
         "held": mounted.model.held and mounted.model.held.form,
         "stored_bytes": stored_bytes(mounted.model.path),
         "peak_bytes": peak,
@@ -138,15 +138,19 @@ def measure(
 
 
 def share_of_whole(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """CR over that of the same task and mode on 16 bits; ``None`` where that was not measured."""
+    """CR over that of the same task and writer on 16 bits; ``None`` where that was not measured."""
     for other in rows:
-        if (other["variant"], other["task"], other["mode"]) == (WHOLE, row["task"], row["mode"]):
+        if (other["variant"], other["task"], other["writer"]) == (
+            WHOLE,
+            row["task"],
+            row["writer"],
+        ):
             return row["call_reduction"] / other["call_reduction"]
     return None
 
 
 COLUMNS = {
-    "task, mode": "{task}, {mode}",
+    "task, writer": "{task}, {writer}",
     "weights": "{variant}",
     "held": "{held}",
     "MB stored": "{stored:.1f}",
@@ -166,7 +170,7 @@ QUALITY_COLUMNS = {
 def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
     """The lines of the report."""
     shown = []
-    for row in sorted(rows, key=lambda row: (row["task"], row["mode"])):
+    for row in sorted(rows, key=lambda row: (row["task"], row["writer"])):
         sizes = {name: row[f"{name}_bytes"] / 1e6 for name in ("stored", "peak")}
         shown.append({**row, **sizes, "share": share_of_whole(row, rows)})
     about = (
@@ -200,22 +204,22 @@ def compare(
     Raises:
         UserError: model and adapter do not go together.
     """
-    modes = MODES if subject.each_bundled else ("",)
+    writers = WRITERS if subject.each_bundled else ("",)
     adapters = {
-        mode: [adapter_of(task, mode) if mode else subject.adapter for task in chosen]
-        for mode in modes
+        writer: [adapter_of(task, writer) if writer else subject.adapter for task in chosen]
+        for writer in writers
     }
-    layers = {mode: msa_layers(mounted[0]) for mode, mounted in adapters.items()}
+    layers = {writer: msa_layers(mounted[0]) for writer, mounted in adapters.items()}
     rows = []
     with tempfile.TemporaryDirectory() as name:
         expanded = Path(name) / "expanded"
         expand_base(subject.directory, expanded)
-        pairs = [(variant, mode) for variant in variants for mode in modes]
-        for number, (variant, mode) in enumerate(track(pairs, "quantization")):
-            made = make_variant(expanded, variant, layers[mode], Path(name) / f"{number}")
+        pairs = [(variant, writer) for variant in variants for writer in writers]
+        for number, (variant, writer) in enumerate(track(pairs, "quantization")):
+            made = make_variant(expanded, variant, layers[writer], Path(name) / f"{number}")
             form = "expanded" if variant == WHOLE else subject.weights
             base = Base(made, max_tokens, form, fastest_baseline=False)
-            for task, adapter in zip(chosen, adapters[mode], strict=True):
+            for task, adapter in zip(chosen, adapters[writer], strict=True):
                 rows.append(measure(base, variant, adapter, task, texts))
             del base
             if made != expanded:

@@ -29,6 +29,7 @@ import typer
 from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
+from specstream_mlx.adapters.description import describe
 from specstream_mlx.hardware import device
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
@@ -45,7 +46,7 @@ from .runner import (
     streams_of,
 )
 from .suites import COLUMNS, SUITES, Suite
-from .texts import Texts, adapter_of, score
+from .texts import BASE, WRITERS, Texts, adapter_of, score, writer_of
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,13 @@ class Job:
     """The subject of one comparison.
 
     Attributes:
+        writer: who answers, see ``texts.WRITERS``.
         mode: of the streams.
         adapter: the directory that is mounted; ``None``: the bare base.
         tasks: whose texts are decoded.
     """
 
+    writer: str
     mode: str
     adapter: Path | None
     tasks: Sequence[str]
@@ -69,8 +72,8 @@ class Job:
 
     @property
     def adapter_name(self) -> str:
-        """Lossless streams leave the base as it is: no adapter, as far as mlx_lm is concerned."""
-        return "none" if self.mode == "lossless" or self.adapter is None else self.adapter.name
+        """Streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned."""
+        return "none" if self.writer == BASE or self.adapter is None else self.adapter.name
 
 
 @dataclass(frozen=True)
@@ -79,33 +82,37 @@ class Own:
 
     Attributes:
         adapter: its directory; ``None``: the bare base.
+        writer: who answers.
         mode: of its streams.
     """
 
     adapter: Path | None
+    writer: str
     mode: str
 
 
 def jobs_of(
-    suite: Suite, chosen: Sequence[str], modes: Sequence[str], own: Own | None
+    suite: Suite, chosen: Sequence[str], writers: Sequence[str], own: Own | None
 ) -> list[Job]:
     """The jobs of a suite.
 
     Args:
         suite: the suite.
         chosen: tasks, or a name for the user's texts.
-        modes: of the streams.
+        writers: who answers; a suite of all tasks together is of the base alone.
         own: what is mounted for every task; ``None``: the bundled adapters.
     """
     groups = [list(chosen)] if suite.all_tasks else [[task] for task in chosen]
     if own:
-        return [Job(own.mode, own.adapter, group) for group in groups]
-    return [
-        Job(mode, adapter_of(group[0], mode), group)
-        for group in groups
-        for mode in modes
-        if mode == "lossless" or group[0] in bundled.adapter_names()
-    ]
+        return [Job(own.writer, own.mode, own.adapter, group) for group in groups]
+    jobs = []
+    for group in groups:
+        for writer in writers:
+            if writer == BASE or (not suite.all_tasks and group[0] in bundled.adapter_names()):
+                adapter = adapter_of(group[0], writer)
+                streams = describe(adapter).stream_config
+                jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, group))
+    return [job for job in jobs if job.mode in suite.ways]
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
@@ -156,7 +163,7 @@ def measure(
     for name in ways:
         row = {
             "task": job.name,
-            "mode": job.mode,
+            "writer": job.writer,
             "adapter": job.adapter_name,
             "method": name,
             **found.figures(name, MLX_LM),
@@ -226,7 +233,7 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
         wrong = row["items"] - row["same_output_as_plain"]
         if wrong and row["method"] != MLX_LM and device.backend() == "cpu":
             note(
-                f"error: {row['task']}, {row['mode']}, {row['method']}: {wrong} of {row['items']} "
+                f"error: {row['task']}, {row['writer']}, {row['method']}: {wrong} of {row['items']} "
                 "texts differ from plain decoding, expected none"
             )
             raise typer.Exit(1)
@@ -240,7 +247,7 @@ class Subject:
         directory: of the base.
         name: what a report calls it.
         adapter: mounted for every task; ``None``: the bare base.
-        each_bundled: mount the bundled adapter of each task and mode instead.
+        each_bundled: mount what is bundled for each task and writer instead.
         weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
         bits: quantize the base to so many anew, packed; ``None``: as it is.
         random_streams: as if nobody had trained them.
@@ -263,7 +270,7 @@ class Asked:
         suite: its name.
         texts: that are decoded.
         tasks: tasks, or a name for the user's texts.
-        modes: of the streams, some of the suite's.
+        writers: who answers, of the demonstration model; empty: all.
         rounds: how often each text is decoded.
         max_tokens: of a text.
     """
@@ -271,7 +278,7 @@ class Asked:
     suite: str
     texts: Texts
     tasks: Sequence[str]
-    modes: Sequence[str]
+    writers: Sequence[str]
     rounds: int
     max_tokens: int
 
@@ -293,7 +300,7 @@ def compare(
     Raises:
         UserError: model, adapter, streams and suite do not go together.
     """
-    suite, modes, rounds = SUITES[asked.suite], asked.modes, asked.rounds
+    suite, rounds = SUITES[asked.suite], asked.rounds
     as_fastest = subject.weights == "auto" and subject.bits is None
     base = Base(
         subject.directory,
@@ -305,10 +312,16 @@ def compare(
     own = None
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = Own(subject.adapter, model.mode)
-        if own.mode not in modes:
+        own = Own(subject.adapter, writer_of(model), model.mode)
+        if asked.writers:
             raise UserError(
-                f"{subject.adapter or 'a bare model'} is {own.mode}, expected {' or '.join(modes)}"
+                "--writers was given with a model or an adapter of yours, expected without: it "
+                "chooses between what is bundled"
+            )
+        if own.mode not in suite.ways:
+            expected = " or ".join(suite.ways)
+            raise UserError(
+                f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
             )
         drafting_ways(suite, own.mode, model)
         if subject.random_streams and model.streams is None:
@@ -323,7 +336,7 @@ def compare(
     file = "-".join(filter(None, (asked.suite, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in track(jobs_of(suite, asked.tasks, modes, own), asked.suite):
+    for job in track(jobs_of(suite, asked.tasks, asked.writers or WRITERS, own), asked.suite):
         rows += measure(base, job, suite, asked.texts, rounds, subject.random_streams)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))

@@ -10,13 +10,14 @@ from specstream_mlx import DraftSettings
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 
 from .runner import CHAIN, ONE_TOKEN, PRUNED, TREE, Drafts
-from .texts import MODES
 
 Rows = Sequence[Mapping[str, Any]]
 
+MODES = ("lossless", "shared")
+
 COLUMNS = {
     "task": "{task}",
-    "mode": "{mode}",
+    "writer": "{writer}",
     "adapter": "{adapter}",
     "method": "{method}",
     "speedup": "{speedup:.2f}x",
@@ -107,7 +108,7 @@ def hybrid_over_better(rows: Rows) -> list[float]:
     for row in rows:
         budget, _, drafter = row["method"].partition(": ")
         if drafter:
-            lines[row["task"], row["mode"], budget][drafter] = row["call_reduction"]
+            lines[row["task"], row["writer"], budget][drafter] = row["call_reduction"]
     return [line["hybrid"] / max(line["streams"], line["lookup"]) for line in lines.values()]
 
 
@@ -130,7 +131,7 @@ HYBRID = Suite(
         }
         for mode in MODES
     },
-    ("task", "mode", "method", "CR", "nodes a call", "speedup"),
+    ("task", "writer", "method", "CR", "nodes a call", "speedup"),
     items=10,
     summary=_hybrid_summary,
 )
@@ -160,18 +161,18 @@ RULE_WAY = "the rule"
 
 
 def _rule_summary(rows: Rows) -> list[str]:
-    """The rule's speed in each mode, over plain decoding and over the best fixed tree."""
+    """The rule's speed of each writer, over plain decoding and over the best fixed tree."""
     lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        lines[row["mode"]][row["task"]][row["method"]] = row["speedup"]
+        lines[row["writer"]][row["task"]][row["method"]] = row["speedup"]
     text = []
-    for mode, by_task in lines.items():
+    for writer, by_task in lines.items():
         speeds = [one.pop(RULE_WAY) for one in by_task.values()]
         shares = [
             own / max(fixed.values()) for own, fixed in zip(speeds, by_task.values(), strict=True)
         ]
         text.append(
-            f"Geometric means, {mode}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
+            f"Geometric means, {writer}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
             f"over the best fixed way of each task {geometric_mean(shares):.2f} "
             f"(least {min(shares):.2f})."
         )
@@ -188,7 +189,7 @@ _FIXED = {
 RULE = Suite(
     "Is what is worth most, step by step, faster than any fixed tree?",
     {mode: {RULE_WAY: None, **_FIXED} for mode in MODES},
-    ("task", "mode", "method", "speedup", "CR", "nodes a call", "tokens/s"),
+    ("task", "writer", "method", "speedup", "CR", "nodes a call", "tokens/s"),
     items=12,
     rounds=4,
     max_tokens=96,

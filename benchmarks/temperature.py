@@ -1,6 +1,6 @@
 """Sampled text: how often drafts meet the target's draws, and what that brings.
 
-    python -m benchmarks.temperature                         # T = 1, all tasks, both modes
+    python -m benchmarks.temperature                         # T = 1, all tasks, both writers
     python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly
     python -m benchmarks.temperature --top-k 20
 
@@ -35,7 +35,7 @@ from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, Way, expected_runs, interleaved, streams_of
-from .texts import MODES, ORIGIN, TASKS, Texts, TextSet, adapter_of, chosen_tasks, texts_a_task
+from .texts import ORIGIN, TASKS, WRITERS, Texts, TextSet, adapter_of, chosen_tasks, texts_a_task
 
 
 class StreamsAlone(KeyedRule):
@@ -59,14 +59,14 @@ WAYS: dict[str, tuple[type[VerifyRule], DraftSettings]] = {
 
 
 def measure(
-    base: Base, mode: str, task: str, temp: float, top_k: int, texts: Texts
+    base: Base, writer: str, task: str, temp: float, top_k: int, texts: Texts
 ) -> list[dict[str, Any]]:
     """The rows of one task: all ways on its texts, in turn."""
 
     def sampler_of(prompt: Sequence[int]) -> KeyedSampler:
         return keyed_sampler(sum(prompt), temp, top_k=top_k)
 
-    mounted = base.mount(adapter_of(task, mode))
+    mounted = base.mount(adapter_of(task, writer))
     prompts = [text.prompt for text in texts.of_task(mounted.model, mounted.tokenizer, task)]
     conditioned = streams_of(mounted.model).config.stream_head == "conditioned"
     own = {name: way for name, way in WAYS.items() if not (conditioned and name == "rejection")}
@@ -78,7 +78,7 @@ def measure(
     expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM), sampler_of)
     return [
         {
-            **{"mode": mode, "task": task, "temp": temp, "way": name, "items": len(prompts)},
+            **{"writer": writer, "task": task, "temp": temp, "way": name, "items": len(prompts)},
             **found.figures(name, MLX_LM),
             "same": found.same(name, expected) if name != "rejection" else None,
         }
@@ -88,7 +88,7 @@ def measure(
 
 COLUMNS = {
     "T": "{temp:g}",
-    "mode": "{mode}",
+    "writer": "{writer}",
     "task": "{task}",
     "rule, drafts": "{way}",
     "CR": "{call_reduction:.2f}",
@@ -99,17 +99,17 @@ COLUMNS = {
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each temperature, mode and way, of all tasks' means."""
+    """A row for each temperature, writer and way, of all tasks' means."""
     found = []
-    for key in dict.fromkeys((row["temp"], row["mode"], row["way"]) for row in rows):
-        own = [row for row in rows if (row["temp"], row["mode"], row["way"]) == key]
+    for key in dict.fromkeys((row["temp"], row["writer"], row["way"]) for row in rows):
+        own = [row for row in rows if (row["temp"], row["writer"], row["way"]) == key]
         values = {
             name: statistics.mean(row[name] for row in own)
             for name in ("call_reduction", "nodes", "speedup")
         }
         items = sum(row["items"] for row in own)
         same = None if own[0]["same"] is None else sum(row["same"] for row in own)
-        named = {"temp": key[0], "mode": key[1], "way": key[2], "task": "mean"}
+        named = {"temp": key[0], "writer": key[1], "way": key[2], "task": "mean"}
         found.append(named | values | {"items": items, "same": same})
     return found
 
@@ -142,11 +142,14 @@ def main(
     """
     base, texts = Base(demonstration.base_path(), max_tokens), Texts(origin, items)
     cases = [
-        (mode, task, one) for one in temp or [1.0] for mode in MODES for task in chosen_tasks(only)
+        (writer, task, one)
+        for one in temp or [1.0]
+        for writer in WRITERS
+        for task in chosen_tasks(only)
     ]
     rows = []
-    for mode, task, one in track(cases, "temperature"):
-        rows += measure(base, mode, task, one, top_k, texts)
+    for writer, task, one in track(cases, "temperature"):
+        rows += measure(base, writer, task, one, top_k, texts)
     facts = base.facts() | texts.facts() | {"top_k": top_k}
     file = f"temperature-{f'top-{top_k}-' if top_k else ''}{machine_suffix(facts)}"
     print(write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts)))

@@ -17,7 +17,8 @@ from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import TEXT, choice, integer
 from specstream_mlx.prompts import chat_prompt, check_prompt
 
-MODES = ("lossless", "shared")
+BASE, ADAPTERS = WRITERS = "base", "adapters"
+"""Who answers: the base, with its lossless streams, or the adapter of each task."""
 
 TYPED = Path(__file__).parent / "typed"
 
@@ -82,9 +83,8 @@ class Texts:
     ) -> list[Text]:
         """The texts of ``task``, or the user's own.
 
-        An adapter's own instruction is put around them. Without one, shared adapters get the text
-        alone, and others the task's instruction, which the user's texts do without. Prose stands
-        alone.
+        An adapter's own instruction is put around them. Without one, adapters get the text alone,
+        and the base the task's instruction, which the user's texts do without. Prose stands alone.
 
         Raises:
             UserError: a text is longer than the model's context.
@@ -98,7 +98,7 @@ class Texts:
             items, template = [(line, ()) for line in lines[: self.count]], None
         else:
             items = task_items(self.origin, task, self.count)
-            if template is None and model.mode == "lossless":
+            if template is None and writer_of(model) == BASE:
                 template = INSTRUCTIONS[task] + "\n{text}"
         texts = [
             Text(chat_prompt(tokenizer, text, template), tuple(answers)) for text, answers in items
@@ -143,9 +143,15 @@ def chosen_tasks(names: str) -> list[str]:
     return names_in(names, list(INSTRUCTIONS), "task")
 
 
-def adapter_of(task: str, mode: str) -> Path:
-    """The bundled adapter of a task in shared mode, else the base's lossless streams."""
-    if mode == "lossless":
+def writer_of(model: SpeculativeModel) -> str:
+    """Who answers with what is mounted: streams alone leave the base as it is."""
+    own = model.adapter is not None and (model.adapter.lora or model.mode == "shared")
+    return ADAPTERS if own else BASE
+
+
+def adapter_of(task: str, writer: str) -> Path:
+    """What is bundled for a writer: the base's lossless streams, or the adapter of a task."""
+    if writer == BASE:
         return bundled.streams_path()
     return bundled.adapter_path(PROSE_ADAPTER if task == PROSE else task)
 

@@ -17,13 +17,24 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
+from specstream_mlx.adapters.description import describe
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, is_number, shown
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from ..report import OUTPUT, table, write_text
-from ..texts import ORIGIN, TASKS, Texts, TextSet, adapter_of, chosen_tasks, texts_a_task
+from ..texts import (
+    ADAPTERS,
+    BASE,
+    ORIGIN,
+    TASKS,
+    Texts,
+    TextSet,
+    adapter_of,
+    chosen_tasks,
+    texts_a_task,
+)
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -85,7 +96,7 @@ def measure(
     """Right candidates on texts of the tasks, counted together."""
     total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
     for task in track(chosen, mode):
-        model.swap_adapter(adapter_of(task, mode))
+        model.swap_adapter(adapter_of(task, BASE if mode == "lossless" else ADAPTERS))
         prompts = [text.prompt for text in texts.of_task(model, tokenizer, task)]
         settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
         ends = tokenizer.eos_token_ids
@@ -113,6 +124,14 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) ->
     ]
 
 
+def _is_shared(task: str) -> bool:
+    """Whether the bundled adapter of a task, if there is one, has shared streams."""
+    if task not in bundled.adapter_names():
+        return False
+    config = describe(bundled.adapter_path(task)).stream_config
+    return config is not None and config.mode == "shared"
+
+
 def main(
     origin: TextSet = ORIGIN,
     items: int = texts_a_task(8),
@@ -125,7 +144,9 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     tables = {}
     for mode in ("lossless", "shared"):
-        names = [task for task in chosen if mode == "lossless" or task in bundled.adapter_names()]
+        names = [task for task in chosen if mode == "lossless" or _is_shared(task)]
+        if not names:
+            continue
         tables[mode] = measure(model, tokenizer, names, texts, mode)
         AcceptanceTable(tables[mode].rates()).save(table_file(output, mode))
     command = f"python -m benchmarks.prediction.acceptance_table --texts {origin} --items {items}"

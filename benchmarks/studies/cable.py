@@ -29,7 +29,7 @@ from specstream_mlx.terminal.progress import track
 
 from ..report import OUTPUT, machine_suffix, measured_on, table, write_report, write_text
 from ..runner import Base, measure_costs, streams_of
-from ..texts import MODES, PROSE, TASKS, Texts, adapter_of, chosen_tasks, texts_a_task
+from ..texts import PROSE, TASKS, WRITERS, Texts, adapter_of, chosen_tasks, texts_a_task
 from .drafting_rule import Recording, record, simulate
 
 DELAYS = 0.0, 0.05, 0.2, 0.5, 1.0
@@ -42,11 +42,11 @@ COLUMNS = {
     "of a step, ms": "{step:.1f}",
     **{
         name: cell
-        for mode in MODES
+        for writer in WRITERS
         for name, cell in (
-            (f"{mode}: plain, tokens/s", f"{{{mode}_plain:.1f}}"),
-            (f"{mode}: with drafts", f"{{{mode}_drafts:.1f}}"),
-            (f"{mode}: speedup", f"{{{mode}_speedup:.2f}}x"),
+            (f"{writer}: plain, tokens/s", f"{{{writer}_plain:.1f}}"),
+            (f"{writer}: with drafts", f"{{{writer}_drafts:.1f}}"),
+            (f"{writer}: speedup", f"{{{writer}_speedup:.2f}}x"),
         )
     },
 }
@@ -85,22 +85,22 @@ def rows_of(
     streams: Mapping[str, StreamConfig],
     layers: int,
 ) -> list[dict[str, Any]]:
-    """A row for each delay; texts, costs and streams are by mode."""
+    """A row for each delay; texts, costs and streams are by writer."""
     rows = []
     for delay in DELAYS:
         step = delay * reductions(layers)
         row: dict[str, Any] = {"delay": delay, "step": step}
-        for mode, recorded in texts.items():
-            plain, faster = rates(recorded, delayed(costs[mode], step / 1e3), streams[mode])
-            row[f"{mode}_plain"], row[f"{mode}_speedup"] = round(plain, 3), round(faster, 3)
-            row[f"{mode}_drafts"] = round(plain * faster, 3)
+        for writer, recorded in texts.items():
+            plain, faster = rates(recorded, delayed(costs[writer], step / 1e3), streams[writer])
+            row[f"{writer}_plain"], row[f"{writer}_speedup"] = round(plain, 3), round(faster, 3)
+            row[f"{writer}_drafts"] = round(plain * faster, 3)
         rows.append(row)
     return rows
 
 
 def plot(rows: Sequence[Mapping[str, float]]) -> str:
-    """An SVG of speedup against delay, a line for each mode."""
-    most = max(row[f"{mode}_speedup"] for row in rows for mode in MODES)
+    """An SVG of speedup against delay, a line for each writer."""
+    most = max(row[f"{writer}_speedup"] for row in rows for writer in WRITERS)
     top = max(2.0, 0.5 * -(-most // 0.5))
 
     def x(delay: float) -> float:
@@ -123,12 +123,12 @@ def plot(rows: Sequence[Mapping[str, float]]) -> str:
         parts.append(f'<text x="32" y="{at + 4:.1f}">{tick / 2:.1f}</text>')
     for delay in DELAYS:
         parts.append(f'<text x="{x(delay) - 8:.1f}" y="288">{delay:g}</text>')
-    for mode, color in zip(MODES, ("#0a5bd3", "#c2410c"), strict=True):
-        points = [(x(row["delay"]), y(row[f"{mode}_speedup"])) for row in rows]
+    for writer, color in zip(WRITERS, ("#0a5bd3", "#c2410c"), strict=True):
+        points = [(x(row["delay"]), y(row[f"{writer}_speedup"])) for row in rows]
         line = " ".join(f"{across:.1f},{down:.1f}" for across, down in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         end = points[-1][1] + 4
-        parts.append(f'<text x="508" y="{end:.1f}" fill="{color}">{mode}</text>')
+        parts.append(f'<text x="508" y="{end:.1f}" fill="{color}">{writer}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -141,22 +141,22 @@ def main(
     """Simulate plain decoding and drafts with a delay in each reduction."""
     kinds = [*chosen_tasks(tasks), *[PROSE] * (not tasks)]
     base = Base(demonstration.base_path(), max_tokens, fastest_baseline=False)
-    texts: dict[str, list[Recording]] = {mode: [] for mode in MODES}
+    texts: dict[str, list[Recording]] = {writer: [] for writer in WRITERS}
     costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}
-    jobs = [(mode, name) for mode in MODES for name in kinds]
-    for mode, name in track(jobs, "Recording"):
-        mounted = base.mount(adapter_of(name, mode))
+    jobs = [(writer, name) for writer in WRITERS for name in kinds]
+    for writer, name in track(jobs, "Recording"):
+        mounted = base.mount(adapter_of(name, writer))
         model, ends = mounted.model, base.tokenizer.eos_token_ids
         chosen = Texts("dev", items).of_task(model, base.tokenizer, name)
         prompts = [text.prompt for text in chosen]
-        if mode not in costs:
-            costs[mode], streams[mode] = pace_of(model).costs, streams_of(model).config
-            if costs[mode].curve.busy:
-                costs[mode].forget()
+        if writer not in costs:
+            costs[writer], streams[writer] = pace_of(model).costs, streams_of(model).config
+            if costs[writer].curve.busy:
+                costs[writer].forget()
             measure_costs(mounted, prompts)
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
-        texts[mode] += [text for text in found if len(text.tokens) > 7]
+        texts[writer] += [text for text in found if len(text.tokens) > 7]
     if not all(texts.values()):
         raise UserError("no text got eight tokens, expected one that can be drafted for")
     layers = len(base.model.layers)
@@ -166,11 +166,11 @@ def main(
         "items": items,
         "max_tokens": max_tokens,
         "reductions": reductions(layers),
-        "curves": {mode: vars(one.curve) for mode, one in costs.items()},
+        "curves": {writer: vars(one.curve) for writer, one in costs.items()},
     }
     name = f"cable-{machine_suffix(facts)}"
-    counts = " and ".join(f"{len(found)} {mode}" for mode, found in texts.items())
-    spread = ", ".join(f"{mode} {one.curve.spread:.0%}" for mode, one in costs.items())
+    counts = " and ".join(f"{len(found)} {writer}" for writer, found in texts.items())
+    spread = ", ".join(f"{writer} {one.curve.spread:.0%}" for writer, one in costs.items())
     lines = [
         f"**{LABEL}.** {measured_on(facts)}. {counts} texts of the demonstration model, at most "
         f"{max_tokens} tokens each, decoded by one process; spread of its timed steps: {spread}. "

@@ -41,7 +41,7 @@ from specstream_mlx.terminal.progress import track
 from ..answers import FAR
 from ..report import OUTPUT, measured_on, table, write_report
 from ..runner import Base, measure_costs, streams_of
-from ..texts import INSTRUCTIONS, MODES, PROSE, Texts, adapter_of, texts_a_task
+from ..texts import INSTRUCTIONS, PROSE, WRITERS, Texts, adapter_of, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
@@ -193,23 +193,23 @@ def changed(name: str | None) -> Iterator[None]:
 
 
 Recorded = Mapping[tuple[str, str, str], list[Recording]]
-"""By mode, set of texts and kind of text."""
+"""By writer, set of texts and kind of text."""
 
 
 def rates_of(
     recorded: Recorded, costs: Mapping[str, StepCosts], streams: Mapping[str, StreamConfig]
 ) -> dict[str, tuple[float, float | None]]:
-    """By mode and set of texts: the geometric mean over kinds of texts, and the least of a text.
+    """By writer and set of texts: the geometric mean over kinds of texts, and the least of a text.
 
     Texts of fewer than ``FAR`` tokens do not count as the least.
     """
     means: dict[str, list[float]] = defaultdict(list)
     far: dict[str, list[float]] = defaultdict(list)
-    for (mode, texts, _), recordings in recorded.items():
-        rates = simulate(recordings, costs[mode], streams[mode])
-        means[f"{mode}, {texts}"].append(geometric_mean(rates))
+    for (writer, texts, _), recordings in recorded.items():
+        rates = simulate(recordings, costs[writer], streams[writer])
+        means[f"{writer}, {texts}"].append(geometric_mean(rates))
         pairs = zip(rates, recordings, strict=True)
-        far[f"{mode}, {texts}"] += [rate for rate, text in pairs if len(text.tokens) >= FAR]
+        far[f"{writer}, {texts}"] += [rate for rate, text in pairs if len(text.tokens) >= FAR]
     return {key: (geometric_mean(some), min(far[key], default=None)) for key, some in means.items()}
 
 
@@ -225,17 +225,17 @@ def main(
     recorded: dict[tuple[str, str, str], list[Recording]] = {}
     costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}
-    jobs = [(mode, name) for mode in MODES for name in (*INSTRUCTIONS, PROSE)]
-    for mode, name in track(jobs, "Recording"):
-        mounted = base.mount(adapter_of(name, mode))
+    jobs = [(writer, name) for writer in WRITERS for name in (*INSTRUCTIONS, PROSE)]
+    for writer, name in track(jobs, "Recording"):
+        mounted = base.mount(adapter_of(name, writer))
         decoded = Texts("dev", items).of_task(mounted.model, base.tokenizer, name)
         prompts = [text.prompt for text in decoded]
         model, ends = mounted.model, base.tokenizer.eos_token_ids
-        if mode not in costs:
+        if writer not in costs:
             measure_costs(mounted, prompts)
-            costs[mode], streams[mode] = _known(pace_of(model).costs), streams_of(model).config
+            costs[writer], streams[writer] = _known(pace_of(model).costs), streams_of(model).config
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
-        recorded[mode, "prose" if name == PROSE else "dev", name] = [
+        recorded[writer, "prose" if name == PROSE else "dev", name] = [
             text for text in found if len(text.tokens) > 7
         ]
     recorded = {key: texts for key, texts in recorded.items() if texts}
@@ -259,9 +259,9 @@ def main(
         rows.append({"constant": name, "values": shares})
     facts = base.facts() | {
         "items": items,
-        "curves": {mode: vars(one.curve) for mode, one in costs.items()},
+        "curves": {writer: vars(one.curve) for writer, one in costs.items()},
     }
-    spread = ", ".join(f"{mode} {one.curve.spread:.0%}" for mode, one in costs.items())
+    spread = ", ".join(f"{writer} {one.curve.spread:.0%}" for writer, one in costs.items())
     lines = [
         f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread "
         f"of the cost curves: {spread}. First lines: tokens in the time of a plain step, the "

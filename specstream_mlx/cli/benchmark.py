@@ -90,8 +90,12 @@ class SpeedupOptions:
         "paper's trees; hybrid: streams, lookup and both in one tree; placement: where lossless "
         "streams run.",
     )
-    modes: str = option(
-        "", TEXT, "lossless or shared streams. Default: all of the suite.", metavar="MODE"
+    writers: str = option(
+        "",
+        TEXT,
+        "Who of the demonstration model answers: base, with its lossless streams, or adapters. "
+        "Default: both.",
+        metavar="NAME",
     )
     rounds: int | None = option(None, integer(1), "Runs of each text.")
     max_tokens: int | None = most_tokens(None, least=2)
@@ -131,13 +135,13 @@ def speedup(
     """
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.suites import SUITES
-    from specstream_mlx.benchmarks.texts import names_in
+    from specstream_mlx.benchmarks.texts import WRITERS, names_in
 
     suite = SUITES[asked.suite]
     wanted = benchmark.Asked(
         asked.suite,
         *texts.chosen(suite.items, model.adapter),
-        names_in(asked.modes, list(suite.ways), "mode"),
+        names_in(asked.writers, WRITERS, "writer") if asked.writers else (),
         asked.rounds or suite.rounds,
         asked.max_tokens or suite.max_tokens,
     )

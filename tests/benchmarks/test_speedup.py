@@ -60,7 +60,7 @@ def test_a_model_without_streams_drafts_by_lookup_alone(base, here):
     [
         (["--suite", "speedup"], "every way of this --suite drafts with streams, and no streams"),
         (["--random-streams"], "--random-streams was given, expected with an adapter that has"),
-        (["--modes", "shared"], "a bare model is lossless, expected shared"),
+        (["--writers", "base"], "--writers was given with a model or an adapter of yours"),
     ],
 )
 def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence):
@@ -71,12 +71,12 @@ def test_a_bare_model_is_refused_what_needs_streams(base, here, flags, sentence)
 
 def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatch):
     monkeypatch.setattr(speedup.device, "backend", lambda: "cpu")
-    row = {"task": "sql", "mode": "shared", "method": "chain", "items": 4}
+    row = {"task": "sql", "writer": "adapters", "method": "chain", "items": 4}
     speedup.check_texts([row | {"same_output_as_plain": 4}])
     with pytest.raises(typer.Exit) as error:
         speedup.check_texts([row | {"same_output_as_plain": 3}])
     assert error.value.exit_code == 1
-    sentence = "error: sql, shared, chain: 1 of 4 texts differ from plain decoding, expected none"
+    sentence = "error: sql, adapters, chain: 1 of 4 texts differ from plain decoding, expected none"
     assert capsys.readouterr().err.strip() == sentence
 
 
@@ -84,7 +84,7 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
     ("flags", "sentence"),
     [
         (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
-        (["--suite", "placement", "--modes", "shared"], "expected one of lossless"),
+        (["--suite", "placement", "--writers", "shared"], "expected one of base, adapters"),
         (["--model", "somewhere"], "the model directory somewhere does not exist"),
         (["--prompts", "x.txt", "--texts", "dev"], "--prompts and --texts were both given"),
         (["--name", "../../x/y"], "Invalid value for '--name': found ../../x/y, expected a part"),
