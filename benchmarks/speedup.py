@@ -233,8 +233,8 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
         wrong = row["items"] - row["same_output_as_plain"]
         if wrong and row["method"] != MLX_LM and device.backend() == "cpu":
             note(
-                f"error: {row['task']}, {row['writer']}, {row['method']}: {wrong} of {row['items']} "
-                "texts differ from plain decoding, expected none"
+                f"error: {row['task']}, {row['writer']}, {row['method']}: {wrong} of "
+                f"{row['items']} texts differ from plain decoding, expected none"
             )
             raise typer.Exit(1)
 
