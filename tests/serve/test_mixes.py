@@ -58,13 +58,14 @@ STREAMS = {
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """A base with adapters of three layouts: shared ones, lossless streams, and LoRA alone."""
+    """A base with adapters: shared ones, lossless streams, LoRA alone, and both."""
     folder = tmp_path_factory.mktemp("mixes")
     base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
     found = {}
     for seed in range(1, 4):
         rank = {"lora_rank": seed, "lora_scale": 2.0}
         kinds = {"shared": {"mode": "shared", **rank, **STREAMS}, "lossless": {}, "plain": rank}
+        kinds |= {"both": {**rank, **STREAMS}}
         for kind, fields in kinds.items():
             path = stream_adapter_directory(folder / f"{kind}{seed}", base, seed=seed, **fields)
             if kind == "plain":
@@ -157,7 +158,7 @@ def random_asked(rng, tiny, grammars, names):
 def check(tiny, grammars, seed):
     """Texts are sent whenever so many steps of others were heard of; some leave in the middle."""
     rng = random.Random(seed)
-    kind = rng.choice(["shared", "lossless", "plain", ""])  # most texts are of one layout
+    kind = rng.choice(["shared", "lossless", "plain", "both", ""])  # most texts are of one layout
     names = [name for name in tiny.models if kind in name] or [*tiny.models]
     texts = [random_asked(rng, tiny, grammars, names) for _ in range(rng.randint(3, 7))]
     leaving = {n: rng.randint(1, 12) for n in range(len(texts)) if rng.random() < 0.2}
