@@ -29,7 +29,7 @@ from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sam
 from specstream_mlx.drafting.datastore import write_datastore
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import Drafters
-from specstream_mlx.engine import guessing
+from specstream_mlx.engine import conditioned_guesses
 from specstream_mlx.engine import step as engine_step
 from specstream_mlx.loop import decode
 from specstream_mlx.options.generation import DRAFTERS
@@ -236,7 +236,7 @@ def test_random_cases(first, count, models):
 def shortlists(monkeypatch):
     """Conditioned heads score a few tokens behind each path, as on large vocabularies."""
     monkeypatch.setattr(engine_step, "WHOLE_HEAD", 0)
-    monkeypatch.setattr(guessing, "SHORTLIST", 7)
+    monkeypatch.setattr(conditioned_guesses, "SHORTLIST", 7)
 
 
 @pytest.mark.usefixtures("shortlists")

@@ -1,7 +1,7 @@
-"""Guesses of the streams beside the accepted node, in MIL: ``engine.guessing`` with fixed shapes.
+"""Guesses of the streams beside the accepted node, in MIL, with fixed shapes.
 
 Plain streams guess k tokens each. Streams that know the token before guess depth by depth behind
-the k likeliest paths of the depth before, as ``guessing.guess`` does with ``LIKELIEST``.
+the k likeliest paths of the depth before, as ``engine.conditioned_guesses`` with ``LIKELIEST``.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from specstream_mlx.engine.guessing import SHORTLIST
+from specstream_mlx.engine.conditioned_guesses import SHORTLIST
 from specstream_mlx.engine.step import WHOLE_HEAD
 from specstream_mlx.models.streams import Streams
 

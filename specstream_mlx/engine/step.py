@@ -19,10 +19,10 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, UnsupportedModelError
+from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
 from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
-from .guessing import Shortlists, WholeHead, guess, without_barred
 from .key_selection import KeySelection, asking_rows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import Plan, widest
@@ -132,7 +132,7 @@ class Decoder:
         profile: measures the parts of a step.
         observe: see ``BorrowedModel``.
         head: a draft head, which guesses where there are no streams; ``None``: there is none.
-        shortlists: whether streams that know the token before score ``guessing.Shortlists`` alone;
+        shortlists: whether streams that know the token before score ``Shortlists`` alone;
             ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
         share: function that returns rank 0's array on all ranks, where several processes run the
             model: what one decides on the device must be decided alike on all. ``None``: there is

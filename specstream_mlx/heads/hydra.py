@@ -21,8 +21,8 @@ from mlx_lm.models.llama import ModelArgs, TransformerBlock
 
 from ..config import UserError
 from ..engine.borrowed_model import FINAL, BorrowedModel
+from ..engine.conditioned_guesses import guess
 from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, Rank
-from ..engine.guessing import guess
 from .own_rows import OwnRows, llama_args
 from .tensors import Tensors, evaluated, take_token_map
 

@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..engine.borrowed_model import BorrowedModel
+from ..engine.conditioned_guesses import guess
 from ..engine.draft_head import AcceptedRows, Candidates, Rank
-from ..engine.guessing import guess
 from ..engine.kv import UncommittedRows
 from .own_rows import OwnRows
 
