@@ -26,9 +26,9 @@ from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel
 from ..models.architectures import text_limit
 from . import constants
+from .backoff import Backoff
 from .corrections import StreamAverages
 from .proposal import Material, Price, Proposal, Verified
-from .rests import Rests
 
 _CHUNK = 512  # tokens of a prompt in a pass
 _EXPANDED = 4  # paths of a level behind which the model guesses again
@@ -59,7 +59,7 @@ class DraftModel(Proposal):
         self._nodes = material.nodes
         self._unread = list(material.prompt)
         self._averages, self._guesses = StreamAverages(), _PathGuesses({})
-        self._rests = Rests()
+        self._backoff = Backoff()
         self._cost = 0.0  # of the last round, in tokens
         self._seconds: float | None = None  # of a pass
         self._spent = 0.0
@@ -75,13 +75,13 @@ class DraftModel(Proposal):
             if all(guess != token for guess, _ in self._guesses.behind(path)):
                 break
             path = (*path, token)
-        self._rests.note(len(path))
+        self._backoff.note(len(path))
 
     def begin(self, verified: Verified, price: Price) -> None:
         """Let the model read what is new and guess, level by level."""
         self._guesses = _PathGuesses({})
         room = self._reader.has_room(len(self._unread) + self._most - 1)
-        if room and not self._rests.begin(self._cost if price.rate else 0.0):
+        if room and not self._backoff.begin(self._cost if price.rate else 0.0):
             with mx.stream(device.generation_stream):
                 self._guesses = _PathGuesses(self._grown(price))
         self._averages.take(self._guesses)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from ..engine.guesses import Guesses, Path
 from . import constants
+from .backoff import Backoff
 from .hit_rates import HitRates
 from .proposal import Material, Price, Proposal, Verified
-from .rests import Rests
 
 _FIRST, _FURTHER, _OTHER = 0.2, 0.5, 0.05  # rates at the beginning of a text
 _PATIENCE = 8  # rounds of a full window before it is judged
@@ -38,7 +38,7 @@ class Lookahead(Proposal):
         self._levels = [self._any(self._columns - 1)]
         self._pool: dict[int, list[Path]] = {}
         self._rates: HitRates[tuple[int, int]] = HitRates(_prior)
-        self._rests, self._rounds, self._placed = Rests(), 0, False
+        self._backoff, self._rounds, self._placed = Backoff(), 0, False
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Read tokens, and judge the n-grams behind the root by them."""
@@ -51,7 +51,7 @@ class Lookahead(Proposal):
                 break
             path = (*path, token)
         if self._rounds > _PATIENCE:
-            self._rests.note(len(path))
+            self._backoff.note(len(path))
         self._newest = tokens[-1]
 
     def begin(self, verified: Verified, price: Price) -> None:
@@ -60,7 +60,7 @@ class Lookahead(Proposal):
             self._move(verified)
         self._root = self._newest
         cost = price.row * sum(map(len, self._levels)) if price.rate else 0.0
-        self._placed = not self._rests.begin(cost)
+        self._placed = not self._backoff.begin(cost)
 
     def children(self, path: Path) -> Guesses:
         """Guess what the pool has behind the root and ``path``, the newest n-grams first."""

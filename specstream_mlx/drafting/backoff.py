@@ -3,8 +3,8 @@
 from . import constants
 
 
-class Rests:
-    """Rests of a drafter that has not been worth its time, each longer than the one before."""
+class Backoff:
+    """The rests of a drafter that has not been worth its time, each longer than the one before."""
 
     def __init__(self) -> None:
         self._gain, self._rounds = 0.0, 0
