@@ -36,11 +36,11 @@ from .config import Mode, UserError, shown
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
 from .engine.draft_head import HeadConfig, MountedHead
-from .engine.gathered import Layout, layout_of, with_same_weights
 from .engine.self_check import check_tree
+from .engine.several_adapters import Layout, layout_of, with_same_weights
 from .hardware.weights import HeldWeights, hold_weights
 from .heads.files import WITHIN_MODEL, read_head
-from .heads.watch import HeadWatch
+from .heads.mismatch import HeadWatch
 from .models.architectures import (
     architecture_of,
     check_config,

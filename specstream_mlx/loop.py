@@ -34,7 +34,7 @@ from .engine.tree import DraftTree, root_only
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .hardware import device
-from .heads.watch import HeadWatch
+from .heads.mismatch import HeadWatch
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import UserError, astream_generate, batch_generate, generate, load
-from specstream_mlx.engine.gathered import Gathered
+from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
 
 NAMES = ["shared1", "shared2", "lossless"]

@@ -21,7 +21,6 @@ from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, UnsupportedModelError
 from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
-from .gathered import Gathered, Mounted
 from .guesses import NO_GUESSES, StreamGuesses
 from .key_selection import KeySelection, asking_rows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
@@ -29,6 +28,7 @@ from .plan import Plan, widest
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_streams, shapes_of
+from .several_adapters import Gathered, Mounted
 from .stand_ins import Observer
 from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule

@@ -17,7 +17,7 @@ from specstream_mlx import UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.heads.files import read_head
-from specstream_mlx.heads.watch import STEPS, HeadWatch
+from specstream_mlx.heads.mismatch import STEPS, HeadWatch
 from specstream_mlx.loop import decode
 
 

@@ -15,8 +15,8 @@ from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import stream_generate
-from specstream_mlx.engine.gathered import Gathered
 from specstream_mlx.engine.sampling import Sampling, keyed_sampler
+from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.serve.decoding import Asked, Ended, Written
 from specstream_mlx.serve.grammar import Grammars
