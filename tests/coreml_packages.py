@@ -12,10 +12,10 @@ import tiny_models
 from mlx.utils import tree_flatten, tree_map_with_path
 from random_models import random_tree, step_by
 from specstream_mlx.convert.to_coreml.contents import Contents
-from specstream_mlx.convert.to_coreml.decoded import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
+from specstream_mlx.convert.to_coreml.reference_model import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.supported import Sizes
 
 from specstream_mlx.adapters.lora import put_on

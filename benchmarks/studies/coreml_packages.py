@@ -27,10 +27,10 @@ import mlx.nn as nn
 import numpy as np
 from specstream_mlx.convert.to_coreml import vectors
 from specstream_mlx.convert.to_coreml.contents import Contents
-from specstream_mlx.convert.to_coreml.decoded import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
+from specstream_mlx.convert.to_coreml.reference_model import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.vectors import EXACT, Asked
 
