@@ -19,7 +19,7 @@ FLOORS = [
     {"drafting", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},
     {"loop"},
-    {"acceptance", "generation", "batch"},
+    {"generation", "batch"},
     {"chat", "train", "serve"},
     {"convert"},
     {"demonstration"},

@@ -16,7 +16,6 @@ from pathlib import Path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
-from specstream_mlx.acceptance import AcceptanceCounts, measure_acceptance
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, is_number, shown
@@ -35,6 +34,7 @@ from ..texts import (
     chosen_tasks,
     texts_a_task,
 )
+from .acceptance import AcceptanceCounts, measure_acceptance
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 

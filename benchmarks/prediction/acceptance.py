@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from .config import UserError
-from .drafting.settings import DraftSettings
-from .engine.guesses import StreamGuesses
-from .loading import SpeculativeModel
-from .loop import Request, decode
+from specstream_mlx.config import UserError
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loop import Request, decode
 
 
 class AcceptanceCounts:
