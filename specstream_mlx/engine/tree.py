@@ -27,11 +27,6 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.parents)
 
-    @property
-    def is_chain(self) -> bool:
-        """True if every node is the next one's parent."""
-        return bool((self.depths == np.arange(len(self))).all())
-
     @cached_property
     def ancestors(self) -> np.ndarray:
         """(n, n) bool: row i is true at node i and at each of its ancestors."""

@@ -43,7 +43,6 @@ def test_a_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
     assert ranks_of(tree, candidates) == expected
     joint = [sum(log_probs[depth, rank] for depth, rank in enumerate(path)) for path in expected]
     assert tree.log_probs == pytest.approx(joint)
-    assert tree.is_chain == (width == 1)
 
 
 def every_path(candidates, log_probs, lookup, lookup_size):
@@ -138,7 +137,8 @@ def test_a_tree_to_a_depth_and_of_one_candidate():
     candidates, log_probs = random_candidates(4, 3, seed=0)
     shallow = full_tree(7, candidates, 2, log_probs).to_depth(1)
     assert len(shallow.log_probs) == len(shallow) == 3
-    assert grow(DraftSettings(tree_width=1, tree_size=3), 7, candidates, log_probs).is_chain
+    chain = grow(DraftSettings(tree_width=1, tree_size=3), 7, candidates, log_probs)
+    assert chain.depths.tolist() == list(range(len(chain)))
 
 
 # The output ---------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from specstream_mlx.engine.tree import DraftTree
 def some_tree(seed=0, depth=3):
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, PROMPT[-1], depth=depth, width=3, truth=[5, 6])
-    assert not tree.is_chain
+    assert len(tree) > tree.depths.max() + 1, "it has branches"
     return tree
 
 

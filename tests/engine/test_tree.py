@@ -21,8 +21,6 @@ def test_ancestors_and_paths_follow_the_parents():
                 walked.append(int(tree.parents[walked[-1]]))
             assert tree.path(node) == walked[::-1]
             assert sorted(walked) == np.flatnonzero(tree.ancestors[node]).tolist()
-        in_a_row = all(tree.parents[node] == node - 1 for node in range(1, len(tree)))
-        assert tree.is_chain == in_a_row
 
 
 def test_the_ranking_equals_an_enumeration_of_all_outcomes():
