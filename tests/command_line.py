@@ -11,7 +11,8 @@ def run(*args, stdin=None):
 
 
 def run_program(main, *args):
-    result = CliRunner().invoke(program(main), [str(a) for a in args])
+    """Run a module's command; an error that is no mistake of the user's shows where it was."""
+    result = CliRunner().invoke(program(main), [str(a) for a in args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
 
 
