@@ -1,8 +1,10 @@
 """One model and many adapters from Python: within a block, in a batch, and from asyncio."""
 
 import asyncio
+import gc
 import time
 
+import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from tiny_models import stream_adapter_directory, tiny_llama_directory
@@ -135,6 +137,34 @@ def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch
     assert found.texts == [texts["shared2"]] * 2
     with pytest.raises(UserError, match="2 prompts and 1 adapters"):
         batch_generate(model, tokenizer, [TEXT, TEXT], adapters=[None])
+
+
+def test_adapters_that_have_written_take_the_bytes_of_their_files_alone(folder):
+    """No copy of the head's rows stays, of those that they draft, nor any tensor of a batch."""
+    fields = {"mode": "shared", "lora_rank": 4, "draft_vocabulary": 40}
+    names = [
+        stream_adapter_directory(folder / f"drafting{seed}", folder / "base", seed=seed, **fields)
+        for seed in range(3)
+    ]
+    model, tokenizer = load(folder / "base")
+
+    def write(adapters):
+        prompts = [TEXT] * len(adapters)
+        return batch_generate(model, tokenizer, prompts, max_tokens=12, adapters=adapters).texts
+
+    def bytes_over(before):
+        gc.collect()
+        return mx.get_active_memory() - before
+
+    write([None])
+    before = bytes_over(0)
+    for name in names:
+        model.beside(name)
+    held = bytes_over(before)
+    files = [file for name in names for file in name.glob("*.safetensors")]
+    assert held <= 1.1 * sum(file.stat().st_size for file in files)
+    assert [write([name]) for name in names] == [[text] for text in write(names)]
+    assert bytes_over(before) < held + 40 * model.config["hidden_size"] * 4  # one copy's bytes
 
 
 def test_generations_in_asyncio(pair, texts):

@@ -127,7 +127,9 @@ class BorrowedModel:
         self._top = _with_layers(model, owner, [self._given])
         self._stream_top, self._holder, self._head_name = _with_head_to_replace(self._top, owner)
         self._lm_head = self._holder[self._head_name]
-        self.read_vocabulary()
+        self._drafted: nn.Module | None = None
+        if traced:
+            mx.eval(self._stream_head.parameters())  # a compiled step captures values, not graphs
         self._bare_top = None
         if streams.config.pruner_form == "literal":
             norm = self._architecture.norm
@@ -280,9 +282,22 @@ class BorrowedModel:
         """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
         return self._through(self._top, hidden)
 
+    @property
+    def _stream_head(self) -> nn.Module:
+        """The head's rows of the tokens that the streams may draft, copied when first asked for."""
+        if self._drafted is None:
+            self._drafted = self._streams.head_rows(self._lm_head)
+        return self._drafted
+
     def read_vocabulary(self) -> None:
         """Take the head's rows of the tokens that the streams may draft now."""
-        self._stream_head = self._streams.head_rows(self._lm_head)
+        if self._drafted is not None:
+            self._drafted = self._streams.head_rows(self._lm_head)
+
+    def release_vocabulary(self) -> None:
+        """Let go of the head's rows until the streams guess again."""
+        if self._mounted is not None:
+            self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def bare_head(self, hidden: mx.array) -> mx.array:
         """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""

@@ -213,7 +213,10 @@ class Decoder:
         first = self._adapters[0]
         if all(one is first for one in self._adapters):
             self.model, self.streams = first.borrowed, first.streams
+            self._gathered = None  # it has tensors of its own
             return
+        for one in self._adapters:
+            one.borrowed.release_vocabulary()
         if self._gathered is None or not self._gathered.takes(self._adapters):
             self._gathered = Gathered(self._adapters)
         self._gathered.gather(self._adapters)

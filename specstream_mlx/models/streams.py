@@ -1,7 +1,9 @@
 """The trained parts of speculative streams: embeddings, initialisation, adapters, head, pruner."""
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
+from weakref import ref
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -94,31 +96,6 @@ class ConditionedHead(nn.Module):
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
-class _CutHead:
-    """The rows of a draft vocabulary, and what they were copied from.
-
-    Args:
-        head: a linear layer or an embedding.
-        vocabulary: (n,) token ids.
-    """
-
-    def __init__(self, head: nn.Module, vocabulary: mx.array):
-        self._sources = _arrays(head, vocabulary)
-        self.rows = rows_of(head, vocabulary)
-        mx.eval(self.rows.parameters())  # a compiled step captures values, not graphs
-
-    def is_of(self, head: nn.Module, vocabulary: mx.array) -> bool:
-        """Tell whether the rows are those of this head and vocabulary."""
-        sources = _arrays(head, vocabulary)
-        if len(sources) != len(self._sources):
-            return False
-        return all(one is other for one, other in zip(sources, self._sources, strict=True))
-
-
-def _arrays(head: nn.Module, vocabulary: mx.array) -> list[mx.array]:
-    return [vocabulary, *dict(tree_flatten(head.parameters())).values()]
-
-
 class Streams(nn.Module):
     """Speculative streams of one adapter (Speculative Streaming, section 3.1).
 
@@ -128,7 +105,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig):
         super().__init__()
         self._config = config
-        self._cut_head: _CutHead | None = None
+        self._rows: tuple[ref[nn.Module], list[mx.array]] | None = None  # and what they are of
         self.streams: dict[str, Any] = {}
         if config.stream_init != "value_rotation":
             self.streams["embeddings"] = mx.zeros((config.num_streams, config.hidden_size))
@@ -201,13 +178,21 @@ class Streams(nn.Module):
     def head_rows(self, head: nn.Module) -> nn.Module:
         """Return the base's LM head with the rows of the draft vocabulary alone.
 
-        They are a copy, which is made once for all texts of this model.
+        They are a copy, one for all who hold it at a time, and none is kept here: of many adapters
+        in memory, those that write have rows.
         """
-        if self.vocabulary is None:
+        vocabulary = self.vocabulary
+        if vocabulary is None:
             return head
-        if self._cut_head is None or not self._cut_head.is_of(head, self.vocabulary):
-            self._cut_head = _CutHead(head, self.vocabulary)
-        return self._cut_head.rows
+        sources = [vocabulary, *dict(tree_flatten(head.parameters())).values()]
+        if self._rows is not None:
+            rows, known = self._rows[0](), self._rows[1]
+            same = len(known) == len(sources) and all(map(is_, known, sources))
+            if rows is not None and same:
+                return rows
+        rows = rows_of(head, vocabulary)
+        self._rows = ref(rows), sources
+        return rows
 
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """Make the function that ``value_rotation`` applies to an MSA layer's values (section 3.1).

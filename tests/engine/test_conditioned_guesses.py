@@ -1,5 +1,7 @@
 """Guesses of streams that know the token before, against each path alone."""
 
+from weakref import ref
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -199,22 +201,29 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
 
 
-def test_rows_of_a_draft_vocabulary_are_copied_once_for_the_same_head():
+def test_rows_of_a_draft_vocabulary_are_copied_once_for_those_who_hold_them():
     model = speculative_model("one kv head, untied", seed=2, draft_vocabulary=40)
     streams, hidden = model.streams, mx.ones((1, 1, model.config["hidden_size"]))
 
     def rows():
-        return streams.head_rows(model.model.lm_head).weight
+        return streams.head_rows(model.model.lm_head)
 
+    borrowed = BorrowedModel(model.model, streams)
+    before = borrowed.stream_head(hidden)
     first = rows()
-    before = BorrowedModel(model.model, streams).stream_head(hidden)
-    assert rows() is first and rows().shape[0] == 40
+    assert rows() is first and first.weight.shape[0] == 40
+    held, first = ref(first), None
+    assert held() is rows()  # borrowed has them
+    borrowed.release_vocabulary()
+    assert held() is None
+    assert mx.array_equal(borrowed.stream_head(hidden), before)
+    held = rows()
     model.model.lm_head.weight = 2 * model.model.lm_head.weight
-    assert rows() is not first
+    assert rows() is not held
     after = BorrowedModel(model.model, streams).stream_head(hidden)
     assert mx.allclose(after, 2 * before, atol=1e-5)
     streams.streams["vocabulary"] = mx.arange(30, dtype=mx.int32)
-    assert rows().shape[0] == 30
+    assert rows().weight.shape[0] == 30
 
 
 def table(seed, gamma=4):
