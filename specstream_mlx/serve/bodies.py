@@ -253,8 +253,7 @@ Item = Annotated[
     Discriminator(
         _kind_of_item,
         custom_error_type="item_type",
-        custom_error_message="expected one whose type is message, function_call or "
-        "function_call_output",
+        custom_error_message="one whose type is message, function_call or function_call_output",
     ),
 ]
 

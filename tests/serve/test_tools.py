@@ -274,7 +274,10 @@ def test_arguments_that_are_none(openai_client):
     ("item", "sentence"),
     [
         ({"type": "function_call_output", "output": "x"}, "input.1.call_id is missing"),
-        ({"type": "function_call", "call_id": "x", "name": 3}, "input.1.name is 3, expected to"),
+        (
+            {"type": "function_call", "call_id": "x", "name": 3},
+            "input.1.name is 3, expected a string",
+        ),
         (
             {"type": "web_search_call"},
             "input.1 is .*, expected one whose type is message, function_call or function_call_out",
