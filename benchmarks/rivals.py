@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, keyed_sampler
-from specstream_mlx.drafting.proposals import check_drafters_fit
+from specstream_mlx.drafting.proposals import check_drafters_fit, check_drafters_found
 from specstream_mlx.drafting.settings import Drafters
-from specstream_mlx.loading import load_draft_model
+from specstream_mlx.loading import load_draft_model, read_config
+from specstream_mlx.options.generation import READ_BY
 
 from .llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
 from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
@@ -70,6 +71,7 @@ OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
 """Programs beside this one, whose texts are counted, but are not ours to answer for."""
 
 MEAN = "mean"
+_CONTEXT = 200  # tokens, where nothing is said
 _DEPTHS = 8  # of drafted tokens, in the table
 
 
@@ -79,7 +81,7 @@ class Asked:
 
     Attributes:
         questions: Spec-Bench's; empty: none.
-        classes, contexts: see ``rival_texts.classes_of``.
+        classes, contexts: see ``rival_texts.classes_of``; without contexts there is one.
         per_class: texts of each class.
         max_tokens: of a text.
         temperatures: 0, and others above it.
@@ -465,6 +467,11 @@ def compare(
         UserError: the streams are shared; model, drafters, heads and texts do not go together; or a
             file cannot be read.
     """
+    adapters = fitting_adapters(read_config(subject.directory))
+    contexts = asked.contexts or (_CONTEXT,)
+    classes = classes_of(asked.classes, contexts, adapters, bool(asked.questions))
+    _check_read(asked, classes, answers)
+    check_drafters_found(asked.drafters)
     as_fastest = subject.weights == "auto" and not asked.acceptance
     base = Base(subject.directory, asked.max_tokens, subject.weights, fastest_baseline=as_fastest)
     mounted = mount_lossless(base, subject)
@@ -475,9 +482,7 @@ def compare(
     check_drafters_fit(given, model)
     heads, sizes = mounted_heads(model, asked.heads)
     methods = methods_of(given, list(heads), asked.methods)
-    adapters = fitting_adapters(model.config)
-    classes = classes_of(asked.classes, asked.contexts, adapters, bool(asked.questions))
-    _check_used(asked, methods, classes, mounted, answers)
+    _check_used(asked, contexts, methods, classes, mounted)
     outside, notes = _llama(asked, subject, mounted)
     facts = base.facts() | {
         "model": subject.name,
@@ -530,18 +535,52 @@ def compare(
     return text, rows
 
 
+def _check_read(asked: Asked, classes: Sequence[TextClass], answers: Path | None) -> None:
+    """Check before anything is loaded that somebody reads what was given.
+
+    Raises:
+        UserError: names the first option that nobody reads; or a method is not known, lacks what it
+            needs, or there is no GGUF file.
+    """
+    groups = {one.group for one in classes}
+    names = [path.resolve().name for path in asked.heads]
+    methods = methods_of(asked.drafters, names, asked.methods)
+    drafters = {name for method in methods for name in method.drafters.drafters}
+    plain = 0 in asked.temperatures and any(one.adapter is None for one in classes)
+    outside = plain and not asked.acceptance  # where other programs take part
+    if asked.gguf is not None:
+        if asked.acceptance:
+            raise UserError("--gguf and --acceptance were both given, expected at most one")
+        if not outside:
+            raise UserError("--gguf was given, expected with temperature 0 and texts of the base")
+        if not asked.gguf.is_file():
+            raise UserError(f"--gguf {asked.gguf} is no file, expected a model for llama.cpp")
+    for field, drafter in READ_BY.items():
+        given = getattr(asked.drafters, field) != getattr(Drafters(), field)
+        if given and drafter not in drafters and not (field == "draft_model" and outside):
+            flag = "--" + field.replace("_", "-")
+            raise UserError(f"{flag} was given, expected with the method {drafter}")
+    for name, given, group in (
+        ("--questions", bool(asked.questions), SPEC_BENCH),
+        ("--contexts", bool(asked.contexts), CONTEXT),
+        ("--answers", answers is not None, SPEC_BENCH),
+    ):
+        if given and group not in groups:
+            raise UserError(f"{name} was given, expected with the class {group} of texts")
+
+
 def _check_used(
     asked: Asked,
+    contexts: Sequence[int],
     methods: Sequence[Method],
     classes: Sequence[TextClass],
     mounted: Mounted,
-    answers: Path | None,
 ) -> None:
     """Check before anything runs that all that was asked for can take part.
 
     Raises:
-        UserError: a method that was named needs streams that no model here has, a prompt is too
-            long, or answers are to be kept of no question.
+        UserError: a method that was named needs streams that no model here has, or a prompt is too
+            long.
     """
     groups = {one.group for one in classes}
     if asked.methods and mounted.model.streams is None and ADAPTERS not in groups:
@@ -552,9 +591,7 @@ def _check_used(
                     "streams, expected --adapter-path with some or other methods"
                 )
     if CONTEXT in groups:
-        check_contexts(asked.contexts, mounted)
-    if answers is not None and SPEC_BENCH not in groups:
-        raise UserError(f"answers was given without any of {SPEC_BENCH}'s questions, expected both")
+        check_contexts(contexts, mounted)
 
 
 def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:

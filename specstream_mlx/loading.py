@@ -39,7 +39,7 @@ from .engine.draft_head import HeadConfig, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of, with_same_weights
 from .hardware.weights import HeldWeights, hold_weights
-from .heads.files import WITHIN_MODEL, read_head
+from .heads.files import WITHIN_MODEL, head_files, read_head
 from .heads.mismatch import HeadWatch
 from .models.architectures import (
     architecture_of,
@@ -444,8 +444,13 @@ def load(
         )
     ranks = None if group is None else ranks_of(group)
     path = model_directory(path_or_hf_repo, revision)
+    if adapter_path is not None:  # what is soon found wrong is found before weights are read
+        describe(_adapter_directory(adapter_path))
+    if draft_head is not None:
+        head_files(Path(draft_head))
     model, full_config = read_model(path, model_config=model_config)
     config = read_config(path, model_config)
+    tokenizer = read_tokenizer(path, full_config, tokenizer_config)
     if ranks is None:
         model, held = hold_weights(model, weights)
     else:
@@ -455,7 +460,6 @@ def load(
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
-    tokenizer = read_tokenizer(path, full_config, tokenizer_config)
     speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
@@ -508,8 +512,8 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     Raises:
         UserError: there is neither such a directory nor such a repository.
     """
-    if path_or_hf_repo == "":  # pathlib takes it for the working directory
-        raise UserError("the model is '', expected a directory or a repository")
+    if not str(path_or_hf_repo).strip():  # pathlib takes '' for the working directory
+        raise UserError(f"the model is {path_or_hf_repo!r}, expected a directory or a repository")
     path = Path(path_or_hf_repo)
     if os.path.isdir(path):
         return path
@@ -660,11 +664,19 @@ def read_tokenizer(
         extra: further arguments for the tokenizer.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or ``extra`` has an ``eos_token`` that is none of its tokens:
+            transformers would add one, which no model writes.
     """
-    arguments = {"trust_remote_code": False, **(extra or {})}
+    arguments, ends = {"trust_remote_code": False}, config.get("eos_token_id")
     with tokenizer_files(directory):
-        return load_tokenizer(directory, arguments, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = load_tokenizer(directory, arguments, eos_token_ids=ends)
+    if not extra:
+        return tokenizer
+    end = extra.get("eos_token")
+    if end is not None and str(end) not in tokenizer.get_vocab():
+        raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
+    with tokenizer_files(directory):
+        return load_tokenizer(directory, arguments | extra, eos_token_ids=ends)
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:

@@ -58,7 +58,8 @@ def test_without_a_chat_template_there_is_no_chat(tmp_path):
 
 
 def test_the_command_answers_lines_and_takes_commands(tmp_path):
-    saved = tmp_path / "chat.json"
+    saved, notes = tmp_path / "chat.json", tmp_path / "notes.txt"
+    notes.write_text("years of work")
     lines = [
         *("/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"),
         *(
@@ -68,6 +69,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
             "caf\udce9",
             "/help",
             f"/save {saved}",
+            f"/save {saved}",
+            f"/save {notes}",
             "/quit",
             "x",
         ),
@@ -76,6 +79,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
     found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))
     assert found.exit_code == 0
     messages = json.loads(saved.read_text())
+    assert notes.read_text() == "years of work"
+    assert found.stderr.count(f"Saved to {saved}") == 2
     assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[8]]
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
     assert found.stdout == "".join(reply + "\n" for reply in replies)
@@ -87,6 +92,6 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
         "error: the line is not UTF-8 text: byte 0xe9 at 3",
         "(cut off at --max-tokens 3)",
         "Ctrl-C stops a reply",
-        f"Saved to {saved}",
+        f"error: {notes} exists and is no saved chat, expected a new file",
     ):
         assert sentence in found.stderr

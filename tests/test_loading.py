@@ -7,7 +7,7 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny_models import tiny_llama_config
 
-from specstream_mlx import UserError, load
+from specstream_mlx import UserError, load, loading
 from specstream_mlx.inspection import describe_base
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import explicit_fields, model_classes
@@ -24,7 +24,30 @@ def test_what_is_no_directory(base, tmp_path):
     assert f"{tmp_path / 'none'} does not exist" in refusal(tmp_path / "none")
     file = base / "model.safetensors"
     assert f"{file} is a file, expected a directory" in refusal(file)
-    assert "the model is '', expected a directory or a repository" in refusal("")
+    for name in ("", "\n"):
+        assert f"the model is {name!r}, expected a directory or a repository" in refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"adapter_path": "none"}, "the adapter directory none does not exist"),
+        ({"draft_head": "none"}, "the draft head none is not a directory"),
+    ],
+)
+def test_what_is_missing_is_told_before_weights_are_read(given, sentence, base, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    with pytest.raises(UserError, match=sentence):
+        load(base, **given)
+
+
+def test_an_end_token_is_one_of_the_tokenizers(base):
+    """transformers adds one that it does not know, whose id the model never writes."""
+    _, tokenizer = load(base, {"eos_token": "the"})
+    assert tokenizer.eos_token_id == tokenizer.get_vocab()["the"] in tokenizer.eos_token_ids
+    for name in ("nosuch", ""):
+        with pytest.raises(UserError, match=f"eos_token is '{name}', expected one of the tokeni"):
+            load(base, {"eos_token": name})
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "phi3"])

@@ -61,10 +61,10 @@ def choose_tools(names: Sequence[str] = ()) -> list[str]:
     available = bundled.adapter_names()
     if not available:
         raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
-    demonstration.base_path()
     for name in names:
         if name not in available:
             raise UserError(f"there is no tool {name!r}, expected one of {', '.join(available)}")
+    demonstration.base_path()
     return list(names) or available
 
 

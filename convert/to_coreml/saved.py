@@ -6,8 +6,6 @@ It writes ``Manifest.json`` anew and, where it cannot, leaves a copy behind.
 from pathlib import Path
 from typing import Any
 
-from coremltools import proto
-
 from specstream_mlx.checked_files import read_json, reason, short
 from specstream_mlx.config import UserError
 
@@ -42,7 +40,10 @@ def read_spec(path: Path) -> Any:
     Raises:
         UserError: there is no package, or its model cannot be read.
     """
-    file, spec = model_file(path), proto.Model_pb2.Model()
+    file = model_file(path)
+    from coremltools import proto  # which takes seconds, so what is not there is refused first
+
+    spec = proto.Model_pb2.Model()
     try:
         spec.ParseFromString(file.read_bytes())
     except Exception as error:  # protobuf's is of no public type

@@ -321,10 +321,11 @@ class RivalOptions(AnswerOptions):
         "Temperatures, such as 0,1.",
         metavar="T,T",
     )
-    contexts: tuple[int, ...] = option(
-        (200,),
+    contexts: tuple[int, ...] | None = option(
+        None,
         _listed("integers of at least 100", lambda value: is_integer(value) and value >= 100, int),
-        "Tokens of the prompts of context, such as 200,2000,8000, which every method reads anew.",
+        "Tokens of the prompts of context, such as 200,2000,8000, which every method reads anew. "
+        "Default: 200.",
         metavar="N,N",
     )
     gguf: Path | None = option(
@@ -376,7 +377,7 @@ def rivals(
     asked = benchmark.Asked(
         questions,
         bench.classes,
-        bench.contexts,
+        bench.contexts or (),
         bench.per_category,
         bench.max_tokens,
         bench.temperature,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from ..checked_files import parse_json, read_text
 from ..config import UserError
 from ..options.fields import option
 from ..options.generation import LengthOptions
@@ -201,6 +202,8 @@ class _Session:
     def _save(self, name: str) -> None:
         if not name:
             raise UserError("/save has no file, expected /save FILE")
+        if Path(name).exists() and not _is_chat(Path(name)):
+            raise UserError(f"{name} exists and is no saved chat, expected a new file")
         text = json.dumps(self._chat.messages, ensure_ascii=False, indent=2) + "\n"
         if launched.is_first():
             with staged_file(Path(name)) as partial:
@@ -215,6 +218,15 @@ def _is_on(command: str, value: str) -> bool:
     if value not in ("on", "off"):
         raise UserError(f"{command} is {value!r}, expected on or off")
     return value == "on"
+
+
+def _is_chat(path: Path) -> bool:
+    """Tell whether a file was written by ``/save``."""
+    try:
+        messages = parse_json(read_text(path), path)
+    except UserError:
+        return False
+    return isinstance(messages, list) and all(isinstance(m, dict) and "role" in m for m in messages)
 
 
 def _lines() -> Iterator[str]:

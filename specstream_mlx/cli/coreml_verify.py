@@ -106,6 +106,9 @@ def coreml_verify(
     if record is not None and compute_units:
         raise UserError("--record and --compute-units were both given, expected at most one")
     require_coremltools("coreml-verify")
+    from specstream_mlx.convert.to_coreml.saved import model_file
+
+    model_file(package)  # before coremltools is imported, which takes a while
     from specstream_mlx.convert.to_coreml import vectors as calls
     from specstream_mlx.convert.to_coreml.contents import Contents
     from specstream_mlx.convert.to_coreml.evaluate import Package
@@ -153,21 +156,21 @@ def _asked(contents: "Contents", recording: RecordingOptions) -> "list[Asked]":
 
     from ..prompts import chat_prompt
 
-    tokenizer, sizes, texts = contents.read_tokenizer(), contents.sizes, []
+    adapters = [contents.adapter(name) for name in recording.adapter or contents.adapters]
     max_tokens = recording.max_tokens or _MAX_TOKENS
     asked = (text.encode(errors="surrogateescape") for text in recording.prompt or ())
     given = [text_of(text, "--prompt") for text in asked]
-    for name in recording.adapter or contents.adapters:
-        adapter = contents.adapter(name)
+    tokenizer, sizes, texts = contents.read_tokenizer(), contents.sizes, []
+    for adapter in adapters:
         if given:
             ids = [chat_prompt(tokenizer, text, adapter.prompt_template) for text in given]
         else:
             short, text = (tokenizer.encode(text) for text in _PROMPTS)
             length = min(sizes.chunk + 5, sizes.context - max_tokens)  # two chunks, if they fit
             ids = [short[: sizes.context], (text * length)[: max(1, length)]]
-        texts += [Asked(name, prompt, max_tokens) for prompt in ids]
+        texts += [Asked(adapter.name, prompt, max_tokens) for prompt in ids]
         if contents.sampling:
-            texts.append(Asked(name, ids[0], max_tokens, temperature=1.0, seed=1))
+            texts.append(Asked(adapter.name, ids[0], max_tokens, temperature=1.0, seed=1))
     return texts
 
 

@@ -34,9 +34,10 @@ def datastore(
     from ..drafting.datastore import check_place, write_datastore
     from ..loading import model_directory, read_config, read_tokenizer
     from ..terminal.progress import progress
-    from ..train.data import read_split
+    from ..train.data import read_rows, read_split
 
     check_place(datastore)  # before anything takes time
+    read_rows(data)
     directory = model_directory(demonstration.model_path(model, note))
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, config)

@@ -127,6 +127,7 @@ def generate(
         _note_what_is_used(model, source)
     text = prompt.text()
 
+    from ..drafting.proposals import check_drafters_found
     from ..engine.profile import NO_PROFILE, Profile
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
@@ -136,6 +137,8 @@ def generate(
     if device.slow_blas() and not output.quiet:
         note(blas.OPENBLAS_HINT)
     settings = rule.settings(drafts)
+    if settings is not None and launched.is_first():
+        check_drafters_found(settings)
     loaded, tokenizer = source.load(cached.tokenizer_config)
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))

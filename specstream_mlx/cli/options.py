@@ -262,14 +262,6 @@ class SamplingOptions(options.SamplingOptions):
 
 Verify = Literal["greedy", "keyed", "rejection", "typical"]
 
-_SIZES_OF = {
-    "lookup_size": "lookup",
-    "lookup_ngram": "lookup",
-    "num_draft_tokens": "draft-model",
-    "lookahead_size": "lookahead",
-}
-"""The drafters that options of one drafter alone are of."""
-
 
 @dataclass(frozen=True)
 class RuleOptions:
@@ -298,14 +290,22 @@ class RuleOptions:
         """
         from ..drafting.settings import chosen_drafts
 
+        if drafts.get("speculation") is False:
+            for field in drafts.keys() - {"speculation"}:
+                raise UserError(
+                    f"--no-speculation and {_flag(field)} were both given, expected at most one"
+                )
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts
         settings = chosen_drafts(self.verify, **drafts)
-        for field, drafter in _SIZES_OF.items():
+        for field, drafter in options.READ_BY.items():
             if field in drafts and settings is not None and drafter not in settings.drafters:
-                flag = "--" + field.replace("_", "-")
-                raise UserError(f"{flag} was given, expected with --drafter {drafter}")
+                raise UserError(f"{_flag(field)} was given, expected with --drafter {drafter}")
         return settings
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 # KV cache ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +40,8 @@ def require_coremltools(command: str) -> None:
     Raises:
         UserError: it is not.
     """
-    try:
-        import coremltools  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "coremltools":
-            raise
-        raise UserError(
-            f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'"
-        ) from None
+    if find_spec("coremltools") is None:
+        raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
 
 
 def refuse_beside_coreml(drafts: dict[str, Any], *groups: Any) -> None:
@@ -151,6 +146,9 @@ def package_run(
         UserError: the package cannot be read, or cannot do what is asked.
     """
     require_coremltools("generate --coreml")
+    from specstream_mlx.convert.to_coreml.saved import model_file
+
+    model_file(path)  # before coremltools is imported, which takes a while
     from specstream_mlx.convert.to_coreml.contents import Contents
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
@@ -159,7 +157,7 @@ def package_run(
     from ..prompts import chat_prompt, encode_prompt
 
     contents = Contents.read(path)
-    chosen, tokenizer, text = contents.adapter(adapter), contents.read_tokenizer(), prompt.text()
+    chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()
     if prompt.ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
     else:

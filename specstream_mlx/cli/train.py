@@ -256,8 +256,11 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
 
 def _check_report_to(names: str | None) -> None:
     """Check, before hours of work, that the packages of --report-to are installed."""
-    for name in filter(None, (part.strip() for part in (names or "").split(","))):
-        if name in _REPORTERS and find_spec(name) is None:
+    for name in () if names is None else (part.strip().lower() for part in names.split(",")):
+        if name not in _REPORTERS:
+            known = " or ".join(_REPORTERS)
+            raise UserError(f"--report-to has {shown(name)}, expected {known}, or both by commas")
+        if find_spec(name) is None:
             raise UserError(f"--report-to has {name}, which is missing: pip install {name}")
 
 
@@ -267,6 +270,7 @@ def _prepared(
     """Load the base, make its answers where they are the data, and read the data."""
     from ..demonstration import model_path
     from ..loading import load
+    from ..train.data import read_rows
     from ..train.run import Run
     from ..train.start import start_of
 
@@ -274,6 +278,10 @@ def _prepared(
     if settings.data is not None and not Path(settings.data).is_dir():
         found = "is a file" if Path(settings.data).exists() else "does not exist"
         raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
+    if settings.data is not None:  # before the base is loaded
+        read_rows(Path(settings.data) / "train.jsonl", settings.prompt_template)
+        if (valid_file := Path(settings.data) / "valid.jsonl").exists():
+            read_rows(valid_file, settings.prompt_template)
     base, tokenizer = load(model_path(settings.model, note))
     start = start_of(settings, base, tokenizer)
     if settings.data is None:

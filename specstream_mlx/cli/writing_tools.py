@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument
 
+from ..config import UserError
 from ..options.fields import option
 from ..options.generation import most_tokens
 from ..options.kinds import FLAG, TEXTS, integer
@@ -17,6 +18,8 @@ from .serve import check_extra
 
 if TYPE_CHECKING:
     from specstream_mlx.apps.writing_tools.tools import Event
+
+_MAX_TOKENS = 256
 
 
 @grouped()
@@ -32,9 +35,11 @@ def writing_tools(
     tool: list[str] | None = option(
         None, TEXTS, "Only this tool; may be given several times.", metavar="NAME"
     ),
-    max_tokens: int = most_tokens(256, "Tokens per tool at most."),
+    max_tokens: int | None = most_tokens(
+        None, f"Tokens per tool at most, of a text. Default: {_MAX_TOKENS}."
+    ),
     as_json: bool = option(False, FLAG, "Print one JSON object per tool, a line each.", "--json"),
-    port: int = option(0, integer(0, 65535), "The page's port; 0: a free one."),
+    port: int | None = option(None, integer(0, 65535), "The page's port. Default: a free one."),
     no_browser: bool = option(False, FLAG, "Print the page's address, and open no browser."),
 ) -> None:
     """Apply writing tools to a text: one resident base model, one small adapter per tool.
@@ -57,13 +62,18 @@ def writing_tools(
 
     at_terminal = sys.stdin is None or sys.stdin.isatty()
     if text is None and at_terminal and not (tool or as_json):
-        _serve_page(port, no_browser)
+        if max_tokens is not None:
+            raise UserError("--max-tokens was given for the page, expected with a text")
+        _serve_page(port or 0, no_browser)
         return
+    for flag, given in (("--port", port is not None), ("--no-browser", no_browser)):
+        if given:
+            raise UserError(f"{flag} was given with a text, expected for the page")
     chosen = choose_tools(tool or ())
     content = read_text(text)
     tools = WritingTools()
     for name in chosen:
-        events = tools.apply(content, name, max_tokens)
+        events = tools.apply(content, name, max_tokens or _MAX_TOKENS)
         if as_json:
             print(json.dumps(summary(list(events))), flush=True)
             continue

@@ -5,10 +5,11 @@ and its name in ``options.generation.DRAFTERS``, by which users choose it.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
 
 from ..config import UserError
 from ..engine.guesses import Guesses, Path
-from ..loading import SpeculativeModel
+from ..loading import SpeculativeModel, model_directory
 from ..options.generation import DrafterOptions
 from .best_first import Children
 from .datastore import open_datastore
@@ -36,6 +37,18 @@ PROPOSALS: dict[str, Callable[[Material], Proposal]] = {
     "rest": Retrieval,
 }
 """Makers of proposals, by the names that users choose them by."""
+
+
+def check_drafters_found(options: DrafterOptions) -> None:
+    """Check that what drafters were given is there, which no model needs to be loaded for.
+
+    Raises:
+        UserError: it is not.
+    """
+    if isinstance(options.draft_model, str | FilePath):
+        model_directory(options.draft_model)
+    if options.datastore is not None:
+        open_datastore(options.datastore)
 
 
 def check_drafters_fit(options: DrafterOptions, model: SpeculativeModel) -> None:

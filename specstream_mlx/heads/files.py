@@ -47,6 +47,18 @@ def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> M
         UserError: there is no head in the directory that is known here, or it does not fit; one
             sentence says why.
     """
+    arrays: dict[str, mx.array] = {}
+    for file in head_files(directory):
+        arrays |= read_arrays(file)
+    return head_of(directory, arrays, head_config(directory), model, config)
+
+
+def head_files(directory: Path) -> list[Path]:
+    """List the safetensors of a draft head; no tensor is read.
+
+    Raises:
+        UserError: there are none, or they hold a whole model.
+    """
     if not os.path.isdir(directory):
         raise UserError(f"the draft head {directory} is not a directory, expected one")
     files = sorted(directory.glob("*.safetensors"))
@@ -63,10 +75,7 @@ def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> M
             f"the draft head {directory} is a whole model with a head in it, expected the head "
             "alone: specstream-mlx convert --draft-head takes it out"
         )
-    arrays: dict[str, mx.array] = {}
-    for file in files:
-        arrays |= read_arrays(file)
-    return head_of(directory, arrays, head_config(directory), model, config)
+    return files
 
 
 def pickles(directory: Path) -> list[Path]:

@@ -48,6 +48,17 @@ DRAFTERS = ("lookup", "pld", "suffix", "draft-model", "lookahead", "rest")
 """Names of the drafters beside the streams."""
 
 
+READ_BY = {
+    "lookup_size": "lookup",
+    "lookup_ngram": "lookup",
+    "draft_model": "draft-model",
+    "num_draft_tokens": "draft-model",
+    "lookahead_size": "lookahead",
+    "datastore": "rest",
+}
+"""The drafters that options of one drafter alone are of."""
+
+
 def drafter_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """List the names in ``drafter``, each once."""
     given = value if isinstance(value, str) else ",".join(value)

@@ -108,7 +108,11 @@ TEXTS = what(
         or (isinstance(value, list | tuple) and all(isinstance(part, str) for part in value))
     ),
 )
-PATH = instance("a path", str, Path)
+PATH = what(  # pathlib takes an empty text for the working directory
+    "a path",
+    lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value)),
+    lambda text: Path(text) if text else text,
+)
 FIELDS = instance("fields by name", dict)
 PART_OF_NAME = what(
     f"a part of a file's name, without a slash and of at most {LONGEST_PART} bytes",

@@ -85,8 +85,8 @@ def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameter
 
 
 def _print_error(sentence: str) -> None:
-    """Print the error in one line."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    """Print the error in one line, in which a name longer than any file's is cut."""
+    print(f"error: {' '.join(map(short, sentence.split()))}", file=sys.stderr)
 
 
 @contextmanager

@@ -28,4 +28,4 @@ def parser(kind: Kind) -> Callable[[Any], Any]:
 def _cut(text: Any) -> str:
     """Shorten what the user typed to fit a sentence."""
     text = str(text)
-    return text if len(text) <= 80 else f"{text[:80]} .."
+    return text[:80] + " .." if len(text) > 80 else text or "nothing"

@@ -59,24 +59,10 @@ def read_split(
             template and no prompts, the chat template refuses a line, a token is none of the
             base's, or no sequence is left.
     """
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, value in read_json_lines(path):
-        kind = _kind(value)
-        if kind is None or (rows and kind != _kind(rows[0])):
-            expected = "as in the first line" if kind else _FORMATS
-            raise UserError(f"{path}, line {number} is {shown(value)}, expected {expected}")
-        rows.append(value)
-        numbers.append(number)
-    if not rows:
-        raise UserError(f"{path} is empty, expected a JSON object on each line")
-    if template is not None and _kind(rows[0]) != "prompt":
-        raise UserError(
-            f"{path} has {_kind(rows[0])} and no prompts, expected no --prompt-template"
-        )
-    read = _reader(rows, tokenizer, template)
+    rows = read_rows(path, template)
+    read = _reader(list(rows.values()), tokenizer, template)
     items, too_long = [], 0
-    for number, row in zip(numbers, rows, strict=True):
+    for number, row in rows.items():
         try:
             tokens, start = read(row)
         except UserError:
@@ -95,6 +81,31 @@ def read_split(
             "expected at least one"
         )
     return Split(items, too_long)
+
+
+def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, Any]]:
+    """Read the objects of a JSONL file by line, for which no tokenizer is needed.
+
+    Args:
+        path, template: see ``read_split``.
+
+    Raises:
+        UserError: the file cannot be read, a line has another format than the first, or there is a
+            template and no prompts.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    first = None
+    for number, value in read_json_lines(path):
+        kind = _kind(value)
+        if kind is None or kind != (first := first or kind):
+            expected = "as in the first line" if kind else _FORMATS
+            raise UserError(f"{path}, line {number} is {shown(value)}, expected {expected}")
+        rows[number] = value
+    if first is None:
+        raise UserError(f"{path} is empty, expected a JSON object on each line")
+    if template is not None and first != "prompt":
+        raise UserError(f"{path} has {first} and no prompts, expected no --prompt-template")
+    return rows
 
 
 def _kind(value: Any) -> str | None:

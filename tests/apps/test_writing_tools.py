@@ -100,6 +100,12 @@ def test_unknown_tool_is_refused_before_anything_happens(never_load):
     assert result.stderr == "error: there is no tool 'poem', expected one of a, b\n"
 
 
+@pytest.mark.parametrize("options", [("--port", 0), ("--no-browser",)])
+def test_options_of_the_page_are_refused_with_a_text(options, never_load):
+    sentence = f"{options[0]} was given with a text, expected for the page"
+    assert sentence in command_line.refusal(run(*options, TEXT))
+
+
 @pytest.mark.parametrize(("args", "stdin"), [([""], None), ([], " \n")])
 def test_empty_text_is_refused(args, stdin, never_load):
     result = run(*args, stdin=stdin)

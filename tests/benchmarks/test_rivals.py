@@ -76,7 +76,14 @@ def test_classes_are_chosen_by_group_task_or_name():
     [
         ("--classes prose --methods lookup,both", "method 'both' was asked for and"),
         ("--classes prose,context --contexts 200,5000", "a context of 5000 tokens was asked for"),
-        ("--classes prose --answers answers", "answers was given without any of spec-bench's"),
+        ("--classes prose --answers answers", "--answers was given, expected with the class spec"),
+        ("--classes prose --questions q.jsonl", "--questions was given, expected with the class"),
+        ("--classes prose --contexts 400", "--contexts was given, expected with the class context"),
+        ("--gguf q.jsonl", "--gguf and --acceptance were both given, expected at most one"),
+        ("--methods suffix --datastore q.jsonl", "--datastore was given, expected with the method"),
+        ("--methods suffix --draft-model x", "--draft-model was given, expected with the method"),
+        ("--methods suffix --lookup-size 3", "--lookup-size was given, expected with the method"),
+        ("--methods rest --datastore x", "the datastore x cannot be read"),
     ],
 )
 def test_what_cannot_take_part_is_refused_before_anything_runs(base, here, options, sentence):

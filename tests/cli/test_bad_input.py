@@ -8,6 +8,7 @@ from command_line import generate, refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import tiny_tokenizer
 
+from specstream_mlx import loading
 from specstream_mlx.prompts import chat_prompt
 
 
@@ -24,10 +25,34 @@ from specstream_mlx.prompts import chat_prompt
         (("--lookup-size", 4, "--tree-size", 4), "expected with --drafter lookup"),
         (("--lookahead-size", "4,3,2"), "expected with --drafter lookahead"),
         (("--drafter", "lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
+        (
+            ("--no-speculation", "--tree-size", 4),
+            "--no-speculation and --tree-size were",
+        ),
+        (("--adapter-path", ""), "--adapter-path': found nothing, expected a path"),
     ],
 )
 def test_options(flags, sentence, base):
     assert sentence in refusal(generate(base, *flags))
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("generate -p x --draft-model none", "the model directory none does not exist"),
+        ("generate -p x --datastore none", "the datastore none cannot be read"),
+        ("datastore --datastore new --data none", "none is missing"),
+        ("train --adapter-path new --data .", "train.jsonl, line 1 is 3, expected a prompt and"),
+    ],
+)
+def test_files_that_are_told_before_anything_is_loaded(
+    command, sentence, base, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "load_model", None)
+    monkeypatch.setattr(loading, "load_tokenizer", None)
+    (tmp_path / "train.jsonl").write_text("3")
+    assert sentence in refusal(run(*command.split(), "--model", base))
 
 
 @pytest.mark.parametrize(

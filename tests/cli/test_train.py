@@ -178,7 +178,11 @@ def last_line(result):
         (("--model", "BASE", "--data", ""), "data is empty, expected a directory"),
         (("--model", "BASE", "--data", "DATA", "--num-layers", 2), "num_layers is 2 in lossless"),
         (("--model", "BASE", "--data", "DATA", "--train", "head"), "without init_adapter"),
-        (("--model", "BASE", "--data", "DATA", "--report-to", "x"), "--report-to x: "),
+        (
+            ("--model", "BASE", "--data", "DATA", "--report-to", "x"),
+            "--report-to has 'x', exp",
+        ),
+        (("--model", "BASE", "--data", "DATA", "--report-to", ","), "--report-to has '', expected"),
         (("--model", "BASE", "-c", "c.yaml"), "c.yaml is missing"),
     ],
 )

@@ -41,6 +41,18 @@ def test_a_mistake_of_the_user_is_one_line():
     assert (result.stdout, result.stderr) == ("", "error: --by is 0, expected another number\n")
 
 
+def test_a_name_longer_than_any_files_is_cut():
+    @one_line_errors
+    def fails() -> None:
+        raise UserError(f"{'y' * 5000} is missing")
+
+    long = typer.Typer()
+    long.command()(fails)
+    result = CliRunner().invoke(long)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {'y' * 400} .. is missing\n"
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError(), BrokenPipeError(errno.EPIPE, "Broken")])
 def test_other_errors_stay_what_they_are(error):
     @one_line_errors

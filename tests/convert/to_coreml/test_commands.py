@@ -56,6 +56,13 @@ def test_a_drawn_text_does_not_depend_on_drafts(exported):
     assert drafted["prompt_tokens"] > raw["prompt_tokens"]
 
 
+def test_an_adapter_is_looked_for_before_its_tokenizer_is_read(exported, monkeypatch):
+    monkeypatch.setattr(Contents, "read_tokenizer", None)
+    for command in (("coreml-verify", exported), ("generate", "--coreml", exported, *TEXT)):
+        found = refusal(run(*command, "--adapter", "x"))
+        assert "the adapter is 'x', expected one of the package's" in found
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
