@@ -17,12 +17,27 @@ from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.options.generation import DRAFTERS
 
+from .llama_cpp_reference import LLAMA, LLAMA_LOOKUP
 from .runner import ONE_TOKEN, ByWorth, Drafts
 
-PLAIN, STREAMS, BOTH = "plain", "streams", "both"
-LOOKUP = "lookup"
+PLAIN, STREAMS, LOOKUP = "plain", "streams", "lookup"
+DRAFT_MODEL = "draft-model"
 
-NEEDS = {"draft-model": "draft_model", "rest": "datastore"}
+MLX_LM_DRAFTS = "mlx_lm, draft model"
+OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
+"""Programs beside this one, whose texts are counted, but are not ours to answer for."""
+
+WHAT = {
+    LOOKUP: "what followed the newest n-gram earlier in prompt and text",
+    "pld": "10 tokens behind the earliest match of 3 tokens, as prompt lookup's authors have it",
+    "suffix": "what followed the longest repeated end of the text, also in earlier answers",
+    DRAFT_MODEL: "a second, smaller model",
+    "lookahead": "n-grams of the base's own Jacobi iterations",
+    "rest": "what followed the end of the text in a datastore",
+}
+"""What drafters propose, by their names."""
+
+NEEDS = {DRAFT_MODEL: "draft_model", "rest": "datastore"}
 """What drafters need to be given, by their names."""
 
 
@@ -93,23 +108,22 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
         kept = {field: getattr(given, field) for other, field in NEEDS.items() if other == name}
         one = replace(given, drafter=[name], **nothing | kept)
         named[name] = Method(name, one)
-        named[BOTH if name == LOOKUP else f"{STREAMS} + {name}"] = Method(
-            BOTH if name == LOOKUP else f"{STREAMS} + {name}", one, True
-        )
+        named[f"{STREAMS} + {name}"] = Method(f"{STREAMS} + {name}", one, True)
         for head in heads:
             named[f"{head} + {name}"] = Method(f"{head} + {name}", one, True, head)
     for head in heads:
         if head in named:
             raise UserError(f"a draft head is called {head}, as a method is: rename its directory")
         named[head] = Method(head, nobody, True, head)
-    names = [PLAIN, STREAMS, LOOKUP, BOTH, *(name for name in DRAFTERS if name != LOOKUP)]
+    names = [PLAIN, STREAMS, f"{STREAMS} + {LOOKUP}", *DRAFTERS]
     names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
     names = [name for name in names if name in named]
     if chosen:
         names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
     for name in names:
         if name in NEEDS and name not in named:
-            raise UserError(f"{name} was given without {NEEDS[name]}, expected both")
+            flag = "--" + NEEDS[name].replace("_", "-")
+            raise UserError(f"method {name!r} was asked for without {flag}, expected both")
         if name not in named:
             raise UserError(f"there is no method {name!r}, expected some of {', '.join(named)}")
     return [named[name] for name in names]
@@ -141,7 +155,9 @@ def mounted_heads(
         beside.mount_head(directory)
         resident = mx.get_active_memory() - before
         assert beside.head is not None
-        rows.append(_size(name, beside.head.config.parameters, weight_bytes(directory), resident))
+        config = beside.head.config
+        what = f"a head of {config.kind}'s, {config.num_streams} tokens ahead"
+        rows.append(_size(name, what, config.parameters, weight_bytes(directory), resident))
     return models, rows
 
 
@@ -156,24 +172,45 @@ def sizes_of(model: SpeculativeModel, given: Drafters, methods: Sequence[Method]
     guess = any(method.guesses and method.head is None for method in methods)
     if guess and streams is not None and adapter is not None:
         count, held = sum(t.size for t in adapter.stream_tensors.values()), parameter_bytes(streams)
-        rows.append(_size(STREAMS, count, weight_bytes(adapter.path), held))
+        what = f"{streams.config.num_streams} streams in {streams.config.num_msa_layers} layers"
+        rows.append(_size(STREAMS, what, count, weight_bytes(adapter.path), held))
     used = {name for method in methods for name in method.drafters.drafters}
-    if given.draft_model is not None and "draft-model" in used:
+    if given.draft_model is not None and DRAFT_MODEL in used:
         draft = given.draft_model
         count = sum(t.size for t in dict(tree_flatten(draft.model.parameters())).values())
-        rows.append(
-            _size("draft-model", count, weight_bytes(draft.path), parameter_bytes(draft.model))
-        )
+        held = parameter_bytes(draft.model)
+        rows.append(_size(DRAFT_MODEL, WHAT[DRAFT_MODEL], count, weight_bytes(draft.path), held))
     for name in DRAFTERS:
-        if name in used - {"draft-model"}:
+        if name in used - {DRAFT_MODEL}:
             file = given.datastore if name == "rest" else None
             stored = 0 if file is None else file.stat().st_size
-            rows.append(_size(name, 0, stored, stored, _bytes_a_token(name, given, model)))
+            kept = _bytes_a_token(name, given, model)
+            rows.append(_size(name, WHAT[name], 0, stored, stored, kept))
     count = 4 if streams is None else streams.config.num_streams
     for own in (True, False):
-        of = f"{count} heads, {'LM heads of their own' if own else 'the LM head of the base'}"
-        rows.append(_size(f"Medusa, {of}, computed", medusa_parameters(model.config, count, own)))
+        what = f"{count} heads, {'LM heads of their own' if own else 'the LM head of the base'}"
+        size = medusa_parameters(model.config, count, own)
+        rows.append(_size("Medusa, computed", what, size))
     return rows
+
+
+def added(method: str, sizes: Sequence[Mapping[str, Any]], figure: str) -> int | None:
+    """Sum up what a method adds to the base.
+
+    Args:
+        method: its name.
+        sizes: of ``sizes_of`` and ``mounted_heads``.
+        figure: ``parameters``, ``disk`` or ``resident``.
+
+    Returns:
+        ``None`` for other programs that add nothing known.
+    """
+    known = {row["method"]: row[figure] for row in sizes}
+    if method == MLX_LM_DRAFTS:
+        return known.get(DRAFT_MODEL)
+    if method in OUTSIDE:
+        return None
+    return sum(known.get(part) or 0 for part in method.split(" + "))
 
 
 def medusa_parameters(config: Mapping[str, Any], heads: int, own: bool) -> int:
@@ -195,6 +232,7 @@ def weight_bytes(directory: Path) -> int:
 
 def _size(
     name: str,
+    what: str,
     parameters: int,
     disk: int | None = None,
     resident: int | None = None,
@@ -202,6 +240,7 @@ def _size(
 ) -> dict[str, Any]:
     return {
         "method": name,
+        "what": what,
         "parameters": parameters,
         "disk": disk,
         "resident": resident,

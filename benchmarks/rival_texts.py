@@ -14,7 +14,20 @@ from .texts import INSTRUCTIONS, PROSE, Texts, task_items
 
 SPEC_BENCH, TYPED, ADAPTERS = "spec-bench", "typed", "adapters"
 CONTROL, CONTEXT = "unpredictable", "context"
-GROUPS = (SPEC_BENCH, TYPED, ADAPTERS, PROSE, CONTROL, CONTEXT)
+GROUPS = {
+    SPEC_BENCH: "Spec-Bench's questions, answered by the base.",
+    TYPED: "Texts that people typed, and the base is told what to do with.",
+    ADAPTERS: "The same texts, answered by the base with each task's own adapter, whose streams "
+    "are part of the model.",
+    PROSE: "Beginnings of prose, which the base goes on with.",
+    CONTROL: "A control: what follows tokens drawn at random, where drafts should find little and "
+    "cost little.",
+    CONTEXT: "Reports on notes of so many tokens.",
+}
+"""What the classes of each group are."""
+
+OF_BASE = (SPEC_BENCH, TYPED, PROSE)
+"""Groups whose means say which method is first."""
 
 NODES = (8,)
 SQL_NODES = (4, 7, 8, 9)

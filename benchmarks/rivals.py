@@ -37,14 +37,12 @@ from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model, read_config
 from specstream_mlx.options.generation import READ_BY
 
-from .llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
-from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
-from .rival_methods import PLAIN, Method, methods_of, mounted_heads, sizes_of
+from .llama_cpp_reference import LLAMA, llama_ways
+from .report import Kept, machine_suffix, write_report, write_text
+from .rival_methods import MLX_LM_DRAFTS, PLAIN, Method, methods_of, mounted_heads, sizes_of
 from .rival_texts import (
     ADAPTERS,
     CONTEXT,
-    GROUPS,
-    NODES,
     SPEC_BENCH,
     TextClass,
     check_contexts,
@@ -52,6 +50,7 @@ from .rival_texts import (
     fitting_adapters,
 )
 from .rivals_page import page
+from .rivals_report import DEPTHS, markdown, means_of
 from .runner import MLX_LM, Base, Compared, Mounted, Way, interleaved, measure_costs
 from .spec_bench import (
     Answered,
@@ -66,13 +65,7 @@ from .spec_bench import (
 )
 from .speedup import Subject
 
-MLX_LM_DRAFTS = "mlx_lm, draft model"
-OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
-"""Programs beside this one, whose texts are counted, but are not ours to answer for."""
-
-MEAN = "mean"
 _CONTEXT = 200  # tokens, where nothing is said
-_DEPTHS = 8  # of drafted tokens, in the table
 
 
 @dataclass(frozen=True)
@@ -257,7 +250,7 @@ def rows_of(
             "accepted": statistics.fmean(lengths) if lengths else 1.0,
             "depths": [
                 sum(n > depth for n in lengths) / max(1, len(lengths))
-                for depth in range(1, _DEPTHS + 1)
+                for depth in range(1, DEPTHS + 1)
             ],
         }
         ratios = sorted(found.ratios(entry.name, MLX_LM).values()) if entry.timed else []
@@ -301,142 +294,6 @@ def items_of(
             }
 
 
-def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The geometric means over the classes of each group that has several."""
-    means = []
-    keys = ("group", "temperature", "method", "nodes")
-    for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in keys) == key]
-        if len(own) < 2:
-            continue
-        mean = dict(zip(keys, key, strict=True)) | {"class": MEAN}
-        for figure in ("accepted", "speedup"):
-            if all(figure in row for row in own):
-                mean[figure] = statistics.geometric_mean([row[figure] for row in own])
-        means.append(mean)
-    return means
-
-
-# The report ---------------------------------------------------------------------------------
-
-
-def tables_of(values: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
-    """Yield title, columns and rows of every table; the first column names the rows.
-
-    Args:
-        values: of the report's JSON file.
-    """
-    rows, means = values["rows"], values["means"]
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        at = "" if not temperature else f", temperature {temperature:g}"
-        for group in GROUPS:
-            own = [
-                row
-                for row in (*rows, *means)
-                if (row["group"], row["temperature"]) == (group, temperature)
-            ]
-            timed = [row for row in own if "speedup" in row and row["method"] != MLX_LM]
-            yield from _table(
-                f"{group}{at}: speed over mlx_lm, median and quartiles over texts",
-                timed,
-                lambda row: (
-                    f"{row['speedup']:.2f}x"
-                    + (f" ({row['low']:.2f}-{row['high']:.2f})" if "low" in row else "")
-                ),
-            )
-            for size in sorted({row["nodes"] for row in own if row["nodes"]}):
-                yield from _table(
-                    f"{group}{at}: accepted in trees of {size} nodes",
-                    [row for row in own if row["nodes"] == size],
-                    lambda row: f"{row['accepted']:.2f}",
-                )
-        deep = depths_of(rows, temperature)
-        columns = ["method", *(str(depth) for depth in range(1, _DEPTHS + 1))]
-        if deep:
-            title = f"Share of calls{at} that accept so many drafted tokens or more, trees of 8"
-            yield (
-                title,
-                columns,
-                [
-                    {"method": method}
-                    | {str(i): f"{share:.2f}" for i, share in enumerate(shares, start=1)}
-                    for method, shares in deep.items()
-                ],
-            )
-
-
-def _table(
-    title: str, rows: Sequence[Mapping[str, Any]], cell: Any
-) -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
-    """Yield a table of methods by classes, unless it is empty."""
-    if not rows:
-        return
-    columns = ["method", *dict.fromkeys(row["class"] for row in rows)]
-    by_method: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        cells = by_method.setdefault(row["method"], dict.fromkeys(columns, None))
-        cells |= {"method": row["method"], row["class"]: cell(row)}
-    yield title, columns, list(by_method.values())
-
-
-def depths_of(rows: Sequence[Mapping[str, Any]], temperature: float) -> dict[str, list[float]]:
-    """The shares of calls by accepted depth of each method, over the base's classes alike."""
-    found: dict[str, list[float]] = {}
-    own = [
-        row
-        for row in rows
-        if row["nodes"] in NODES and row["temperature"] == temperature and row["group"] != ADAPTERS
-    ]
-    for method in dict.fromkeys(row["method"] for row in own):
-        shares = [row["depths"] for row in own if row["method"] == method]
-        found[method] = [statistics.fmean(column) for column in zip(*shares, strict=True)]
-    return found
-
-
-def about(values: Mapping[str, Any]) -> list[str]:
-    """The sentences above the tables."""
-    facts, rows = values["facts"], values["rows"]
-    drafted = [row for row in rows if row["method"] != MLX_LM and row["same"]]
-    right, texts = (sum(row[key] for row in drafted) for key in ("same_output_as_plain", "items"))
-    lines = [
-        f"{measured_on(facts)}; model {facts['model']}; weights {facts['weights']}; mlx_lm on "
-        f"{facts['plain_weights']} weights; {facts['per_class']} texts a class, at most "
-        f"{facts['max_tokens']} tokens each.",
-        f"{right} of {texts} texts are those of plain decoding.",
-    ]
-    for name in OUTSIDE:
-        own = [row for row in rows if row["method"] == name]
-        if own:
-            same, all_ = (sum(row[k] for row in own) for k in ("same_output_as_plain", "items"))
-            lines.append(f"{name}: {same} of {all_} are.")
-    return [*lines, *values["notes"]]
-
-
-SIZE_COLUMNS = {
-    "method": "{method}",
-    "parameters": "{parameters:,}",
-    "bytes on disk": "{disk:,}",
-    "bytes in memory": "{resident:,}",
-    "and for each token of the text": "{bytes_a_token:,}",
-}
-
-
-def markdown(values: Mapping[str, Any]) -> list[str]:
-    """The lines of the report."""
-    lines = about(values)
-    for title, columns, rows in tables_of(values):
-        cells = {column: f"{{c{i}}}" for i, column in enumerate(columns)}
-        numbered = [{f"c{i}": row[c] for i, c in enumerate(columns)} for row in rows]
-        lines += ["", f"{title}:", "", *table(cells, numbered)]
-    return [
-        *lines,
-        "",
-        "What drafting adds to the base:",
-        "",
-        *table(SIZE_COLUMNS, values["sizes"]),
-    ]
-
-
 # The comparison -----------------------------------------------------------------------------
 
 
@@ -450,7 +307,8 @@ def compare(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Let all methods write all texts; writes ``rivals-LABEL-MACHINE``.
 
-    It is a JSON file, Markdown, a page with plots, and the texts' figures as JSON lines.
+    It is a JSON file, Markdown, a page with plots, and the texts' figures as JSON lines; they are
+    written anew behind every part, so that a run that is broken off leaves a report.
 
     Args:
         asked: what competes, and on what.
@@ -494,6 +352,23 @@ def compare(
     sizes += sizes_of(model, given, methods)
     rows: list[dict[str, Any]] = []
     items: list[dict[str, Any]] = []
+    parts = len(dict.fromkeys(asked.temperatures)) * len(_together(classes))
+    done, text = 0, ""
+
+    def write() -> str:
+        left = [f"{done} of {parts} parts: the others are still to come."] if done < parts else []
+        values = {
+            "facts": facts,
+            "notes": [*notes, *left],
+            "rows": rows,
+            "means": means_of(rows),
+            "sizes": sizes,
+        }
+        name = "-".join(filter(None, ("rivals", label, machine_suffix(facts))))
+        write_text(output / f"{name}.jsonl", "".join(json.dumps(item) + "\n" for item in items))
+        write_text(output / f"{name}.html", page(values))
+        return write_report(output, name, values, markdown(values))
+
     for adapter in dict.fromkeys(one.adapter for one in classes):
         own = [one for one in classes if one.adapter == adapter]
         if adapter is not None:
@@ -523,15 +398,8 @@ def compare(
                 for one, compared, numbers in found:
                     rows += rows_of(one, temperature, entries, compared, mounted.model.mode)
                     items += items_of(one, temperature, entries, compared, numbers)
-    values = {"facts": facts, "notes": notes, "rows": rows, "means": means_of(rows), "sizes": sizes}
-    name = "-".join(filter(None, ("rivals", label, machine_suffix(facts))))
-    text = write_report(output, name, values, markdown(values))
-    write_text(output / f"{name}.jsonl", "".join(json.dumps(item) + "\n" for item in items))
-    deep = {t: depths_of(rows, t) for t in asked.temperatures}
-    write_text(
-        output / f"{name}.html",
-        page(about(values), values, list(tables_of(values)), deep, SIZE_COLUMNS),
-    )
+                done += 1
+                text = write()
     return text, rows
 
 

@@ -5,13 +5,30 @@ at.
 """
 
 import math
+import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]
-Table = tuple[str, list[str], list[dict[str, Any]]]
+from .rival_methods import added
+from .rival_texts import GROUPS, NODES
+from .rivals_report import (
+    READING,
+    Rows,
+    Table,
+    about,
+    by_class,
+    depths_of,
+    in_trees,
+    of_base,
+    ranked,
+    sizes_table,
+    summaries,
+    tables_of,
+    temperatures,
+    timed,
+)
 
 _COLOURS = 10
 _WIDTH, _LEFT, _RIGHT, _LINE = 860, 190, 24, 26
@@ -27,7 +44,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p { margin: .3rem 0; } .scroll { overflow-x: auto; }
+p { margin: .3rem 0; } .first { font-size: 1.1rem; font-weight: 600; }
+.scroll { overflow-x: auto; } details { margin: .3rem 0; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; min-width: 40rem; font-size: 12px; }
 svg text { fill: var(--ink); } svg .dim { fill: var(--dim); }
 svg .grid { stroke: var(--line); } svg .one { stroke: var(--dim); stroke-dasharray: 4 3; }
@@ -35,7 +53,8 @@ svg .mean { stroke: var(--ink); stroke-width: 3; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
+th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; }
 .key { display: inline-block; margin-right: 1rem; white-space: nowrap; font-size: 13px; }
 .key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%;
   margin-right: .35rem; }
@@ -47,56 +66,52 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--dim); fon
 )
 
 
-def page(
-    about: Sequence[str],
-    values: Mapping[str, Any],
-    tables: Sequence[Table],
-    depths: Mapping[float, Mapping[str, Sequence[float]]],
-    size_columns: Mapping[str, str],
-) -> str:
+def page(values: Mapping[str, Any]) -> str:
     """Write the page.
 
     Args:
-        about: sentences above all.
         values: of the report's JSON file.
-        tables: title, columns and rows of each.
-        depths: for each temperature, the shares of calls by accepted depth of each method.
-        size_columns: format strings of the table of sizes, by column.
     """
-    body = ["<h1>Drafters side by side</h1>", *(f"<p>{escape(line)}</p>" for line in about)]
-    rows = [row for row in values["rows"] if row["method"] != "mlx_lm"]
-    for temperature, shares in depths.items():
+    first, *others = about(values)
+    body = ["<h1>Drafters side by side</h1>", f'<p class="first">{escape(first)}</p>']
+    body += [f"<p>{escape(line)}</p>" for line in others]
+    body += [part for one in summaries(values) for part in _titled(one)]
+    body += ["<h2>How to read it</h2>", *(f"<p>{escape(line)}</p>" for line in READING)]
+    for temperature in temperatures(values["rows"]):
         at = f", temperature {temperature:g}"
-        own = [row for row in rows if row["temperature"] == temperature]
-        timed = [row for row in own if "speedup" in row]
-        in_trees = [row for row in own if row["nodes"] == 8]
+        own = [row for row in values["rows"] if row["temperature"] == temperature]
         body += _section(
-            f"Speed over mlx_lm{at}: a dot for each class of texts, a bar for their mean",
-            strips(timed, lambda row: row["speedup"], "x"),
-            _keys(row["group"] for row in timed),
+            f"Speed over mlx_lm{at}",
+            "A dot for each class of texts, a bar for the mean of those that the base answers, the "
+            "fastest method first. Dots right of the dashed line are faster than plain decoding.",
+            strips(timed(own), "speedup", "x"),
+            _group_keys(timed(own)),
         )
         body += _section(
-            f"Tokens accepted a call in trees of 8 nodes{at}",
-            strips(in_trees, lambda row: row["accepted"], ""),
-            _keys(row["group"] for row in in_trees),
+            f"Tokens a call in trees of {NODES[0]} nodes{at}",
+            "The same for how often drafts are right.",
+            strips(in_trees(own), "accepted", ""),
+            _group_keys(in_trees(own)),
         )
+        shares = depths_of(own, temperature)
         body += _section(
-            f"Share of calls that accept so many drafted tokens or more, trees of 8{at}",
+            f"Share of calls that accept so many drafted tokens or more{at}",
+            f"Over all classes of the base, in trees of {NODES[0]} nodes.",
             lines(shares),
             _keys(shares),
         )
         body += _section(
-            f"Parameters beside the base's, and tokens accepted a call in trees of 8{at}",
-            by_parameters(in_trees, values["sizes"]),
+            f"Parameters beside the base's, and tokens a call{at}",
+            f"More tokens a call in trees of {NODES[0]} lie higher, fewer parameters further left.",
+            by_parameters(of_base(in_trees(own)), values["sizes"]),
             "",
         )
-    for title, columns, cells in tables:
-        body += [f"<h2>{escape(title)}</h2>", _table(columns, cells)]
-    sizes = [
-        {column: _filled(cell, row) for column, cell in size_columns.items()}
-        for row in values["sizes"]
-    ]
-    body += ["<h2>What drafting adds to the base</h2>", _table(list(size_columns), sizes)]
+    body += [part for one in tables_of(values) for part in _titled(one)]
+    body.append("<h2>Class by class</h2>")
+    for one in by_class(values):
+        inner = f"<p>{escape(one.note)}</p>\n{_table(one)}"
+        body.append(f"<details><summary>{escape(one.title)}</summary>\n{inner}</details>")
+    body += _titled(sizes_table(values))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -106,33 +121,43 @@ def page(
     )
 
 
-def _filled(cell: str, row: Mapping[str, Any]) -> str | None:
-    known = {key: value for key, value in row.items() if value is not None}
-    try:
-        return cell.format_map(known)
-    except KeyError:
-        return None
+def _section(title: str, note: str, svg: str, keys: str) -> list[str]:
+    if not svg:
+        return []
+    return [f"<h2>{escape(title)}</h2>", f"<p>{escape(note)}</p>", f"<p>{keys}</p>", svg]
 
 
-def _section(title: str, svg: str, keys: str) -> list[str]:
-    return [f"<h2>{escape(title)}</h2>", f"<p>{keys}</p>", svg] if svg else []
+def _titled(one: Table) -> list[str]:
+    return [f"<h2>{escape(one.title)}</h2>", f"<p>{escape(one.note)}</p>", _table(one)]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+def _table(one: Table) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in one.columns)
     lines = [
-        "<tr>" + "".join(f"<td>{escape(str(row[c] or '-'))}</td>" for c in columns) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{_cell(row.get(column))}</td>" for column in one.columns) + "</tr>"
+        for row in one.rows
     ]
     return f'<div class="scroll"><table><tr>{head}</tr>\n' + "\n".join(lines) + "</table></div>"
 
 
-def _keys(names: Iterable[str]) -> str:
-    every = enumerate(dict.fromkeys(names))
+def _cell(cell: str | None) -> str:
+    """A cell; what stands between pairs of asterisks is strong."""
+    if cell is None:
+        return "-"
+    return re.sub(r"^\*\*(.*)\*\*$", r"<strong>\1</strong>", escape(cell))
+
+
+def _group_keys(rows: Rows) -> str:
+    """The keys of the groups of rows, in the colours that they have in all plots."""
+    return _keys(GROUPS, {row["group"] for row in rows})
+
+
+def _keys(names: Iterable[str], shown: Iterable[str] | None = None) -> str:
     return " ".join(
         f'<span class="key"><i class="b{i % _COLOURS}{" dashed" if i >= _COLOURS else ""}"></i>'
         f"{escape(name)}</span>"
-        for i, name in every
+        for i, name in enumerate(names)
+        if shown is None or name in shown
     )
 
 
@@ -173,19 +198,20 @@ def _steps(low: float, high: float, most: int = 8) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def strips(rows: Rows, figure: Callable[[Mapping[str, Any]], float], unit: str) -> str:
-    """Plot a line for each method, with a dot for each class and a bar at the geometric mean.
+def strips(rows: Rows, figure: str, unit: str) -> str:
+    """Plot a line for each method, with a dot for each class and a bar at the base's mean.
 
     Args:
         rows: of the report.
-        figure: returns what is plotted.
+        figure: what is plotted: ``speedup`` or ``accepted``.
         unit: behind the numbers of the axis.
     """
     if not rows:
         return ""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    found = [figure(row) for row in rows]
+    means = {method: mean for method, mean, _ in ranked(of_base(rows), figure)}
+    methods = list(dict.fromkeys([*means, *(row["method"] for row in rows)]))
+    groups = list(GROUPS)
+    found = [row[figure] for row in rows]
     low, high = min(0.8, *found), max(1.5, *found) * 1.02
 
     def at(value: float) -> float:
@@ -202,10 +228,11 @@ def strips(rows: Rows, figure: Callable[[Mapping[str, Any]], float], unit: str) 
         own = [row for row in rows if row["method"] == method]
         parts.append(_text(_LEFT - 12, y + 4, method, "end"))
         for row in own:
-            title = f"{method}, {row['class']}: {figure(row):.2f}{unit}"
-            parts.append(_dot(at(figure(row)), y, groups.index(row["group"]), title))
-        mean = at(statistics.geometric_mean([figure(row) for row in own]))
-        parts.append(_line(mean, y - 9, mean, y + 9, "mean"))
+            title = f"{method}, {row['class']}: {row[figure]:.2f}{unit}"
+            parts.append(_dot(at(row[figure]), y, groups.index(row["group"]), title))
+        if method in means:
+            mean = at(means[method])
+            parts.append(_line(mean, y - 9, mean, y + 9, "mean"))
     return _svg(height, "A dot for each class of texts by method", parts)
 
 
@@ -238,14 +265,11 @@ def lines(shares: Mapping[str, Sequence[float]]) -> str:
 
 def by_parameters(rows: Rows, sizes: Rows) -> str:
     """Plot the mean of what methods accept over the parameters that they add, on a log scale."""
-    counts = {row["method"]: row["parameters"] for row in sizes}
     found = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        parts = [counts.get(part, 0) for part in method.split(" + ")]
-        if method == "both":
-            parts = [counts.get("streams", 0)]
         own = [row["accepted"] for row in rows if row["method"] == method]
-        found.append((method, sum(parts), statistics.geometric_mean(own)))
+        count = added(method, sizes, "parameters") or 0
+        found.append((method, count, statistics.geometric_mean(own)))
     if not found:
         return ""
     height, top = 320, 16

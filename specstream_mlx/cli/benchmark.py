@@ -302,7 +302,7 @@ class RivalOptions(AnswerOptions):
     methods: str = option(
         "",
         TEXT,
-        "Only these: plain, streams, lookup, both, pld, suffix, lookahead, rest, draft-model, the "
+        "Only these: plain, streams, lookup, pld, suffix, lookahead, rest, draft-model, the "
         "name of a draft head's directory, 'streams + NAME', 'HEAD + NAME'. Default: all that have "
         "what they need, streams and heads alone and with lookup.",
         metavar="NAME,NAME",
@@ -360,7 +360,7 @@ def rivals(
 
     [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx benchmark rivals --classes sql,prose --methods streams,lookup,both[/cyan]
+    [cyan]  specstream-mlx benchmark rivals --classes sql,prose --methods streams,lookup[/cyan]
 
     [cyan]  specstream-mlx benchmark rivals --questions question.jsonl --draft-head medusa --draft-head eagle --runs runs.jsonl[/cyan]
     """  # noqa: E501
