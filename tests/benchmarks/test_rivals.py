@@ -12,6 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from benchmarks.rival_methods import medusa_parameters, methods_of
 from benchmarks.rival_texts import SQL_NODES, classes_of
 from benchmarks.rivals_page import by_parameters, lines, strips
+from benchmarks.rivals_report import means_of, ranked, tables_of
 from benchmarks.runner import MLX_LM
 from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import Drafters
@@ -226,6 +227,27 @@ def test_adapters_compete_with_what_their_own_model_writes(toy, tmp_path, monkey
     assert all(row["same_output_as_plain"] == row["items"] for row in ours)
     assert all("speedup" not in row for row in rows)
     assert max(row["accepted"] for row in shared) > 1.5
+
+
+def test_the_first_method_is_bold_and_another_program_competes_for_nothing():
+    def row(name, method, speedup, group="typed"):
+        figures = {"speedup": speedup, "low": speedup, "high": speedup + 0.5, "nodes": None}
+        return {"group": group, "class": name, "method": method, "temperature": 0.0} | figures
+
+    rows = [
+        *(row("sql", "lookup", 2.0), row("reply", "lookup", 0.5)),
+        *(row("sql", "streams", 1.0), row("reply", "streams", 1.44)),
+        *(row("sql", "llama.cpp", 9.0), row("reply", "llama.cpp", 1.0)),
+    ]
+    expected = [("streams", 1.2, 1), ("lookup", 1.0, 1), ("llama.cpp", 3.0, 0)]
+    assert [(name, pytest.approx(mean), n) for name, mean, n in ranked(rows, "speedup")] == expected
+    [one] = tables_of({"rows": rows, "means": means_of(rows)})
+    assert one.columns == ["method", "sql", "reply", "mean"]
+    assert [tuple(cells.values()) for cells in one.rows] == [
+        ("streams", "1.00x (1.00-1.50)", "**1.44x (1.44-1.94)**", "**1.20x**"),
+        ("lookup", "**2.00x (2.00-2.50)**", "0.50x (0.50-1.00)", "1.00x"),
+        ("llama.cpp", "9.00x (9.00-9.50)", "1.00x (1.00-1.50)", "3.00x"),
+    ]
 
 
 def test_plots_of_nothing_are_left_out():
