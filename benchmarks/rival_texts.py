@@ -5,6 +5,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import LogitsProcessor
+
 from specstream_mlx import UserError, bundled
 from specstream_mlx.prompts import chat_prompt
 
@@ -20,8 +24,8 @@ GROUPS = {
     ADAPTERS: "The same texts, answered by the base with each task's own adapter, whose streams "
     "are part of the model.",
     PROSE: "Beginnings of prose, which the base goes on with.",
-    CONTROL: "A control: what follows tokens drawn at random, where drafts should find little and "
-    "cost little.",
+    CONTROL: "A control: tokens drawn at random, dictated to the base, which nobody can foresee: "
+    "drafts find nothing, and should cost little.",
     CONTEXT: "Reports on notes of so many tokens.",
 }
 """What the classes of each group are."""
@@ -49,6 +53,7 @@ class TextClass:
         adapter: the bundled adapter that is mounted; ``None``: the base answers.
         prompts: makes so many prompts; ``None``: they are Spec-Bench's questions.
         nodes: sizes of the trees in which acceptance is counted.
+        dictated: whether the text is dictated, see ``dictation``.
     """
 
     name: str
@@ -57,6 +62,7 @@ class TextClass:
     adapter: str | None = None
     prompts: Callable[[Mounted, int], list[list[int]]] | None = None
     nodes: Sequence[int] = NODES
+    dictated: bool = False
 
 
 def classes_of(
@@ -79,7 +85,7 @@ def classes_of(
             TextClass(task, TYPED, task, prompts=partial(_typed, task), nodes=_nodes(task))
         )
     every.append(TextClass(PROSE, PROSE, PROSE, prompts=partial(_typed, PROSE)))
-    every.append(TextClass(CONTROL, CONTROL, CONTROL, prompts=unforeseen))
+    every.append(TextClass(CONTROL, CONTROL, CONTROL, prompts=unforeseen, dictated=True))
     for size in dict.fromkeys(contexts):
         name, nodes = f"{CONTEXT} {size / 1000:g}k", NODES if size < _LONG else ()
         made = partial(long_prompts, size)
@@ -114,11 +120,31 @@ def _typed(task: str, mounted: Mounted, count: int) -> list[list[int]]:
 
 
 def unforeseen(mounted: Mounted, count: int) -> list[list[int]]:
-    """Make prompts of tokens drawn at random, behind which nothing can be foreseen."""
+    """Make prompts of tokens drawn at random."""
     rng = random.Random(0)
     known = sorted(mounted.tokenizer.get_vocab().values())
     words = (mounted.tokenizer.decode(rng.choices(known, k=_WORDS)) for _ in range(count))
     return [chat_prompt(mounted.tokenizer, one, None) for one in words]
+
+
+def dictation(mounted: Mounted, prompt: Sequence[int]) -> LogitsProcessor:
+    """Make a logits processor that leaves no choice: tokens in an order drawn for the prompt.
+
+    The base by itself writes fluent text even behind tokens drawn at random. Here each token is a
+    function of the one before, and none comes twice, so nothing that was read or trained tells it.
+    """
+    ends = set(mounted.tokenizer.eos_token_ids)
+    order = sorted(set(mounted.tokenizer.get_vocab().values()) - ends)
+    random.Random(sum(prompt)).shuffle(order)
+    follower = np.full(1 + max((*order, *prompt)), order[0])
+    follower[order] = np.roll(order, -1)
+    followers = mx.array(follower)
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        dictated = mx.arange(logits.shape[-1]) == followers[tokens[-1]]
+        return mx.where(dictated, logits, -mx.inf)
+
+    return process
 
 
 def check_contexts(contexts: Sequence[int], mounted: Mounted) -> None:

@@ -2,7 +2,8 @@
 
 Classes of texts (``rival_texts``): Spec-Bench's six tasks, where ``--questions`` names its file;
 the typed texts of eight tasks, answered by the base and by the tasks' own adapters; prose; prompts
-of any length; and, as a control, texts that nobody can foresee, where no drafter should cost much.
+of any length; and, as a control, texts that nobody can foresee, which are dictated to the base:
+there no drafter should cost much.
 
 Methods (``rival_methods``): plain decoding, the streams, every drafter alone, streams or a draft
 head with lookup; and programs beside this one: ``mlx_lm``, plain and with a draft model, and
@@ -31,6 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlx_lm.sample_utils import LogitsProcessor
+
 from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.drafting.proposals import check_drafters_fit, check_drafters_found
 from specstream_mlx.drafting.settings import Drafters
@@ -47,6 +50,7 @@ from .rival_texts import (
     TextClass,
     check_contexts,
     classes_of,
+    dictation,
     fitting_adapters,
 )
 from .rivals_page import page
@@ -145,7 +149,12 @@ class Contest:
     outside: Mapping[str, Way]
 
     def entries(
-        self, mounted: Mounted, adapter: str | None, temperature: float, sizes: Sequence[int]
+        self,
+        mounted: Mounted,
+        adapter: str | None,
+        temperature: float,
+        sizes: Sequence[int],
+        dictated: bool = False,
     ) -> list[Entry]:
         """List what takes part with an adapter at a temperature, mlx_lm first.
 
@@ -154,6 +163,7 @@ class Contest:
             adapter: its name; ``None``: the base's own streams, if any.
             temperature: of the draws.
             sizes: nodes of trees.
+            dictated: whether the texts are dictated, see ``rival_texts.dictation``.
         """
         mode, streams = mounted.model.mode, mounted.model.streams is not None
         timed = not self.asked.acceptance
@@ -161,9 +171,13 @@ class Contest:
         def sampler_of(prompt: Sequence[int]) -> Any:
             return keyed_sampler(sum(prompt), temperature)
 
+        def processors_of(prompt: Sequence[int]) -> list[LogitsProcessor]:
+            return [dictation(mounted, prompt)]
+
         draws = sampler_of if temperature else None
-        found = [Entry(MLX_LM, None, mounted.mlx_lm(draws), timed)]
-        beside = timed and not temperature and adapter is None
+        dictates = processors_of if dictated else None
+        found = [Entry(MLX_LM, None, mounted.mlx_lm(draws, processors_of=dictates), timed)]
+        beside = timed and not temperature and adapter is None and not dictated
         if beside and self.drafters.draft_model is not None:
             way = mounted.mlx_lm(draft_model=self.drafters.draft_model.model)
             uses = [str(self.asked.drafters.draft_model)]
@@ -175,19 +189,17 @@ class Contest:
             uses = self._uses(method)
             plain = mode == "shared" and not method.drafts
             if (timed or plain) and method.fits(mode, streams, by_worth=True):
-                way = ours.ours(method.by_worth(), draws)
+                way = ours.ours(method.by_worth(), draws, processors_of=dictates)
                 found.append(Entry(method.name, None, way, timed, uses=uses))
             if method.drafts and method.fits(mode, streams, by_worth=False):
-                found += [
-                    Entry(
-                        method.name, size, ours.ours(method.in_trees(size), draws), False, uses=uses
-                    )
-                    for size in sizes
-                ]
+                for size in sizes:
+                    way = ours.ours(method.in_trees(size), draws, processors_of=dictates)
+                    found.append(Entry(method.name, size, way, False, uses=uses))
         llama = self.outside.items()
         if beside:
             found += [Entry(name, None, way, timed, same=False) for name, way in llama]
-        return [replace(one, way=self._kept(one, adapter, temperature)) for one in found]
+        of = (adapter, temperature, dictated)
+        return [replace(one, way=self._kept(one, *of)) for one in found]
 
     def _methods(self, mode: str) -> Sequence[Method]:
         """The methods, and always plain decoding where it is all that texts are compared with."""
@@ -203,10 +215,10 @@ class Contest:
             files += [path for path in self.asked.heads if path.resolve().name == method.head]
         return [str(path) for path in files if path is not None]
 
-    def _kept(self, entry: Entry, adapter: str | None, temperature: float) -> Way:
+    def _kept(self, entry: Entry, adapter: str | None, temperature: float, dictated: bool) -> Way:
         given = self.drafters
         sizes = (given.lookup_size, given.lookup_ngram, given.num_draft_tokens)
-        name = [entry.name, entry.timed, entry.uses, adapter, temperature]
+        name = [entry.name, entry.timed, entry.uses, adapter, temperature, dictated]
         return kept_way(self.kept, [*name, *sizes, *given.lookahead_size], entry.way)
 
 
@@ -377,9 +389,13 @@ def compare(
             _warm_up(contest, mounted, own)
         nodes = sorted({size for one in own for size in one.nodes})
         for temperature in dict.fromkeys(asked.temperatures):
-            every = contest.entries(mounted, adapter, temperature, nodes)
+            every = {
+                dictated: contest.entries(mounted, adapter, temperature, nodes, dictated)
+                for dictated in {one.dictated for one in own}
+            }
             for some in _together(own):
-                entries = [one for one in every if one.nodes in (None, *some[0].nodes)]
+                sizes_here = (None, *some[0].nodes)
+                entries = [one for one in every[some[0].dictated] if one.nodes in sizes_here]
                 if some[0].prompts is None:
                     answered = _answered(contest, mounted, some, entries, notes)
                     if answers is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .report import commit, measured_on, table
 from .rival_methods import OUTSIDE, added
-from .rival_texts import ADAPTERS, GROUPS, NODES, OF_BASE
+from .rival_texts import GROUPS, NODES, OF_BASE
 from .runner import MLX_LM
 
 Row = Mapping[str, Any]
@@ -21,17 +21,18 @@ READING = (
     "One base writes all texts. A drafter proposes tokens, and one call of the base checks them: "
     "it writes as many of them as it would have written itself, and one more. So a drafter "
     "changes how many tokens a call writes, never which.",
+    "A row is a method, a column a class of texts; where two names are added, both draft in one "
+    "tree, and plain is this program without drafts. The best of a column is bold. Programs "
+    "beside this one stand last and compete for nothing: they may run other kernels on other "
+    "weights.",
     "Speed is tokens per second behind the first token over those of mlx_lm's plain decoding on "
     "the same text; every method drafts in each step as much as is worth its time on this "
     "machine. Tokens a call says how often drafts are right: all methods fill trees of as many "
     "nodes, whatever that costs, and no figure depends on the machine. 1 is plain decoding in "
     "both.",
     "Figures of a class are medians over its texts (speed) or means over its calls (tokens a "
-    "call); those of several classes are geometric means. The best of a column is bold. Programs "
-    "beside this one stand last and compete for nothing: they may run other kernels on other "
-    "weights.",
+    "call); those of several classes are geometric means.",
 )
-
 
 _ADDED = {"parameters": "parameters", "bytes on disk": "disk", "bytes in memory": "resident"}
 
@@ -80,11 +81,7 @@ def of_base(rows: Rows) -> list[Row]:
 def depths_of(rows: Rows, temperature: float) -> dict[str, list[float]]:
     """The shares of calls by accepted depth of each method, over the base's classes alike."""
     found: dict[str, list[float]] = {}
-    own = [
-        row
-        for row in rows
-        if row["nodes"] in NODES and row["temperature"] == temperature and row["group"] != ADAPTERS
-    ]
+    own = of_base([row for row in in_trees(rows) if row["temperature"] == temperature])
     for method in dict.fromkeys(row["method"] for row in own):
         shares = [row["depths"] for row in own if row["method"] == method]
         found[method] = [statistics.fmean(column) for column in zip(*shares, strict=True)]
@@ -235,7 +232,7 @@ def sizes_table(values: Mapping[str, Any]) -> Table:
         {column: _shown(row[key]) for column, key in columns.items()} for row in values["sizes"]
     ]
     title = "Who drafts, and what that adds to the base"
-    note = "Streams or a head with a drafter add what both add."
+    note = "Where two names are added, a method adds what both do."
     return Table(title, note, list(columns), cells)
 
 

@@ -27,7 +27,7 @@ import mlx.nn as nn
 from mlx_lm import load as load_plain
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
-from mlx_lm.sample_utils import Sampler
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
@@ -164,6 +164,9 @@ Way = Callable[[Sequence[int]], Run]
 SamplerOf = Callable[[Sequence[int]], Sampler]
 """Makes a fresh sampler for a prompt, such as one with a seed of its own."""
 
+ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
+"""Makes the logits processors for a prompt."""
+
 
 @dataclass
 class _Noted:
@@ -272,13 +275,17 @@ class Mounted:
     max_tokens: int
 
     def mlx_lm(
-        self, sampler_of: SamplerOf | None = None, draft_model: nn.Module | None = None
+        self,
+        sampler_of: SamplerOf | None = None,
+        draft_model: nn.Module | None = None,
+        processors_of: ProcessorsOf | None = None,
     ) -> Way:
         """``mlx_lm.stream_generate`` on its own modules, greedy without samplers.
 
         Args:
             sampler_of: makes each text's sampler.
             draft_model: drafts as mlx_lm has it.
+            processors_of: makes each text's logits processors.
         """
 
         def run(prompt: Sequence[int]) -> Run:
@@ -288,6 +295,7 @@ class Mounted:
                     plain_stream_generate(
                         self.plain, self.tokenizer, list(prompt), self.max_tokens, draft_model,
                         sampler=sampler_of and sampler_of(prompt),
+                        logits_processors=processors_of and processors_of(prompt),
                     ),
                     started,
                 )  # fmt: skip
@@ -302,6 +310,7 @@ class Mounted:
         drafts: Drafts | Alone | ByWorth,
         sampler_of: SamplerOf | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
+        processors_of: ProcessorsOf | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
         if isinstance(drafts, str):
@@ -333,6 +342,7 @@ class Mounted:
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
                     settings=settings, sampler=sampler,
+                    logits_processors=processors_of and processors_of(prompt),
                     verify=rule if drawn else noted.told(rule),
                 ),
                 started,

@@ -152,7 +152,10 @@ def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here
     assert all(row["low"] <= row["speedup"] <= row["high"] for row in rows if "speedup" in row)
     assert {row["accepted"] for row in rows if row["method"] == "plain"} == {1.0}
 
-    drafts = [row for row in rows if row["method"] == "draft-model" and row["nodes"]]
+    controls = [row for row in rows if row["class"] == "unpredictable"]
+    assert max(row["accepted"] for row in controls) < 1.2
+    written = [row for row in rows if row["class"] != "unpredictable"]
+    drafts = [row for row in written if row["method"] == "draft-model" and row["nodes"]]
     certain = [row["accepted"] for row in drafts if not row["temperature"]]
     drawn = [row["accepted"] for row in drafts if row["temperature"]]
     assert statistics.mean(certain) > 3  # the base itself drafts,
@@ -160,7 +163,8 @@ def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here
 
     sizes = {row["method"]: row for row in values["sizes"]}
     assert sizes["medusa"]["parameters"] == 2 * (64 * 64 + 64 + 320 * 64)
-    assert sizes["medusa"]["resident"] == 4 * sizes["medusa"]["parameters"]
+    weights = 4 * sizes["medusa"]["parameters"]
+    assert sizes["medusa"]["resident"] == pytest.approx(weights, abs=1000)  # as MLX counts memory
     assert sizes["medusa"]["disk"] == (head / "model.safetensors").stat().st_size
     assert sizes["suffix"]["bytes_a_token"] > 100 and not sizes["suffix"]["parameters"]
     assert "Medusa, computed" in sizes and sizes["medusa"]["what"].startswith("a head of medusa")
