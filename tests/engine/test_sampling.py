@@ -1,9 +1,12 @@
 """Decoding at a temperature, with the whole runtime: distributions, seeds, refusals."""
 
+from collections import Counter
+
 import mlx.core as mx
 import numpy as np
 import pytest
 import random_models
+from distribution import ALPHA, CERTAIN, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import (
     VOCAB_SIZE,
@@ -71,6 +74,23 @@ def test_every_token_is_drawn_from_the_processed_target(verify, tree):
             expected = processor(text, expected)
         assert_close(logits[index], expected[0])
         assert sampler.log_probs(expected)[0, token].item() > -np.inf
+
+
+@pytest.mark.usefixtures("three_tokens")
+def test_three_tokens_of_rejection_are_distributed_as_plain_samples(draws=250):
+    """With the whole runtime; the large tests, with planted wrong rules: test_distribution."""
+    model, prompt, sampler = speculative_model(), random_prompt(5, vocab_size=3), Sampling(temp=3.0)
+    options = {"sampler": sampler, "verify": "rejection"}
+    mx.random.seed(0)
+    texts = [tuple(sampled(model, prompt, 3, BINARY, **options)[0][:3]) for _ in range(draws)]
+
+    def log_probs_after(text):
+        logits = model.model(mx.array([[*prompt, *text]]))[:, -1]
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    assert p_value(Counter(texts), joint(log_probs_after, 3, length=3)) > ALPHA
+    even = joint(lambda text: np.log(np.full(3, 1 / 3)), 3, length=3)
+    assert p_value(Counter(texts), even) < CERTAIN, "a difference is seen"
 
 
 @pytest.mark.parametrize("verify", ["keyed", "rejection", "typical"])
