@@ -90,6 +90,7 @@ DRAWINGS = {
 SLOW = {
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
+    "convert/README.md: Training LoRA in PyTorch",
     "convert/README.md: Training other methods' heads in PyTorch",
     "specstream_mlx/cli/convert.py: convert",
     "benchmarks/README.md: Prediction for Apple chips",
