@@ -32,7 +32,8 @@ def reason(error: BaseException, limit: int = 160) -> str:
     """Return the reason of another library's error: its first sentence, without its advice."""
     if "trust_remote_code" in str(error):
         return "it asks for code that comes with it, which is never run"
-    text = " ".join(str(error).strip().partition("\n")[0].split()).partition(". ")[0]
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(said.strip().partition("\n")[0].split()).partition(". ")[0]
     text = text.rstrip(".:") or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]} ..."
 

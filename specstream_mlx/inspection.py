@@ -57,6 +57,8 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
         if base is None and named and os.path.exists(os.path.join(named, "config.json")):
             base = Path(named)
     elif (path / "config.json").exists():
+        if base is not None:
+            raise UserError(f"{path} is a base model, and {base} was given as an adapter's base")
         base = path
     else:
         raise UserError(

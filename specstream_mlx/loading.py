@@ -167,7 +167,7 @@ class SpeculativeModel:
             self._unmount()
             self.adapter = self.streams = None
             return
-        directory = _adapter_directory(directory)
+        directory = adapter_directory(directory)
         if self.ranks is not None:
             self._check_divided(Path(directory), self.ranks)
         adapter = read_adapter(directory, self.model, self.config, full=True)
@@ -205,7 +205,7 @@ class SpeculativeModel:
         Raises:
             UserError: the directory is no adapter for this base.
         """
-        path = Path(_adapter_directory(directory)).resolve()
+        path = Path(adapter_directory(directory)).resolve()
         config = path / ADAPTER_CONFIG
         key = path, config.stat().st_mtime_ns if config.exists() else 0
         if key not in self._beside:
@@ -341,8 +341,8 @@ def _task_or_thread() -> Any:
         return threading.current_thread()
 
 
-def _adapter_directory(directory: str | Path) -> str | Path:
-    """Return the directory of an adapter, by its path or else by its name."""
+def adapter_directory(directory: str | Path) -> str | Path:
+    """Return the directory of an adapter, by its path or else by its name; it may be missing."""
     check_arguments(adapter_path=directory)
     if Path(directory).exists():
         return directory
@@ -451,7 +451,7 @@ def load(
     ranks = None if group is None else ranks_of(group)
     path = model_directory(path_or_hf_repo, revision)
     if adapter_path is not None:  # what is soon found wrong is found before weights are read
-        describe(_adapter_directory(adapter_path))
+        describe(adapter_directory(adapter_path))
     if draft_head is not None:
         head_files(Path(draft_head))
     model, full_config = read_model(path, model_config=model_config)

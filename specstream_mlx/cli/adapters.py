@@ -11,9 +11,10 @@ from typer import Argument
 from .. import bundled
 from ..config import UserError
 from ..options.fields import option
-from ..options.kinds import FLAG
+from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
+from ..terminal.parsing import parser
 from .inspect import show
 from .options import JSON, base_model
 
@@ -95,7 +96,13 @@ def _print(base: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:
 def add(
     name: Name,
     directory: Annotated[
-        Path, Argument(metavar="DIR", help="Its directory, in MLX format.", show_default=False)
+        Path,
+        Argument(
+            parser=parser(PATH),
+            metavar="DIR",
+            help="Its directory, in MLX format.",
+            show_default=False,
+        ),
     ],
     model: str | None = _MODEL,
     replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),

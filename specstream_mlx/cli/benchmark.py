@@ -1,5 +1,6 @@
 """``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,11 +71,23 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The directory of the results."""
+    """The directory of the results.
+
+    Raises:
+        UserError: it is a file, which would be found out when all is measured.
+    """
 
     PANEL: ClassVar[str] = "Results"
 
     output: Path = option(Path(), PATH, "Directory of the result files.", metavar="DIR")
+
+    def __post_init__(self) -> None:
+        _check_directory("--output", self.output)
+
+
+def _check_directory(flag: str, path: Path | None) -> None:
+    if path is not None and os.path.lexists(path) and not os.path.isdir(path):
+        raise UserError(f"{flag} {path} is no directory, expected one or a new name")
 
 
 @dataclass(frozen=True)
@@ -190,7 +203,11 @@ def quantization(
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What is kept of the answers."""
+    """What is kept of the answers.
+
+    Raises:
+        UserError: a file is where answers are to go.
+    """
 
     PANEL: ClassVar[str] = "Options"
 
@@ -204,6 +221,9 @@ class AnswerOptions:
         "broken off, are not made again.",
         metavar="FILE",
     )
+
+    def __post_init__(self) -> None:
+        _check_directory("--answers", self.answers)
 
 
 @dataclass(frozen=True)

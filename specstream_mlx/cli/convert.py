@@ -20,11 +20,13 @@ _RECIPES = (
     *("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"),
     *("embeddings_4_8", "msa_4_6", "msa_4_8"),
 )
+_GROUP_SIZE = 64
 _NOT_OF_GGUF = (
     *("adapter_path", "draft_head", "bits", "quant_predicate", "num_msa_layers"),
     *("to_pytorch", "verify"),
 )
 _NOT_OF_A_HEAD = "adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch", "verify"
+_NOT_TO_PYTORCH = "bits", "quant_predicate", "dtype", "verify", "overwrite"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class ConvertOptions:
         metavar="RECIPE",
     )
     num_msa_layers: int | None = option(None, integer(1), "Top layers with streams, for msa_*.")
-    group_size: int = option(64, one_of(32, 64, 128), "Weights that share a scale: 32, 64 or 128.")
+    group_size: int = option(
+        _GROUP_SIZE, one_of(32, 64, 128), "Weights that share a scale: 32, 64 or 128."
+    )
     dtype: str | None = option(
         None,
         choice("float16", "bfloat16", "float32"),
@@ -112,6 +116,10 @@ class ConvertOptions:
                 raise UserError("--mlx-path and --to-pytorch were both given, expected one of them")
             if not self.adapter_path or len(self.adapter_path) > 1:
                 raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
+            for name in _NOT_TO_PYTORCH:
+                if getattr(self, name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UserError(f"{flag} and --to-pytorch were both given, expected one")
         elif self.mlx_path is None:
             raise UserError("--mlx-path is missing, expected where the result goes")
         for name in _NOT_OF_A_HEAD if self.draft_head is not None else ():
@@ -125,6 +133,8 @@ class ConvertOptions:
             )
         if self.bits and self.quant_predicate:
             raise UserError("--bits and --quant-predicate were both given, expected at most one")
+        if self.group_size != _GROUP_SIZE and not (self.bits or self.quant_predicate):
+            raise UserError("--group-size was given, expected with --bits or --quant-predicate")
         if self.num_msa_layers and not self.quant_predicate:
             raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
         if self.verify and not self.adapter_path:

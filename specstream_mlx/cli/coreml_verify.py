@@ -14,6 +14,7 @@ from ..options.generation import most_tokens
 from ..options.kinds import FLAG, PATH, TEXTS, what
 from ..terminal.commands import grouped
 from ..terminal.notes import note
+from ..terminal.parsing import parser
 from .options import text_of
 from .packages import require_coremltools
 
@@ -68,7 +69,15 @@ class RecordingOptions:
 
 @grouped()
 def coreml_verify(
-    package: Annotated[Path, Argument(help="A package of export-coreml.", show_default=False)],
+    package: Annotated[
+        Path,
+        Argument(
+            parser=parser(PATH),
+            metavar="PACKAGE",
+            help="A package of export-coreml.",
+            show_default=False,
+        ),
+    ],
     *,
     vectors: Path | None = option(
         None,
@@ -105,6 +114,8 @@ def coreml_verify(
         raise UserError(f"--vectors and {given} were both given, expected at most one")
     if record is not None and compute_units:
         raise UserError("--record and --compute-units were both given, expected at most one")
+    if record is not None and as_json:
+        raise UserError("--record and --json were both given, expected at most one")
     require_coremltools("coreml-verify")
     from specstream_mlx.convert.to_coreml.saved import model_file
 

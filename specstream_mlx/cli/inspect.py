@@ -12,6 +12,7 @@ from ..options.fields import option
 from ..options.kinds import PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
+from ..terminal.parsing import parser
 from .options import JSON
 
 
@@ -19,7 +20,11 @@ from .options import JSON
 def inspect(
     path: Annotated[
         Path,
-        Argument(metavar="PATH", help="A base model or an adapter, converted or not."),
+        Argument(
+            parser=parser(PATH),
+            metavar="PATH",
+            help="A base model or an adapter, converted or not.",
+        ),
     ],
     *,
     model: Path | None = option(

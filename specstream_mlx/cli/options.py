@@ -121,6 +121,12 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.adapter is not None and self.adapter_path is not None:
             raise UserError("--adapter and --adapter-path were both given, expected at most one")
+        for name in ("adapter", "adapter_path", "draft_head") if self.no_streams else ():
+            if getattr(self, name) is not None:
+                raise UserError(
+                    f"--no-streams and {_flag(name)} were both given, expected at most one: the "
+                    "bundled streams are mounted without"
+                )
 
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that the bundled streams fit gets them if no adapter is named.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..loop import Progress, Request
 
 _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
-    ModelOptions: ("model", "adapter_path", "draft_head", "weights"),
+    ModelOptions: ("model", "adapter_path", "no_streams", "draft_head", "weights"),
     PromptOptions: ("prefill_step_size",),
     KVCacheOptions: tuple(field.name for field in fields(KVCacheOptions)),
     OutputOptions: ("compare", "profile"),

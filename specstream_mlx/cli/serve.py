@@ -72,6 +72,8 @@ def serve(
     --adapter-path sql=path/to/adapter --port 8000[/cyan]
     """
     check_extra()
+    if api_key == "":
+        raise UserError("--api-key is empty, expected what clients are to send")
     from ..serve.run import listening
 
     ranks = launched.ranks()
@@ -112,7 +114,9 @@ def _resident(
     Raises:
         UserError: one of them cannot be used.
     """
-    from ..loading import named_adapters
+    from ..adapters.description import describe
+    from ..adapters.kept import check_name
+    from ..loading import adapter_directory, named_adapters
     from ..serve.resident import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}
@@ -120,11 +124,16 @@ def _resident(
     if adapters is not None:
         named |= adapters_in(adapters)
     for one in adapter_path or ():
-        name, equals, directory = one.partition("=")
-        if not equals:
-            raise UserError(f"--adapter-path is {one}, expected NAME=DIR")
+        name, _, directory = one.partition("=")
+        if not directory.strip():
+            raise UserError(f"--adapter-path is {one!r}, expected NAME=DIR")
+        if name in named:
+            raise UserError(f"two adapters are called {name!r}, expected different names")
         named[name] = directory
     streams = named.pop(BASE, None)
+    for name, place in named.items():  # before the base is loaded
+        check_name(name)
+        describe(adapter_directory(place))
     source = ModelOptions(model, None, None if streams is None else Path(streams)).source()
     base, tokenizer = source.load()
     if all_named:

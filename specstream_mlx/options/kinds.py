@@ -110,8 +110,8 @@ TEXTS = what(
 )
 PATH = what(  # pathlib takes an empty text for the working directory
     "a path",
-    lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value)),
-    lambda text: Path(text) if text else text,
+    lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value.strip())),
+    lambda text: Path(text) if text.strip() else text,
 )
 FIELDS = instance("fields by name", dict)
 PART_OF_NAME = what(

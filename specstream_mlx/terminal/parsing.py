@@ -28,4 +28,6 @@ def parser(kind: Kind) -> Callable[[Any], Any]:
 def _cut(text: Any) -> str:
     """Shorten what the user typed to fit a sentence."""
     text = str(text)
-    return text[:80] + " .." if len(text) > 80 else text or "nothing"
+    if not text.strip():
+        return repr(text)
+    return text if len(text) <= 80 else f"{text[:80]} .."

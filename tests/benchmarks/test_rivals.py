@@ -88,6 +88,8 @@ def test_classes_are_chosen_by_group_task_or_name():
         ("--methods suffix --datastore q.jsonl", "--datastore was given, expected with the method"),
         ("--methods suffix --draft-model x", "--draft-model was given, expected with the method"),
         ("--methods suffix --lookup-size 3", "--lookup-size was given, expected with the method"),
+        ("--answers q.jsonl", "--answers q.jsonl is no directory, expected one or a new name"),
+        ("--output q.jsonl", "--output q.jsonl is no directory, expected one or a new name"),
         ("--methods rest --datastore x", "the datastore x cannot be read"),
     ],
 )

@@ -29,7 +29,8 @@ from specstream_mlx.prompts import chat_prompt
             ("--no-speculation", "--tree-size", 4),
             "--no-speculation and --tree-size were",
         ),
-        (("--adapter-path", ""), "--adapter-path': found nothing, expected a path"),
+        (("--no-streams", "--adapter", "sql"), "--no-streams and --adapter were both given"),
+        (("--adapter-path", ""), "--adapter-path': found '', expected a path"),
     ],
 )
 def test_options(flags, sentence, base):

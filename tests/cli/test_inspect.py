@@ -4,6 +4,7 @@ import re
 import shutil
 
 import mlx.core as mx
+from command_line import refusal
 from command_line import run as run_command
 from tiny_models import tiny_llama_directory
 from tiny_peft import edit
@@ -21,6 +22,8 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
         assert "\u2026" not in result.stdout
     assert "is not a directory here" in result.stderr
+    assert f"{base} is a base model, and {base} was" in refusal(run(base, "--model", base))
+    assert "found '', expected a path" in refusal(run(""))
     text = run(shared, "--model", base).stdout
     assert re.search(r"^ *stream_head +plain *$", text, re.MULTILINE)
     assert re.search(r"pruner 1,024 \(\d\.\d+% of the base\)", text)

@@ -111,6 +111,9 @@ def test_the_command(bases, tmp_path):
     assert "exists already" in refusal(run("convert", *flags, "--to-pytorch", out))
     both = (*flags, "--to-pytorch", tmp_path / "x", "--mlx-path", tmp_path / "y")
     assert "were both given" in refusal(run("convert", *both))
+    assert "--overwrite and --to-pytorch were both given" in refusal(
+        run("convert", *flags, "--to-pytorch", tmp_path / "x", "--overwrite")
+    )
     assert "expected one --adapter-path" in refusal(
         run("convert", "--model", mlx, "--to-pytorch", tmp_path / "x")
     )

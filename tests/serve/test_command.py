@@ -54,7 +54,11 @@ def test_mistakes_are_told_in_a_sentence(tiny):
     assert "expected a name or an address" in refusal(run("serve", "--host", "x" * 80))
     model = ("--port", "0", "--model", str(tiny.models["base"].path))
     for arguments, sentence in (
-        (("--adapter-path", "x"), "--adapter-path is x, expected NAME=DIR"),
+        (("--adapter-path", "x"), "--adapter-path is 'x', expected NAME=DIR"),
+        (("--adapter-path", "x="), "--adapter-path is 'x=', expected NAME=DIR"),
+        (("--adapter-path", "x=a", "--adapter-path", "x=b"), "two adapters are called 'x'"),
+        (("--adapter-path", "x=none"), "the adapter directory none does not exist"),
+        (("--api-key", ""), "--api-key is empty"),
         (("--adapter-path", "../x=y"), "the adapter's name is '../x', expected letters"),
         (("--adapters", str(PAGE.parent)), "has no adapters, expected"),
     ):

@@ -58,6 +58,8 @@ def test_a_drawn_text_does_not_depend_on_drafts(exported):
 
 def test_an_adapter_is_looked_for_before_its_tokenizer_is_read(exported, monkeypatch):
     monkeypatch.setattr(Contents, "read_tokenizer", None)
+    written = ("--record", exported.with_suffix(".json"), "--json")
+    assert "--record and --json were both" in refusal(run("coreml-verify", exported, *written))
     for command in (("coreml-verify", exported), ("generate", "--coreml", exported, *TEXT)):
         found = refusal(run(*command, "--adapter", "x"))
         assert "the adapter is 'x', expected one of the package's" in found

@@ -45,6 +45,11 @@ def test_group_sizes(bits, group_size, base, tmp_path):
     assert max(stored_as, key=stored_as.get) == f"{bits} bits, group {group_size}"
 
 
+def test_a_group_size_without_bits_is_refused(base, tmp_path):
+    result = run("convert", "--model", base, "--mlx-path", tmp_path / "x", "--group-size", 32)
+    assert "--group-size was given, expected with --bits or --quant-predicate" in refusal(result)
+
+
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r.startswith("mixed")])
 def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
     """The very tensors and bits that ``mlx_lm.convert`` writes."""
