@@ -1,5 +1,11 @@
-"""Commands that find the disk full say so, and half-write nothing."""
+"""Commands that are killed, or find the disk full, half-write nothing."""
 
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train import checkpoint as train_checkpoint
+from specstream_mlx.train.run import last_checkpoint, run_directory
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +48,63 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
     return [command, *map(str, values)]
 
 
-def in_this_process(command: str, work: Path, target: Path) -> Result:
-    _, *values = arguments(command, work, target)
+def in_this_process(command: str, work: Path, target: Path, *more: str) -> Result:
+    values = [*arguments(command, work, target)[1:], *more]
     if command != "trainer":
         return run(*values)
     return CliRunner().invoke(program(trainer.main, hidden=True), values)
+
+
+def written(target: Path) -> dict[str, bytes]:
+    """The files of a target by name, but those that say when they were made, and hidden ones."""
+    files = {path.relative_to(target): path for path in target.rglob("*") if path.is_file()}
+    return {
+        name.as_posix(): path.read_bytes()
+        for name, path in files.items()
+        if name.name not in ("checkpoint.pt", "log.jsonl") and not name.parts[0].startswith(".")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["convert", "trainer", "train"])
+def test_a_command_that_is_killed_and_run_again(command, work, tmp_path):
+    """At once when it writes, and at a random moment later: what it writes is whole or not there.
+
+    The run behind the last one that was killed does what an undisturbed one does.
+    """
+    rng, target = random.Random(command), tmp_path / "killed"
+    assert in_this_process(command, work, tmp_path / "whole").exit_code == 0
+    whole = written(tmp_path / "whole")
+    checkpoint = last_checkpoint(run_directory(target))
+    if command == "trainer":
+        checkpoint = target / "checkpoint.pt"
+        program = "specstream_mlx.convert.pytorch.trainer"
+    else:
+        program = "specstream_mlx"
+
+    def resume():
+        return ["--resume"] if checkpoint.exists() else []
+
+    def seen():
+        with contextlib.suppress(FileNotFoundError):  # what was renamed meanwhile
+            return {(path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+
+    codes = []
+    for delay in (0, rng.uniform(0, 0.3)):
+        before, values = seen(), [*arguments(command, work, target)[1:], *resume()]
+        call = [sys.executable, "-m", program, *values]
+        process = subprocess.Popen(call, stdout=subprocess.DEVNULL)
+        while process.poll() is None and seen() == before:
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.kill()
+        codes.append(process.wait())
+        assert written(target) in ({}, whole)
+    assert codes[0] == -signal.SIGKILL and codes[1] in (-signal.SIGKILL, 0)
+    result = in_this_process(command, work, target, *resume())
+    assert result.exit_code == 0, result.output
+    assert written(target) == whole
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
