@@ -231,7 +231,7 @@ def _draft_head(options: ConvertOptions, source: Path, target: Path) -> None:
     base = model_directory(options.model)
     mounted = convert_head(source, base, target, overwrite=options.overwrite)
     head, reads = mounted.config, map(str, mounted.boundaries)
-    note(f"a {head.kind} head of {head.parameters:,} parameters, to depth {head.num_streams}")
+    note(f"{head.kind}: {head.parameters:,} parameters, to depth {head.num_streams}")
     if mounted.boundaries != (FINAL,):
         note(f"it reads the hidden states that go into layers {', '.join(reads)}")
     note(f"wrote {target}")

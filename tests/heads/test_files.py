@@ -43,7 +43,7 @@ def saved_by_torch(directory, tensors):
 def test_torchs_files_are_converted_and_generate_mounts_them(base, tensors, tmp_path):
     source, target = saved_by_torch(tmp_path / "torch", tensors), tmp_path / "mlx"
     result = run("convert", "--model", base, "--draft-head", source, "--mlx-path", target)
-    assert "a medusa head of 3,168 parameters, to depth 3" in result.stderr
+    assert "medusa: 3,168 parameters, to depth 3" in result.stderr
     converted = mx.load(str(target / "model.safetensors"))
     assert {name: array.dtype for name, array in converted.items()} == dict.fromkeys(
         tensors, mx.bfloat16
