@@ -149,7 +149,7 @@ def summaries(values: Mapping[str, Any]) -> list[Table]:
             continue
         for column in figures:
             _mark(cells, column)
-        note = f"Means over {count} classes of texts that the base answers, by method."
+        note = f"By method, means over classes of texts that the base answers, {count} in all."
         title = f"In short{_at(temperature)}"
         tables.append(Table(title, note, list(dict.fromkeys(k for c in cells for k in c)), cells))
     return tables
