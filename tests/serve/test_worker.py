@@ -251,9 +251,9 @@ def test_adapters_share_the_weights_of_the_base(tiny, tmp_path, dtype):
     before = mx.get_active_memory()
     again = resident(tiny.models["base"], {"again": path})
     grown = mx.get_active_memory() - before
-    # Once, in the dtype of its files, where that is not wider than the activations'.
+    # Once, in the dtype of the activations, whatever it was read in.
     adapter = again["base:again"].adapter
-    assert adapter.nbytes * 4 == tiny.models["base:shared"].adapter.nbytes * dtype.size
+    assert adapter.nbytes == tiny.models["base:shared"].adapter.nbytes
     assert grown <= 1.1 * adapter.nbytes + 4096 < weights
 
 
