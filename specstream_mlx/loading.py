@@ -37,7 +37,7 @@ from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
 from .engine.draft_head import HeadConfig, MountedHead
 from .engine.self_check import check_tree
-from .engine.several_adapters import Layout, layout_of
+from .engine.several_adapters import Layout, layout_of, with_same_weights
 from .hardware.weights import HeldWeights, hold_weights
 from .heads.files import WITHIN_MODEL, head_files, read_head
 from .heads.mismatch import HeadWatch
@@ -52,7 +52,6 @@ from .models.architectures import (
 from .models.fingerprint import fingerprint
 from .models.rope import with_changes
 from .models.streams import Streams
-from .models.twins import with_same_weights
 from .stream_config import StreamConfig
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -98,9 +97,6 @@ class SpeculativeModel:
     _fixed: bool = field(
         default=False, init=False, repr=False, compare=False
     )  # see ``swap_adapter``
-    _narrow: bool = field(
-        default=False, init=False, repr=False, compare=False
-    )  # whether tensors stay narrower than activations until a text is written
     _shared: bool = field(default=False, init=False, repr=False, compare=False)  # see ``beside``
     _user: Any = field(default=None, init=False, repr=False, compare=False)  # who is in ``using``
 
@@ -183,8 +179,7 @@ class SpeculativeModel:
             if adapter.is_full:
                 own = base_weights(self.model)
                 self._replaced = [(name, own[name]) for name in adapter.lora]
-            # What was read is not kept beside it.
-            adapter = as_mounted(self.model, adapter, narrow=self._narrow)
+            adapter = as_mounted(self.model, adapter)  # what was read is not kept beside it
             self.streams = mount(self.model, adapter, previous)
         except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
             self._unmount()
@@ -195,9 +190,8 @@ class SpeculativeModel:
         """Return a model with another adapter, which stays ready beside this one.
 
         It has modules of its own around the base's weights, which are not copied, so it takes the
-        adapter's bytes alone, at most those of its files: tensors narrower than activations are
-        widened while a text is written. It is made once, and again if the directory has changed.
-        Its adapter cannot be swapped.
+        adapter's bytes alone. It is made once, and again if the directory has changed. Its adapter
+        cannot be swapped.
 
         Args:
             directory: see ``swap_adapter``.
@@ -210,7 +204,7 @@ class SpeculativeModel:
         key = path, config.stat().st_mtime_ns if config.exists() else 0
         if key not in self._beside:
             other = replace(self, model=with_same_weights(self.model), adapter=None, streams=None)
-            other._replaced, other._narrow = self._replaced, True
+            other._replaced = self._replaced
             other.swap_adapter(None)
             other.swap_adapter(path)
             if not other._has_lora and not self._has_lora:

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..config import VOCABULARY
 from ..models.streams import Streams
-from ..models.twins import activations_dtype
 from .files import Adapter
 from .lora import base_weights, put_on, unmount
+
+
+def activations_dtype(model: nn.Module) -> mx.Dtype:
+    """Return the dtype of a model's activations, which its adapters get."""
+    return next(p.dtype for n, p in dict(tree_flatten(model.parameters())).items() if "norm" in n)
 
 
 def _same_layout(first: Adapter | None, second: Adapter) -> bool:
@@ -20,31 +25,23 @@ def _same_layout(first: Adapter | None, second: Adapter) -> bool:
     return scales[0] == scales[1] and shapes[0] == shapes[1]
 
 
-def as_mounted(model: nn.Module, adapter: Adapter, narrow: bool = False) -> Adapter:
+def as_mounted(model: nn.Module, adapter: Adapter) -> Adapter:
     """Return an adapter with its tensors as ``mount`` puts them onto ``model``.
 
     They have the dtype of the activations; tuned weights, that of those which they replace. DoRA's
     magnitudes m stay exact: they multiply the whole output, not a small addition.
-
-    Args:
-        model: an mlx-lm model.
-        adapter: from ``read_adapter``.
-        narrow: whether narrower ones stay as they are, to be widened when a text is written.
     """
     dtype, lora = activations_dtype(model), adapter.lora
-
-    def cast(tensor: mx.array) -> mx.array:
-        return tensor if narrow and tensor.dtype.size < dtype.size else tensor.astype(dtype)
-
     if adapter.is_full:
         own = base_weights(model)
         lora = {name: tensor.astype(own[name].dtype) for name, tensor in lora.items()}
     else:
         lora = {
-            name: tensor if name.endswith(".m") else cast(tensor) for name, tensor in lora.items()
+            name: tensor if name.endswith(".m") else tensor.astype(dtype)
+            for name, tensor in lora.items()
         }
     streams = {
-        name: tensor if name == VOCABULARY else cast(tensor)
+        name: tensor if name == VOCABULARY else tensor.astype(dtype)
         for name, tensor in adapter.stream_tensors.items()
     }
     return replace(adapter, lora=lora, stream_tensors=streams)
@@ -57,12 +54,13 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
 
     Args:
         model: an mlx-lm model; changed in place.
-        adapter: from ``as_mounted``; its arrays are then the model's.
+        adapter: from ``read_adapter``, or from ``as_mounted``, whose arrays are then the model's.
         previous: the adapter that is mounted now.
 
     Returns:
         The adapter's streams, or ``None`` where it has none.
     """
+    adapter = as_mounted(model, adapter)
     if not _same_layout(previous, adapter):
         unmount(model)
         if adapter.lora and not adapter.is_full:

@@ -55,14 +55,13 @@ def list_adapters(
             note(f"{name} is left out: {error}")
             damaged = True
             continue
-        widened = dtype and sum(facts["parameters"].values()) * dtype.size
         rows.append(
             {
                 "name": name,
                 "from": "the package" if path.is_relative_to(bundled.ROOT) else "you",
                 "mode": facts["streams"]["mode"] if facts["streams"] else "LoRA",
                 "bytes": facts["bytes"],
-                "resident_bytes": widened and min(widened, facts["bytes"]),  # while it is idle
+                "resident_bytes": dtype and sum(facts["parameters"].values()) * dtype.size,
             }
         )
     if as_json:
@@ -168,9 +167,9 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
     """
 
     from .. import demonstration
+    from ..adapters.mounting import activations_dtype
     from ..hardware.weights import hold_weights
     from ..loading import model_directory, read_model, weight_files
-    from ..models.twins import activations_dtype
 
     try:
         path = model_directory(demonstration.model_path(model, note))

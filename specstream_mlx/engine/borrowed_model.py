@@ -67,9 +67,6 @@ class BorrowedModel:
         boundaries: hidden states to keep of a pass without streams, see ``take_features``; empty
             where no draft head is mounted.
 
-    Attributes:
-        streams, boundaries: see above.
-
     Raises:
         UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
             positions where positions are not learned, or a part that the streams need is missing.
@@ -86,7 +83,7 @@ class BorrowedModel:
         boundaries: Sequence[int] = (),
     ):
         self._traced, self.boundaries = traced, boundaries
-        self.streams, self._architecture = streams, architecture_of(model_type_of(model))
+        self._mounted, self._architecture = streams, architecture_of(model_type_of(model))
         self._bare_top: nn.Module | None = None
         self._count = len(model.layers)
         self._rotations: set[Rotations] = set()  # told of every pass
@@ -141,8 +138,8 @@ class BorrowedModel:
     @property
     def _streams(self) -> Streams:
         """The streams, of which all that asks for them has some."""
-        assert self.streams is not None
-        return self.streams
+        assert self._mounted is not None
+        return self._mounted
 
     def _with_positions(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
         """Copy layers, with ropes that take a position for every row."""
@@ -299,7 +296,7 @@ class BorrowedModel:
 
     def release_vocabulary(self) -> None:
         """Let go of the head's rows until the streams guess again."""
-        if self.streams is not None:
+        if self._mounted is not None:
             self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def bare_head(self, hidden: mx.array) -> mx.array:

@@ -9,6 +9,7 @@ adapter has not.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
@@ -22,9 +23,10 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from ..config import VOCABULARY
 from ..models.streams import Streams
-from ..models.twins import LORA, activations_dtype, with_same_weights
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
+
+_LORA = ("lora_a", "lora_b")
 
 _OWN = frozenset(
     "mode prompt_template base_model pruner_rank stream_init_rank stream_adapter_rank "
@@ -40,7 +42,7 @@ class Mounted:
     Attributes:
         model: an mlx-lm model, its LoRA included.
         streams: of the adapter, or ``None``.
-        borrowed: runs both, in the dtype of the activations.
+        borrowed: runs both.
     """
 
     model: nn.Module
@@ -60,7 +62,7 @@ class Mounted:
     def lora(self) -> dict[str, mx.array]:
         """The LoRA tensors by name, as (in, r) and (r, out)."""
         modules = _lora_modules(self.model)
-        return {f"{name}.{part}": module[part] for name, module in modules for part in LORA}
+        return {f"{name}.{part}": module[part] for name, module in modules for part in _LORA}
 
     @cached_property
     def layout(self) -> "Layout":
@@ -106,9 +108,29 @@ def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
     modules, parameters = _lora_modules(model), _parameters(model)
     scales = {name: module.scale for name, module in modules}
     # DoRA's magnitudes are weights here.
-    weights = tuple(one for name, one in parameters.items() if not name.endswith(LORA))
-    others = sum(name.endswith(LORA) for name in parameters) - 2 * len(modules)
+    weights = tuple(one for name, one in parameters.items() if not name.endswith(_LORA))
+    others = sum(name.endswith(_LORA) for name in parameters) - 2 * len(modules)
     return Layout(weights, scales, fields, model if others else None)
+
+
+def with_same_weights(model: nn.Module) -> nn.Module:
+    """A model of modules of its own, on which LoRA can be mounted, with the same arrays."""
+    made: dict[int, Any] = {}
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(twin, value))
+        if type(value) is dict:
+            return {name: twin(item) for name, item in value.items()}
+        if not isinstance(value, nn.Module):
+            return value
+        if id(value) not in made:
+            made[id(value)] = module = copy(value)
+            for name, item in value.items():
+                module[name] = twin(item)
+        return made[id(value)]
+
+    return twin(model)
 
 
 class Gathered:
@@ -122,7 +144,7 @@ class Gathered:
         first = max(adapters, key=lambda one: len(one.lora))
         streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
         self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
-        self._model, self._dtype = with_same_weights(first.model), activations_dtype(first.model)
+        self._model = with_same_weights(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
@@ -137,12 +159,11 @@ class Gathered:
 
     def gather(self, adapters: Sequence[Mounted]) -> None:
         """Take the tensors of the sequences' adapters, one for each sequence; see ``takes``."""
-        lora = _stacked([one.lora for one in adapters], self._dtype)
-        self._model.load_weights(lora, strict=False)
+        self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
         if self.streams is not None:
             each = [one.stream_tensors for one in adapters]
             usual = next(own for own in each if own)
-            self.streams.gather([dict(own or usual) for own in each], self._dtype)
+            self.streams.gather([dict(own or usual) for own in each])
             self.borrowed.read_vocabulary()
 
 
@@ -162,10 +183,10 @@ class _GatheredStreams(Streams):
     def barred(self) -> mx.array | None:
         return self._barred
 
-    def gather(self, tensors: Sequence[dict[str, mx.array]], dtype: mx.Dtype) -> None:
-        """Take the tensors of each sequence's streams, in the dtype of the activations."""
+    def gather(self, tensors: Sequence[dict[str, mx.array]]) -> None:
+        """Take the tensors of each sequence's streams."""
         own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]
-        self.load_weights(_stacked(tensors, dtype), strict=False)
+        self.load_weights(_stacked(tensors), strict=False)
         if not own:
             return
         together = np.union1d(self._drafted, np.concatenate(own)).astype(np.int32)
@@ -193,15 +214,14 @@ def _names_of(adapters: Sequence[Mounted]) -> set[str]:
     return {name for one in adapters for name in (*one.lora, *one.stream_tensors)}
 
 
-def _stacked(each: Sequence[dict[str, mx.array]], dtype: mx.Dtype) -> list[tuple[str, mx.array]]:
+def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
     """(sequences, ..) tensors by name; those of a smaller rank are filled up with zeros."""
     stacked = []
     for name in dict.fromkeys(name for own in each for name in own):
         tensors = [own[name] for own in each if name in own]
         shape = [max(sizes) for sizes in zip(*(one.shape for one in tensors), strict=True)]
         none = mx.zeros(shape, tensors[0].dtype)
-        whole = mx.stack([_filled(own.get(name, none), shape) for own in each])
-        stacked.append((name, whole.astype(dtype)))
+        stacked.append((name, mx.stack([_filled(own.get(name, none), shape) for own in each])))
     return stacked
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
-from ..models.twins import activations_dtype, widened_lora, widened_streams
 from .borrowed_model import BorrowedModel, UnsupportedModelError
 from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
@@ -154,7 +153,7 @@ class Decoder:
         share: Callable[[mx.array], mx.array] | None = None,
         head: MountedHead | None = None,
     ):
-        self.profile, self._share = profile, share
+        self.streams, self.profile, self._share = streams, profile, share
         self.caches: list[CommittedRows] = list(caches)
         self._shortlists = shortlists
         for number, cache in enumerate(caches):
@@ -165,20 +164,14 @@ class Decoder:
                 )
         windowed = any(hasattr(cache, "window") for cache in caches)
         boundaries = () if head is None else head.boundaries
-        wide = streams and widened_streams(streams, activations_dtype(model))
         self.model = BorrowedModel(
-            widened_lora(model), wide, windowed, profile, observe, boundaries=boundaries
+            model, streams, windowed, profile, observe, boundaries=boundaries
         )
         # Of each sequence, none where no head is mounted.
         self._heads: list[DraftHead] = [] if head is None else [head.begin(self.model)]
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
         self._gathered: Gathered | None = None
         self._uncommitted: list[UncommittedRows] = []
-
-    @property
-    def streams(self) -> Streams | None:
-        """The streams that the model in use runs."""
-        return self.model.streams
 
     @property
     def _streams(self) -> Streams:
@@ -219,7 +212,7 @@ class Decoder:
         """Run the model with the sequences' adapter, or with each sequence's own."""
         first = self._adapters[0]
         if all(one is first for one in self._adapters):
-            self.model = first.borrowed
+            self.model, self.streams = first.borrowed, first.streams
             self._gathered = None  # it has tensors of its own
             return
         for one in self._adapters:
@@ -227,7 +220,7 @@ class Decoder:
         if self._gathered is None or not self._gathered.takes(self._adapters):
             self._gathered = Gathered(self._adapters)
         self._gathered.gather(self._adapters)
-        self.model = self._gathered.borrowed
+        self.model, self.streams = self._gathered.borrowed, self._gathered.streams
 
     def rows_of(self, number: int) -> list[CommittedRows]:
         """Return the KV caches of a sequence, one per layer; of the only one, ``caches`` itself."""

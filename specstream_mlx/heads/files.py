@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..adapters.mounting import activations_dtype
 from ..checked_files import read_arrays, read_json, tensor_headers
 from ..config import UserError
 from ..engine.draft_head import MountedHead
-from ..models.twins import activations_dtype
 from .eagle import is_eagle, read_eagle
 from .eagle3 import is_eagle3, read_eagle3
 from .hydra import is_hydra, read_hydra

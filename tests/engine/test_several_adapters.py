@@ -12,11 +12,10 @@ from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.config import VOCABULARY
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.several_adapters import layout_of
+from specstream_mlx.engine.several_adapters import layout_of, with_same_weights
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.models.twins import with_same_weights
 
 KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 
