@@ -19,7 +19,7 @@ accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-onl
 with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
 ``least``: of a single text of 30 tokens or more, does drafting ever lose? ``later``: of the tokens
 behind the 16th; ``control``: the same of ``mlx_lm`` over itself, which is what this machine's noise
-comes to. Without an adapter (``lossless``) the base is told what to do.
+comes to. Without an adapter the base is told what to do.
 
 ``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
 languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what

@@ -44,7 +44,7 @@ from .random_llama import Size, random_llama, with_streams
 from .report import OUTPUT, commit, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways
 from .step_cost import with_adapters
-from .texts import Texts
+from .texts import Texts, shared_adapters
 
 Where = Literal["gpu", "cpu"]
 
@@ -168,7 +168,7 @@ def models_of(name: str) -> Iterator[tuple[SpeculativeModel, list[int]]]:
     """Yield a model in lossless and in shared mode, with a prompt."""
     if name == DEMONSTRATION:
         base, tokenizer = load(demonstration.base_path())
-        adapters = [bundled.streams_path(), bundled.adapter_path("sql")]
+        adapters = [bundled.streams_path(), bundled.adapter_path(shared_adapters()[0])]
         (text,) = Texts("test", 1).of_task(base, tokenizer, "sql")
         for _, model in with_adapters(base, adapters):
             yield model, text.prompt

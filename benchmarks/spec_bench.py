@@ -54,6 +54,7 @@ from .runner import (
     measure_costs,
 )
 from .speedup import Subject
+from .texts import BASE, writer_of
 
 MT_BENCH = "mt_bench"
 TASKS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
@@ -473,13 +474,15 @@ def mount_lossless(base: Base, subject: Subject) -> Mounted:
     """Mount a base's lossless streams.
 
     Raises:
-        UserError: they are shared.
+        UserError: they are shared, or there is LoRA beside them.
     """
     mounted = base.mount(subject.adapter)
     if mounted.model.mode != "lossless":
         raise UserError(
             f"{subject.adapter} is {mounted.model.mode}, expected streams in lossless mode"
         )
+    if writer_of(mounted.model) != BASE:
+        raise UserError(f"{subject.adapter} has LoRA, expected streams alone: the base answers")
     return mounted
 
 

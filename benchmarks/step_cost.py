@@ -51,7 +51,7 @@ from .runner import (
 )
 from .step_graphs import SHAPES, report
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
-from .texts import INSTRUCTIONS, Texts
+from .texts import INSTRUCTIONS, Texts, shared_adapters
 
 PLAIN_TOKENS = 48
 WARM_UP = 2
@@ -164,7 +164,9 @@ def check_both(model: Path | None, streams: Path | None) -> None:
 
 def main(
     adapter: str | None = option(
-        None, TEXT, "Shared: a bundled adapter's name, or a directory; sql without --model."
+        None,
+        TEXT,
+        "A shared adapter: a bundled one's name, or a directory; without --model one.",
     ),
     model_path: Path | None = option(
         None, PATH, "MLX model directory; the demonstration model.", "--model"
@@ -198,7 +200,7 @@ def main(
     if vocabulary is not None and vocabulary < least:
         raise UserError(f"--vocabulary is {vocabulary}, expected at least the model's {least}")
     adapters = [streams or bundled.streams_path()]
-    adapter = adapter or (None if model_path else "sql")
+    adapter = adapter or (None if model_path else shared_adapters()[0])
     if adapter in bundled.adapter_names():
         adapters.append(bundled.adapter_path(adapter))
     elif adapter:

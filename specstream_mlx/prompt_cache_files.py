@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     KVCache,
@@ -25,7 +24,7 @@ from mlx_lm.models.cache import (
 )
 from safetensors import SafetensorError, safe_open
 
-from .adapters.files import Adapter
+from .adapters.files import lora_digest
 from .checked_files import not_finite, parse_json, reason, short
 from .config import UserError
 from .engine.kv import make_caches
@@ -140,18 +139,6 @@ def weights_digest(directory: Path) -> str:
             for number in range(_SAMPLES):
                 stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
                 digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
-
-
-def lora_digest(adapter: Adapter | None) -> str | None:
-    """Digest an adapter's LoRA, on which the rows of a prompt depend; ``None``: no LoRA."""
-    if adapter is None or not adapter.lora:
-        return None
-    parameters = adapter.config.get("lora_parameters"), adapter.config.get("fine_tune_type", "lora")
-    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
-    for name, tensor in sorted(adapter.lora.items()):
-        digest.update(name.encode())
-        digest.update(np.array(mx.contiguous(tensor).view(mx.uint8)).tobytes())
     return digest.hexdigest()[:16]
 
 

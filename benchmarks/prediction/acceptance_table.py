@@ -16,7 +16,6 @@ from pathlib import Path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
-from specstream_mlx.adapters.description import describe
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, is_number, shown
 from specstream_mlx.terminal.commands import program
@@ -32,6 +31,7 @@ from ..texts import (
     TextSet,
     adapter_of,
     chosen_tasks,
+    shared_adapters,
     texts_a_task,
 )
 from .acceptance import AcceptanceCounts, measure_acceptance
@@ -124,14 +124,6 @@ def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) ->
     ]
 
 
-def _is_shared(task: str) -> bool:
-    """Whether the bundled adapter of a task, if there is one, has shared streams."""
-    if task not in bundled.adapter_names():
-        return False
-    config = describe(bundled.adapter_path(task)).stream_config
-    return config is not None and config.mode == "shared"
-
-
 def main(
     origin: TextSet = ORIGIN,
     items: int = texts_a_task(8),
@@ -144,7 +136,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     tables = {}
     for mode in ("lossless", "shared"):
-        names = [task for task in chosen if mode == "lossless" or _is_shared(task)]
+        names = [task for task in chosen if mode == "lossless" or task in shared_adapters()]
         if not names:
             continue
         tables[mode] = measure(model, tokenizer, names, texts, mode)

@@ -58,7 +58,7 @@ from ..texts import INSTRUCTIONS, names_in, task_items
 
 FORMS = {"int4": 4, "int8": 8, "fp16": None}
 SIZES = Sizes(context=512, nodes=(8, 16), chunk=64, candidates=4)
-ADAPTERS = ("streams", "sql", "summarize")
+ADAPTERS = ("streams", "describe", "summarize")
 DRAWN = "temperature 1"
 
 COLUMNS = {

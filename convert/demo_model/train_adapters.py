@@ -38,6 +38,7 @@ from specstream_mlx.options.kinds import PATH, POSITIVE, integer
 from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
+from ..pytorch.load import has_lora
 from ..pytorch.lora_settings import LoraSettings
 from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
@@ -218,7 +219,11 @@ def start_of(part: str, options: MakingOptions) -> Path | None:
             convert_to_pytorch(start, options.work / "expanded", target)
         start = target
     if part == STREAMS:
+        if start is not None and has_lora(start):
+            raise UserError(f"{options.start} has LoRA, expected streams alone for the base's")
         return start
+    if start is not None and describe(start).stream_config is None:
+        raise UserError(f"{options.start} has no streams, expected some to start from")
     lora = options.work / f"{part}-lora" / "adapter"
     if not lora.exists():
         train_lora(lora_settings(part, options))

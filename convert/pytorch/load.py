@@ -238,4 +238,4 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
         if shape != wanted:
             raise UserError(f"{path}: tensor {name!r} has shape {shape}, expected {wanted}")
     set_peft_model_state_dict(model, tensors)
-    return model
+    return model.eval()  # its dropout is of its own training

@@ -11,7 +11,7 @@ directory that holds an earlier run is refused.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
             written, or the output holds an earlier run that is not resumed.
     """
     settings.check()
+    settings = _with_template(settings)
     adapter = settings.output / "adapter"
     check_replaceable(adapter)
     begin(settings, adapter)
@@ -128,6 +129,17 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     return adapter
 
 
+def _with_template(settings: TrainSettings) -> TrainSettings:
+    """The settings with the instruction of the adapter that the run starts from, if it has one."""
+    start = settings.init_adapter
+    if start is None or settings.prompt_template is not None:
+        return settings
+    if settings.resume and not start.exists():  # what is needed of it is in the checkpoint
+        return settings
+    streams = describe(start).stream_config
+    return replace(settings, prompt_template=streams.prompt_template if streams else None)
+
+
 def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str]]:
     """The names of the parameters by learning rate."""
     rates: dict[float, list[str]] = {}
@@ -145,7 +157,8 @@ def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings, adapt
     A conditioned head is left as it is where the adapter's is plain, and new streams where it has
     LoRA alone.
     """
-    if settings.mode == "lossless" and describe(adapter).stream_config is None:
+    new = settings.mode == "lossless" and settings.train == "all"
+    if new and describe(adapter).stream_config is None:
         return
     found = load_adapter(settings.model, adapter, settings.dtype)
     new_head = found.config.stream_head == "plain"

@@ -6,6 +6,7 @@ directory too) and ``speculative_streaming.safetensors`` (``streams.*``, ``prune
 tensors have a file of their own because mlx-lm refuses tensors that it does not know.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..checked_files import check_tensors, read_arrays, tensor_headers
 from ..config import VOCABULARY, UserError, shown
@@ -164,6 +166,20 @@ def _expected_lora(
             )
         expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
     return expected
+
+
+def lora_digest(adapter: Adapter | None) -> str | None:
+    """Digest an adapter's LoRA, on which the rows of a prompt depend; ``None``: no LoRA."""
+    if adapter is None or not adapter.lora:
+        return None
+    parameters = dict(adapter.config.get("lora_parameters") or {})
+    parameters.pop("dropout", None)  # of training alone
+    facts = parameters, adapter.config.get("fine_tune_type", "lora")
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(adapter.lora.items()):
+        digest.update(name.encode())
+        digest.update(np.array(mx.contiguous(tensor).view(mx.uint8)).tobytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

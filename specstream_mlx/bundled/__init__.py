@@ -1,7 +1,7 @@
 """The streams and adapters that come with the package; see ``demonstration`` for their base.
 
-``streams/`` holds the lossless streams of the base, and ``adapters/<name>/`` one shared-mode
-adapter for each task; all are adapter directories.
+``streams/`` holds the lossless streams of the base, and ``adapters/<name>/`` the adapter
+of each task, LoRA with streams; all are adapter directories.
 """
 
 from collections.abc import Mapping

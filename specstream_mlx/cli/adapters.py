@@ -59,7 +59,7 @@ def list_adapters(
             {
                 "name": name,
                 "from": "the package" if path.is_relative_to(bundled.ROOT) else "you",
-                "mode": facts["streams"]["mode"] if facts["streams"] else "LoRA",
+                "mode": _mode(facts),
                 "bytes": facts["bytes"],
                 "resident_bytes": dtype and sum(facts["parameters"].values()) * dtype.size,
             }
@@ -70,6 +70,14 @@ def list_adapters(
         _print(base, rows)
     if damaged:
         raise typer.Exit(1)
+
+
+def _mode(facts: dict[str, Any]) -> str:
+    """What an adapter is: LoRA, streams of a mode, or lossless ones for a LoRA."""
+    if not facts["streams"]:
+        return "LoRA"
+    mode: str = facts["streams"]["mode"]
+    return f"LoRA, {mode}" if mode == "lossless" and facts["parameters"].get("lora") else mode
 
 
 def _print(base: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:

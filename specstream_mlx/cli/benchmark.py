@@ -291,6 +291,8 @@ def _listed(words: str, fits: Callable[[Any], bool], read: Callable[[str], Any])
 class RivalModelOptions(ModelOptions):
     """A model, and the draft heads that compete with its streams."""
 
+    HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path")
+
     draft_head: list[Path] | None = option(  # type: ignore[assignment]
         None,
         each("directories", lambda value: isinstance(value, str | Path)),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
     "torch": "trains streams and verifies conversions: pip install 'specstream-mlx[torch]'",
-    "peft": "trains LoRA for shared mode: pip install 'specstream-mlx[torch]'",
+    "peft": "trains streams and LoRA: pip install 'specstream-mlx[torch]'",
     "coremltools": "exports to Core ML: pip install coremltools",
 }
 

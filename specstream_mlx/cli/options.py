@@ -87,6 +87,8 @@ class ModelOptions:
     """
 
     PANEL: ClassVar[str] = "Model"
+    HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path", "draft_head")
+    """What is mounted without the bundled streams, so that ``--no-streams`` says nothing."""
 
     model: str | None = option(
         None,
@@ -121,7 +123,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.adapter is not None and self.adapter_path is not None:
             raise UserError("--adapter and --adapter-path were both given, expected at most one")
-        for name in ("adapter", "adapter_path", "draft_head") if self.no_streams else ():
+        for name in self.HAVE_NO_STREAMS if self.no_streams else ():
             if getattr(self, name) is not None:
                 raise UserError(
                     f"--no-streams and {_flag(name)} were both given, expected at most one: the "

@@ -17,9 +17,6 @@ from ..train.settings import TrainSettings
 from .chart import chart
 
 if TYPE_CHECKING:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-    from ..loading import SpeculativeModel
     from ..terminal.progress import Show
     from ..train.data import Split
     from ..train.run import Run
@@ -118,6 +115,11 @@ def train(
 
     [cyan]  specstream-mlx train --model my-4bit-model --adapter-path streams[/cyan]
 
+    The same for a model with a LoRA, which stays as it is; the new adapter has both:
+
+    [cyan]  specstream-mlx train --model my-4bit-model --init-adapter my-lora
+    --adapter-path my-adapter[/cyan]
+
     An adapter for one application, from data of yours:
 
     [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets[/cyan]
@@ -137,10 +139,11 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
     if answers.answers_only:
         from ..demonstration import model_path
         from ..loading import load
+        from ..train.start import start_of
 
         written = _written_prompts(answers)
-        base, tokenizer = load(model_path(settings.model, note))
-        print(_answer(base, tokenizer, settings, directory, answers, written))
+        start = start_of(settings, *load(model_path(settings.model, note)))
+        print(_answer(start, settings, directory, answers, written))
         return
     start, run, valid = _prepared(settings, directory, answers)
     if settings.resume:
@@ -285,7 +288,7 @@ def _prepared(
     base, tokenizer = load(model_path(settings.model, note))
     start = start_of(settings, base, tokenizer)
     if settings.data is None:
-        data = _answer(base, tokenizer, settings, directory, answers, written)
+        data = _answer(start, settings, directory, answers, written)
     else:
         data = Path(settings.data)
     train, valid = _split(data / "train.jsonl", start, settings), None
@@ -301,7 +304,7 @@ def _split(path: Path, start: "Start", settings: TrainSettings) -> "Split":
     from ..train.data import read_split
 
     length, vocab_size = settings.max_seq_length, start.base.config["vocab_size"]
-    split = read_split(path, start.tokenizer, length, vocab_size, settings.prompt_template)
+    split = read_split(path, start.tokenizer, length, vocab_size, start.prompt_template)
     if split.too_long:
         note(f"{path}: {split.too_long} sequences over {length} tokens left out")
     return split
@@ -317,24 +320,32 @@ def _written_prompts(answers: AnswerOptions) -> list[str] | None:
 
 
 def _answer(
-    base: "SpeculativeModel",
-    tokenizer: "TokenizerWrapper",
+    start: "Start",
     settings: TrainSettings,
     directory: Path,
     answers: AnswerOptions,
     prompts: list[str] | None,
 ) -> Path:
-    """Let the base answer prompts, or ask itself and answer. Returns where the answers are."""
+    """Let the base, with its LoRA, answer prompts, or ask itself and answer.
+
+    Returns:
+        Where the answers are.
+    """
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
 
+    base, tokenizer = start.base, start.tokenizer
     answering = Answering(
-        answers.max_tokens, answers.temp, seed=settings.seed, template=settings.prompt_template
+        answers.max_tokens,
+        answers.temp,
+        seed=settings.seed,
+        template=start.prompt_template,
+        lora=start.frozen_lora,
     )
     data = directory / "data"
     try:
         if prompts is None:
-            prompts = _asked(base, tokenizer, settings, directory, answers)
+            prompts = _asked(start, settings, directory, answers)
         fit = fitting(base, tokenizer, prompts, answering, settings.max_seq_length)
         if len(fit) < len(prompts):
             note(
@@ -351,8 +362,7 @@ def _answer(
 
 
 def _asked(
-    base: "SpeculativeModel",
-    tokenizer: "TokenizerWrapper",
+    start: "Start",
     settings: TrainSettings,
     directory: Path,
     answers: AnswerOptions,
@@ -362,11 +372,15 @@ def _asked(
     from ..train.self_prompts import Asking, ask_itself
 
     asking = Asking(
-        answers.num_prompts, settings.seed, settings.prompt_template, answers.prompt_script
+        answers.num_prompts,
+        settings.seed,
+        start.prompt_template,
+        answers.prompt_script,
+        start.frozen_lora,
     )
     with progress("The base draws prompts") as show:
         told = _Told(show, "The base draws", "drawn")
-        asked = ask_itself(base, tokenizer, directory, asking, told)
+        asked = ask_itself(start.base, start.tokenizer, directory, asking, told)
     if asked.drawn:
         note(asked.sentence())
     return asked.prompts

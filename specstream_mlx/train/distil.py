@@ -38,6 +38,7 @@ class Answering:
         batch_size: the most prompts at once, after which their answers are written.
         seed: seed of the draws.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+        lora: digest of the LoRA that the base answers with; ``None``: without.
     """
 
     max_tokens: int = 256
@@ -45,6 +46,7 @@ class Answering:
     batch_size: int = 32
     seed: int = 0
     template: str | None = None
+    lora: str | None = None
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -93,7 +95,7 @@ def fitting(
     """Select the prompts that a base can answer, in order.
 
     Args:
-        model: the base without an adapter.
+        model: the base, without an adapter or with the LoRA of ``answering``.
         tokenizer: the base's tokenizer.
         prompts: different prompts.
         answering: settings of the answers.
@@ -120,7 +122,7 @@ def distil(
     settings are written beside them, and others are refused.
 
     Args:
-        model: the base without an adapter.
+        model: the base, without an adapter or with the LoRA of ``answering``.
         tokenizer: the base's tokenizer.
         prompts: different prompts, at least two.
         directory: directory of the files; it is made.

@@ -163,6 +163,7 @@ class Run:
         self._optimizer = _optimizer(settings, hidden_size, list(self.parameters))
         self._optimizer.init(self.parameters)
         self._identity = settings.identity() | {"training data": _digest(train.items)}
+        self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
         self._valid: list[list[Item]] = []
         if valid is not None:

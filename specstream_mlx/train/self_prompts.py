@@ -54,12 +54,14 @@ class Asking:
         seed: seed of the draws.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
         script: ``latin``: prompts with letters of other scripts are left out.
+        lora: digest of the LoRA that the base draws with; ``None``: without.
     """
 
     count: int = 400
     seed: int = 0
     template: str | None = None
     script: Script = "latin"
+    lora: str | None = None
 
 
 @dataclass

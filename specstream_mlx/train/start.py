@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from ..adapters.files import Adapter, read_adapter
+from ..adapters.files import Adapter, lora_digest, read_adapter
 from ..config import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
@@ -32,6 +32,7 @@ class Start:
         lora_parameters: mlx-lm's ``lora_parameters``; ``None`` without LoRA.
         num_layers: number of top layers with LoRA.
         chooses_vocabulary: whether the data give a draft vocabulary (``set_vocabulary``).
+        frozen_lora: digest of LoRA that stays as it is; ``None`` where there is none.
     """
 
     base: SpeculativeModel
@@ -40,6 +41,12 @@ class Start:
     lora_parameters: dict[str, Any] | None
     num_layers: int
     chooses_vocabulary: bool
+    frozen_lora: str | None = None
+
+    @property
+    def prompt_template(self) -> str | None:
+        """The instruction around every prompt: the run's, or that of ``init_adapter``."""
+        return self.streams.config.prompt_template
 
     @property
     def model(self) -> nn.Module:
@@ -83,7 +90,8 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
                 "expected 0: what is computed again would drop others"
             )
         linear_to_lora_layers(model, count, parameters)
-        _check_mounted(model)
+        if settings.mode == "shared":
+            _check_mounted(model)
     streams = initial_streams(config, settings.seed)
     if adapter is not None:
         tensors = dict(adapter.stream_tensors)
@@ -93,7 +101,8 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
             module.load_weights([(name, _trainable(t)) for name, t in own.items()], strict=False)
     has_streams = adapter is not None and adapter.stream_config is not None
     known = streams.vocabulary is None or (has_streams and not settings.draft_vocabulary)
-    return Start(base, tokenizer, streams, parameters, count, chooses_vocabulary=not known)
+    frozen = lora_digest(adapter) if settings.mode == "lossless" else None
+    return Start(base, tokenizer, streams, parameters, count, not known, frozen)
 
 
 def set_vocabulary(streams: Streams, items: Sequence[Item], vocab_size: int) -> None:
@@ -126,7 +135,8 @@ def _stream_config(
     settings.check_vocabulary(base.config["vocab_size"])
     if adapter is not None:
         _check_kind(adapter)
-        if settings.mode == "shared" or adapter.stream_config is not None:
+        new = settings.mode == "lossless" and settings.train == "all"
+        if adapter.stream_config is not None or not new:
             return _continued(settings, adapter)
     return settings.stream_config(
         hidden_size=base.config["hidden_size"],

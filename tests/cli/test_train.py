@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from command_line import refusal, run
+from tiny_models import stream_adapter_directory
 from tiny_training import data_directory
 
 from specstream_mlx import load
@@ -79,6 +80,23 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+
+
+def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
+    told = {"prompt_template": "Do: {text}"}
+    lora = stream_adapter_directory(tmp_path / "lora", base, lora_rank=4, lora_scale=2.0, **told)
+    flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, "--answers-only")
+    flags += ("--adapter-path", tmp_path / "out")
+    result = run(*flags, "--init-adapter", lora)
+    assert result.exit_code == 0, result.output
+    rows = (tmp_path / "out.training" / "data" / "train.jsonl").read_text().splitlines()
+    row, texts = json.loads(rows[0]), []
+    for adapter in (("--adapter-path", lora), ()):
+        ask = ("-p", row["prompt"], "-m", 8, "--no-speculation")
+        texts.append(run("generate", "--model", base, *adapter, *ask).stdout.rstrip("\n"))
+    assert texts[0] == row["completion"].rstrip("\n") != texts[1]
+    assert "answers.json: " in last_line(run(*flags))
+    assert "nosuch does not exist" in last_line(run(*flags, "--init-adapter", "nosuch"))
 
 
 def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):

@@ -320,6 +320,8 @@ def test_lossless_streams_for_lora_that_stays(base, tmp_path):
         texts.append(tokens_of(model, prompt, 24)[:24])
         assert texts[-1] == plain_tokens(alone.model, prompt, 24)
     assert texts != [plain_tokens(bare.model, i.tokens[: i.stream_from], 24) for i in run.epoch[0]]
+    with pytest.raises(UserError, match="has no streams, expected some"):
+        make_run(base, tmp_path / "head", init_adapter=tmp_path / "lora", train="head")
     again = make_run(base, tmp_path / "again", init_adapter=tmp_path / "out", iters=1)
     again.iterate(Reports())
     again.write_adapter()

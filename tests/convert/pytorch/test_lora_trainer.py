@@ -63,7 +63,8 @@ def test_streams_for_it_leave_it_as_it_is(keep_hidden, settings, tied, data, tmp
     lora = lora_trainer.train_lora(settings(iters=12, learning_rate=2e-2))
     streams = {"model": tied, "data": data, "batch_size": 8, "bf16": False, "num_msa_layers": 2}
     streams |= {"iters": 20, "learning_rate": 2e-2, "keep_hidden": keep_hidden, "log_every": 1}
-    chosen = TrainSettings(output=tmp_path / "streams", init_adapter=lora, **streams)
+    told = {"prompt_template": "Do: {text}"}
+    chosen = TrainSettings(output=tmp_path / "streams", init_adapter=lora, **streams, **told)
     losses = []
     path = trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
     assert losses[-1] < 0.8 * losses[0]
@@ -77,8 +78,24 @@ def test_streams_for_it_leave_it_as_it_is(keep_hidden, settings, tied, data, tmp
         alone = PeftModel.from_pretrained(load_base(tied), lora)(batch.tokens).logits
     torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
     again = TrainSettings(output=tmp_path / "again", init_adapter=path, **streams | {"iters": 1})
-    resumed = load_file(trainer.train(again) / "adapter_model.safetensors")
-    assert all(torch.equal(resumed[name], tensor) for name, tensor in expected.items())
+    resumed = trainer.train(again)
+    found = load_file(resumed / "adapter_model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert load_adapter(tied, resumed).config.prompt_template == "Do: {text}"
+
+
+def test_dropout_of_lora_that_stays_drops_nothing(settings, tied, data, tmp_path):
+    lora = lora_trainer.train_lora(settings(iters=4, learning_rate=2e-2))
+    config = json.loads((lora / "adapter_config.json").read_text())
+    (lora / "adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.5}))
+    fields = {"model": tied, "data": data, "init_adapter": lora, "num_msa_layers": 2}
+    chosen = TrainSettings(output=tmp_path / "s", **fields)
+    model, batch = trainer.build_model(chosen), tiny_batch(vocab=found_vocab(tied))
+    first, second = (model(batch.tokens, batch.stream_from, batch.lengths) for _ in range(2))
+    assert torch.equal(first.main_logits, second.main_logits)
+    head = TrainSettings(output=tmp_path / "h", train="head", **fields)
+    with pytest.raises(UserError, match=r"speculative_streaming\.json is missing"):
+        trainer.train(head)
 
 
 def found_vocab(base):
