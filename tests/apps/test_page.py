@@ -338,12 +338,12 @@ def test_without_a_text_at_a_terminal_the_page_is_opened(no_browser, monkeypatch
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("specstream_mlx.serve.run.serve", lambda app, listening: None)
     monkeypatch.setattr("specstream_mlx.apps.writing_tools.local_page.page_app", lambda: None)
-    given = {"text": None, "tool": None, "max_tokens": 8, "port": 0, "as_json": False}
+    given = {"text": None, "tool": None, "max_tokens": None, "port": None, "as_json": False}
     writing_tools(**given, no_browser=no_browser)
     address = re.search(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)[0]
     assert opened == ([] if no_browser else [address])
     with pytest.raises(UserError, match="there is no text"):
-        writing_tools(**given | {"as_json": True}, no_browser=no_browser)
+        writing_tools(**given | {"as_json": True}, no_browser=False)
     monkeypatch.setattr(sys.modules["specstream_mlx.cli.serve"], "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'specstream-mlx\[serve\]'$"):
         writing_tools(**given, no_browser=no_browser)

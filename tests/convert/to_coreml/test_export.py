@@ -68,9 +68,10 @@ def test_refused_options(base, tmp_path, flags, sentence):
 
 
 def test_refused_outputs(base, tmp_path):
-    for output in (".", "/", "", "package"):
+    for output in (".", "/", "package"):
         sentence = refusal(export(base, output))
-        assert f"output is {output or '.'}, expected a name that ends in .mlpackage" in sentence
+        assert f"output is {output}, expected a name that ends in .mlpackage" in sentence
+    assert "expected a path" in refusal(export(base, ""))
     for name in ("x.mlpackage", "x.tokenizer"):
         (tmp_path / name).mkdir()
         sentence = refusal(export(base, tmp_path / "x.mlpackage"))
