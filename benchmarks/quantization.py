@@ -139,12 +139,9 @@ def measure(
 
 def share_of_whole(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
     """CR over that of the same task and writer on 16 bits; ``None`` where that was not measured."""
+    wanted = WHOLE, row["task"], row["writer"]
     for other in rows:
-        if (other["variant"], other["task"], other["writer"]) == (
-            WHOLE,
-            row["task"],
-            row["writer"],
-        ):
+        if (other["variant"], other["task"], other["writer"]) == wanted:
             return row["call_reduction"] / other["call_reduction"]
     return None
 

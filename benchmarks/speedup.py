@@ -20,7 +20,7 @@ node had no streams.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +76,8 @@ class Job:
         return "none" if self.writer == BASE or self.adapter is None else self.adapter.name
 
 
-@dataclass(frozen=True)
-class Own:
-    """The one adapter that everything is measured with.
-
-    Attributes:
-        adapter: its directory; ``None``: the bare base.
-        writer: who answers.
-        mode: of its streams.
-    """
-
-    adapter: Path | None
-    writer: str
-    mode: str
-
-
 def jobs_of(
-    suite: Suite, chosen: Sequence[str], writers: Sequence[str], own: Own | None
+    suite: Suite, chosen: Sequence[str], writers: Sequence[str], own: Job | None
 ) -> list[Job]:
     """The jobs of a suite.
 
@@ -100,11 +85,14 @@ def jobs_of(
         suite: the suite.
         chosen: tasks, or a name for the user's texts.
         writers: who answers; a suite of all tasks together is of the base alone.
-        own: what is mounted for every task; ``None``: the bundled adapters.
+        own: the job of what is mounted for every task; ``None``: the bundled adapters.
+
+    Raises:
+        UserError: there are none.
     """
     groups = [list(chosen)] if suite.all_tasks else [[task] for task in chosen]
     if own:
-        return [Job(own.writer, own.mode, own.adapter, group) for group in groups]
+        return [replace(own, tasks=group) for group in groups]
     jobs = []
     for group in groups:
         for writer in writers:
@@ -112,7 +100,13 @@ def jobs_of(
                 adapter = adapter_of(group[0], writer)
                 streams = describe(adapter).stream_config
                 jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, group))
-    return [job for job in jobs if job.mode in suite.ways]
+    jobs = [job for job in jobs if job.mode in suite.ways]
+    if not jobs:
+        raise UserError(
+            f"--writers is {', '.join(writers)}, of which this --suite compares nothing, expected "
+            f"{BASE}"
+        )
+    return jobs
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
@@ -312,7 +306,7 @@ def compare(
     own = None
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = Own(subject.adapter, writer_of(model), model.mode)
+        own = Job(writer_of(model), model.mode, subject.adapter, asked.tasks)
         if asked.writers:
             raise UserError(
                 "--writers was given with a model or an adapter of yours, expected without: it "
@@ -326,6 +320,7 @@ def compare(
         drafting_ways(suite, own.mode, model)
         if subject.random_streams and model.streams is None:
             raise UserError("--random-streams was given, expected with an adapter that has streams")
+    jobs = jobs_of(suite, asked.tasks, asked.writers or WRITERS, own)
     trained = own is None or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
@@ -336,7 +331,7 @@ def compare(
     file = "-".join(filter(None, (asked.suite, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in track(jobs_of(suite, asked.tasks, asked.writers or WRITERS, own), asked.suite):
+    for job in track(jobs, asked.suite):
         rows += measure(base, job, suite, asked.texts, rounds, subject.random_streams)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))

@@ -141,12 +141,8 @@ def main(
     [cyan]  python -m benchmarks.temperature --temp 0.7 --temp 1.5 --tasks describe,friendly[/cyan]
     """
     base, texts = Base(demonstration.base_path(), max_tokens), Texts(origin, items)
-    cases = [
-        (writer, task, one)
-        for one in temp or [1.0]
-        for writer in WRITERS
-        for task in chosen_tasks(only)
-    ]
+    tasks = chosen_tasks(only)
+    cases = [(writer, task, one) for one in temp or [1.0] for writer in WRITERS for task in tasks]
     rows = []
     for writer, task, one in track(cases, "temperature"):
         rows += measure(base, writer, task, one, top_k, texts)

@@ -667,16 +667,15 @@ def read_tokenizer(
         UserError: it cannot be read, or ``extra`` has an ``eos_token`` that is none of its tokens:
             transformers would add one, which no model writes.
     """
-    arguments, ends = {"trust_remote_code": False}, config.get("eos_token_id")
+    arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
+    if end is not None:
+        with tokenizer_files(directory):
+            known = load_tokenizer(directory, arguments).get_vocab()
+        if str(end) not in known:
+            raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
     with tokenizer_files(directory):
-        tokenizer = load_tokenizer(directory, arguments, eos_token_ids=ends)
-    if not extra:
-        return tokenizer
-    end = extra.get("eos_token")
-    if end is not None and str(end) not in tokenizer.get_vocab():
-        raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
-    with tokenizer_files(directory):
-        return load_tokenizer(directory, arguments | extra, eos_token_ids=ends)
+        ends = config.get("eos_token_id")
+        return load_tokenizer(directory, {**arguments, **(extra or {})}, eos_token_ids=ends)
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:

@@ -36,7 +36,7 @@ from specstream_mlx.convert.to_coreml.vectors import EXACT, Asked
 
 from specstream_mlx import DraftSettings, bundled, demonstration, keyed_sampler
 from specstream_mlx.adapters.files import read_adapter
-from specstream_mlx.adapters.mounting import mount
+from specstream_mlx.adapters.mounting import as_mounted, mount
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
@@ -104,7 +104,7 @@ class Subject:
         if self._bits:
             nn.quantize(base, group_size=64, bits=self._bits)
         path = bundled.streams_path() if adapter == "streams" else bundled.adapter_path(adapter)
-        streams = mount(base, read_adapter(path, base, self._config), None)
+        streams = mount(base, as_mounted(base, read_adapter(path, base, self._config)))
         assert streams is not None
         return base, streams
 

@@ -58,9 +58,8 @@ TASK_RANKS: dict[str, Any] = {"stream_init_rank": 64, "stream_head_rank": 64}
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
-MOST_TOKENS = {STREAMS: 512}
-"""Of an item of a part; longer ones are left out."""
-MOST_TASK_TOKENS = 384
+MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 512, 384
+"""Of an item; longer ones are left out."""
 EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 TYPED = 32
 """Typed texts that a task's LoRA and streams are tried on."""
@@ -131,7 +130,7 @@ def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
     values: dict[str, Any] = {
         "model": work / "expanded",
         "batch_size": 8,
-        "max_seq_length": MOST_TOKENS.get(part, MOST_TASK_TOKENS),
+        "max_seq_length": MOST_ANSWER_TOKENS if part == STREAMS else MOST_TASK_TOKENS,
         "time_limit": options.minutes,
         "iters": options.iters,
         "seed": options.seed,

@@ -157,8 +157,7 @@ def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings, adapt
     A conditioned head is left as it is where the adapter's is plain, and new streams where it has
     LoRA alone.
     """
-    new = settings.mode == "lossless" and settings.train == "all"
-    if new and describe(adapter).stream_config is None:
+    if settings.may_add_streams and describe(adapter).stream_config is None:
         return
     found = load_adapter(settings.model, adapter, settings.dtype)
     new_head = found.config.stream_head == "plain"

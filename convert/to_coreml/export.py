@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import read_adapter
-from specstream_mlx.adapters.mounting import mount
+from specstream_mlx.adapters.mounting import as_mounted, mount
 from specstream_mlx.checked_files import not_finite
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
@@ -91,7 +91,7 @@ def export(
         raise UserError(f"{model}: {unfit} is not finite")
     previous = None
     for name, path in zip(names, adapters, strict=True):
-        adapter = read_adapter(path, base, config)
+        adapter = as_mounted(base, read_adapter(path, base, config))
         streams = mount(base, adapter, previous)
         builder.add(name, base, streams, done=function_done)
         previous = adapter

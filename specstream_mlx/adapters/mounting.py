@@ -54,13 +54,12 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
 
     Args:
         model: an mlx-lm model; changed in place.
-        adapter: from ``read_adapter``, or from ``as_mounted``, whose arrays are then the model's.
+        adapter: from ``as_mounted``; its arrays are then the model's.
         previous: the adapter that is mounted now.
 
     Returns:
         The adapter's streams, or ``None`` where it has none.
     """
-    adapter = as_mounted(model, adapter)
     if not _same_layout(previous, adapter):
         unmount(model)
         if adapter.lora and not adapter.is_full:

@@ -135,8 +135,7 @@ def _stream_config(
     settings.check_vocabulary(base.config["vocab_size"])
     if adapter is not None:
         _check_kind(adapter)
-        new = settings.mode == "lossless" and settings.train == "all"
-        if adapter.stream_config is not None or not new:
+        if adapter.stream_config is not None or not settings.may_add_streams:
             return _continued(settings, adapter)
     return settings.stream_config(
         hidden_size=base.config["hidden_size"],

@@ -219,6 +219,11 @@ class StreamSettings(Resumable):
                 "expected one above 0: there is nothing to learn"
             )
 
+    @property
+    def may_add_streams(self) -> bool:
+        """Whether ``init_adapter`` may be LoRA alone, which then gets its first streams."""
+        return self.mode == "lossless" and self.train == "all"
+
     def _check_head_alone(self) -> None:
         if self.stream_head != "conditioned":
             raise UserError(

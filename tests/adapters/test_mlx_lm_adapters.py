@@ -16,7 +16,7 @@ from tiny_peft import mlx_logits
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.lora import unmount
-from specstream_mlx.adapters.mounting import mount
+from specstream_mlx.adapters.mounting import as_mounted, mount
 from specstream_mlx.hardware import weights
 
 
@@ -92,7 +92,8 @@ def test_magnitudes_keep_their_precision(base, tmp_path):
     directory = mlx_lm_directory(base, tmp_path / "dora", "dora", None, 1)
     model, _ = mlx_lm.load(str(base))
     model.set_dtype(mx.bfloat16)
-    mount(model, read_adapter(directory, model, tiny_llama_config(tie_word_embeddings=False)))
+    adapter = read_adapter(directory, model, tiny_llama_config(tie_word_embeddings=False))
+    mount(model, as_mounted(model, adapter))
     layer = model.layers[-1].mlp.down_proj
     assert (layer.m.dtype, layer.lora_a.dtype) == (mx.float32, mx.bfloat16)
 
@@ -115,7 +116,7 @@ def test_experts(tmp_path):
     unmount(models[0])
     adapter = read_adapter(directory, models[1], config)
     assert "model.layers.1.block_sparse_moe.switch_mlp.up_proj.lora_a" in adapter.lora
-    mount(models[1], adapter)
+    mount(models[1], as_mounted(models[1], adapter))
     load_adapters(models[0], str(directory))
     np.testing.assert_array_equal(mlx_logits(models[0].eval()), mlx_logits(models[1]))
 

@@ -85,6 +85,7 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
     [
         (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
         (["--suite", "placement", "--writers", "shared"], "expected one of base, adapters"),
+        (["--suite", "placement", "--writers", "adapters"], "compares nothing, expected base"),
         (["--model", "somewhere"], "the model directory somewhere does not exist"),
         (["--prompts", "x.txt", "--texts", "dev"], "--prompts and --texts were both given"),
         (["--name", "../../x/y"], "Invalid value for '--name': found ../../x/y, expected a part"),
