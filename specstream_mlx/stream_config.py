@@ -104,6 +104,11 @@ class StreamConfig:
         stream_window: number of main rows that a stream attends to in each MSA layer, from its own
             main row backwards, besides the first ``FIRST_KEYS`` of the text (arXiv 2309.17453); 0:
             all. Main rows see everything. Not beside ``stream_keys``.
+        stream_prefix: learned keys and values in each MSA layer that every stream sees and no main
+            row does, as beside the prompt tokens of BiTA (arXiv 2401.12522); 0: none. They have no
+            position: keys are not rotated.
+        stream_prefix_size: size of one of them, key-value heads times head size of the base; 0
+            without ``stream_prefix``.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
         base_model: the base's name or path, for people.
@@ -130,6 +135,8 @@ class StreamConfig:
     draft_vocabulary: int = option(0, integer(0))
     stream_keys: int = option(0, integer(0))
     stream_window: int = option(0, integer(0))
+    stream_prefix: int = option(0, integer(0))
+    stream_prefix_size: int = option(0, integer(0))
     pruner_rank: int = option(8, integer(0))
     pruner_form: str = option("residual", choice("residual", "literal"))
     base_model: str = option("", TEXT)
@@ -149,6 +156,11 @@ class StreamConfig:
             rank, kind = getattr(self, name), getattr(self, owner)
             if (kind in users) != (rank > 0):
                 raise UserError(f"{name} is {rank} with {owner} {kind!r}, expected {words}")
+        if (self.stream_prefix > 0) != (self.stream_prefix_size > 0):
+            raise UserError(
+                f"stream_prefix_size is {self.stream_prefix_size} with stream_prefix "
+                f"{self.stream_prefix}, expected a size with a prefix and 0 without"
+            )
         if self.stream_keys and self.stream_window:
             raise UserError(
                 f"stream_keys is {self.stream_keys} with stream_window {self.stream_window}, "
@@ -176,6 +188,11 @@ class StreamConfig:
             for layer in range(self.first_msa_layer, self.num_hidden_layers):
                 shapes[f"streams.adapters.{layer}.down.weight"] = (self.stream_adapter_rank, h)
                 shapes[f"streams.adapters.{layer}.up.weight"] = (h, self.stream_adapter_rank)
+        if self.stream_prefix:
+            shape = self.stream_prefix, self.stream_prefix_size
+            for layer in range(self.first_msa_layer, self.num_hidden_layers):
+                shapes[f"streams.prefix.{layer}.key"] = shape
+                shapes[f"streams.prefix.{layer}.value"] = shape
         if self.stream_head_rank:
             shapes["streams.head.down.weight"] = (self.stream_head_rank, 2 * h)
             shapes["streams.head.biases"] = (self.num_streams, self.stream_head_rank)

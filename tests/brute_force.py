@@ -41,7 +41,9 @@ def forward(model, config, tokens, streams=None, stream_from=0):
                 for j in range(1, settings.num_streams + 1):
                     rows.append((position, j))
                     x = np.vstack([x, _seed(x[position], j, tensors, settings)])
-        x = x + _attention(layer, config, settings, rows, _norm(x, layer.input_layernorm))
+        prefix = [tensors.get(f"streams.prefix.{number}.{kind}") for kind in ("key", "value")]
+        inner = _norm(x, layer.input_layernorm)
+        x = x + _attention(layer, config, settings, rows, inner, prefix)
         inner = _norm(x, layer.post_attention_layernorm)
         out = _mlp(layer.mlp, inner)
         for index, (_, j) in enumerate(rows):
@@ -65,7 +67,7 @@ def _sees(query, key, shared, window):
     return other == position and (i <= j or (j == 0 and shared))
 
 
-def _attention(layer, config, settings, rows, x):
+def _attention(layer, config, settings, rows, x, prefix):
     attention, d = layer.self_attn, config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     queries = _linear(attention.q_proj, x).reshape(len(rows), heads, d)
@@ -83,6 +85,11 @@ def _attention(layer, config, settings, rows, x):
     window = config["sliding_window"] if layer.use_sliding else len(rows)
     mask = np.array([[_sees(query, key, shared, window) for key in rows] for query in rows])
     out = np.empty_like(queries)
+    if prefix[0] is not None:  # no position: seen from every stream, and from no main row
+        learned_keys, learned_values = (part.reshape(-1, kv_heads, d) for part in prefix)
+        keys, values = np.vstack([keys, learned_keys]), np.vstack([values, learned_values])
+        seen = np.array([[j > 0] * len(learned_keys) for _, j in rows])
+        mask = np.hstack([mask, seen])
     scores = [
         queries[:, head] @ keys[:, head // (heads // kv_heads)].T / math.sqrt(d)
         for head in range(heads)

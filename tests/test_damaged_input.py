@@ -426,6 +426,8 @@ STREAM_FIELDS = [
     *each("draft_vocabulary", "4", -1, 9, HUGE),
     *each("stream_keys", "4", -1, None, True, HUGE),
     *each("stream_window", "4", -1, None, True, HUGE),
+    *each("stream_prefix", "4", -1, 3, None, True, HUGE),
+    *each("stream_prefix_size", "4", -1, 3, HUGE),
     *each("unknown", 1),
 ]
 TOP_FIELDS = [

@@ -1,6 +1,7 @@
 """Modules import only from floors below their own (ARCHITECTURE.md lists them)."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_imports_come_from_floors_below(module):
     for target in imported(module):
         other = part_of(target)
         assert other == own or LEVEL[other] < LEVEL[own], f"imports {'.'.join(target)}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES), ids=".".join)
+def test_what_a_module_imports_is_there(module):
+    """In modules, too, that no other test runs, such as studies."""
+    import_module(".".join(("specstream_mlx", *module)))
 
 
 def test_no_module_imports_itself_by_way_of_others():

@@ -19,6 +19,8 @@ ROTATION = {"stream_init": "value_rotation"}
         ({**ROTATION, "value_rotation_epsilon": None}, "is None, expected a number"),
         ({"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
         ({"stream_keys": 2, "stream_window": 3}, "stream_keys is 2 with stream_window 3"),
+        ({"stream_prefix": 2}, "stream_prefix_size is 0 with stream_prefix 2, expected a size"),
+        ({"stream_prefix_size": 4}, "stream_prefix_size is 4 with stream_prefix 0"),
     ],
 )
 def test_what_streams_cannot_be(fields, sentence):

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from specstream_mlx.convert.demo_model.train_adapters import STREAMS, MakingOptions, settings_of
+from specstream_mlx.convert.demo_model.train_adapters import STREAMS, MakingOptions, stream_settings
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.trainer import evaluate, train
 from specstream_mlx.convert.pytorch.training_data import read_pairs, tokenize
@@ -111,7 +111,8 @@ def main(
 ) -> None:
     """Train variants of lossless streams by the same number of updates, and compare them."""
     rows = []
-    base = settings_of(STREAMS, MakingOptions(work, data.parent, iters=iters, seed=seed))
+    options = MakingOptions(work, data.parent, iters=iters, seed=seed)
+    base = stream_settings(STREAMS, options, None)
     for number, variant in enumerate(track(variants, "variants")):
         name = variant.partition(":")[0]
         common = {field.name: getattr(base, field.name) for field in fields(TrainSettings)}

@@ -159,11 +159,12 @@ def stream_attention(
     positions: Tensor,
     scoring: Scoring,
     selected: Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
 
     Stream j attends to the main keys that its main row sees and to the streams 1 to j beside it; a
-    main row attends to the main keys and to all streams beside it. One softmax runs over both
+    main row attends to the main keys and to all streams beside it. One softmax runs over all
     blocks of scores; streams of other positions are never scored.
 
     Args:
@@ -173,6 +174,7 @@ def stream_attention(
         positions: (B, C) int64, where the streams are.
         scoring: how this layer scores keys.
         selected: (B, C, T) bool, the main keys that streams may attend to; ``None``: all.
+        prefix: keys and values (Hkv, n, d) that streams attend to besides; ``None``: none.
 
     Returns:
         (B, C, R, Hq, d).
@@ -187,9 +189,16 @@ def stream_attention(
 
     main_scores = (queries.flatten(2, 3) @ keys.transpose(2, 3)).view(*queries.shape[:4], length)
     stream_scores = queries @ stream_keys.transpose(3, 4)
+    if prefix is None:
+        prefix = keys.new_zeros(2, kv_heads, 0, d).unbind()
+    learned_keys, learned_values = (t.to(queries.dtype) for t in prefix)
+    learned = learned_keys.shape[1]
+    learned_scores = queries.flatten(2, 3) @ learned_keys.transpose(1, 2)
     later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
     if rows > gamma:
         later = torch.cat((later.new_zeros(1, gamma), later))
+    of_main = torch.arange(rows, device=positions.device)[:, None] < rows - gamma
+    of_main = of_main.expand(rows, learned)
     main_hidden = scoring.hides(positions, length)[:, None, :, None]
     if selected is not None:
         of_streams = main_hidden | ~selected[:, None, :, None]
@@ -200,12 +209,16 @@ def stream_attention(
         (
             main_hidden.expand(batch, 1, count, groups * rows, length),
             later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
+            of_main.repeat(groups, 1).expand(batch, 1, count, groups * rows, learned),
         ),
         dim=-1,
     )
-    scores = softcapped(torch.cat((main_scores, stream_scores), dim=-1), scoring.softcap)
+    learned_scores = learned_scores.view(*queries.shape[:4], learned)
+    scores = torch.cat((main_scores, stream_scores, learned_scores), dim=-1)
+    scores = softcapped(scores, scoring.softcap)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(values.dtype)
-    main_part, stream_part = weights.split((length, gamma), dim=-1)
+    main_part, stream_part, learned_part = weights.split((length, gamma, learned), dim=-1)
     output = (main_part.flatten(2, 3) @ values).view(queries.shape) + stream_part @ stream_values
+    output = output + (learned_part.flatten(2, 3) @ learned_values).view(queries.shape)
     output = output.view(batch, kv_heads, count, groups, rows, d).permute(0, 2, 4, 1, 3, 5)
     return output.reshape(batch, count, rows, heads, d)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
+from ..models.streams import Prefix
 from .kv import AskedCache, CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
 
@@ -54,7 +55,7 @@ class SelectingRows(AskingRows):
     """The new rows of a layer in which streams select keys: main rows, if any, before streams.
 
     Args:
-        cache, rows, skip, map_values: see ``UncommittedRows``.
+        cache, rows, skip, map_values, prefix: see ``UncommittedRows``.
         selection: the main rows to select among.
         asked: (sequences, heads, 1, head_dim) queries of the main rows ``selection.last``.
     """
@@ -65,10 +66,11 @@ class SelectingRows(AskingRows):
         rows: Rows,
         skip: int,
         map_values: Callable[[mx.array], mx.array] | None,
+        prefix: Prefix | None,
         selection: KeySelection,
         asked: mx.array | None,
     ):
-        super().__init__(cache, rows, skip, map_values)
+        super().__init__(cache, rows, skip, map_values, prefix)
         self._selection, self._asked = selection, asked
         several = isinstance(cache, SideBySideKVCache)
         main: mx.array | int = cache.offset + selection.main
@@ -161,13 +163,15 @@ def asking_rows(
     rows: Rows,
     skip: int,
     map_values: Callable[[mx.array], mx.array] | None,
+    prefixes: Sequence[Prefix | None],
     selection: KeySelection | None,
     earlier: Sequence[UncommittedRows],
 ) -> list[UncommittedRows]:
     """Make the stand-ins for the caches of layers in which streams select keys.
 
     Args:
-        caches, rows, skip, map_values: see ``UncommittedRows``; a cache per layer.
+        caches, rows, skip, map_values, prefixes: see ``UncommittedRows``; a cache and a prefix per
+            layer.
         selection: the main rows to select among; ``None``: the pass has no streams.
         earlier: the layers' rows of the step's first pass, with their queries.
     """
@@ -178,8 +182,8 @@ def asking_rows(
         first = [layer for layer in earlier if isinstance(layer, AskingRows)]
         asked = [_asked(layer.queries, selection.last) for layer in first]
     return [
-        SelectingRows(cache, rows, skip, map_values, selection, own)
-        for cache, own in zip(caches, asked, strict=True)
+        SelectingRows(cache, rows, skip, map_values, prefix, selection, own)
+        for cache, prefix, own in zip(caches, prefixes, asked, strict=True)
     ]
 
 

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..models.architectures import layer_windows
+from ..models.streams import Prefix
 from .rows import Rows
 
 
@@ -234,6 +235,8 @@ class UncommittedRows(LayerCache):
         skip: rows behind the committed ones that an earlier pass of this step wrote and that
             stay visible as ``rows.sees`` says.
         map_values: applied to the new values (sequences, kv_heads, rows, head_dim).
+        prefix: keys and values of the layer that streams among the new rows see. They are written
+            behind these, so they are overwritten like what is not committed.
     """
 
     def __init__(
@@ -242,7 +245,9 @@ class UncommittedRows(LayerCache):
         rows: Rows,
         skip: int = 0,
         map_values: Callable[[mx.array], mx.array] | None = None,
+        prefix: Prefix | None = None,
     ):
+        self._prefix = prefix
         self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
         self._new: tuple[mx.array, mx.array] | None = None
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
@@ -262,7 +267,9 @@ class UncommittedRows(LayerCache):
         """
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
-            return self._rows.mask_side_by_side(cache.offset, cache.columns(self._skip + count))
+            learned = 0 if self._prefix is None else self._prefix.key.shape[-2]
+            columns = cache.columns(self._skip + count + learned)
+            return self._rows.mask_side_by_side(cache.offset, columns)
         window = getattr(cache, "window", window_size)
         return self._rows.attention_mask(count, cache.offset, window, return_array)
 
@@ -273,11 +280,14 @@ class UncommittedRows(LayerCache):
             keys, values: (sequences, kv_heads, rows, head_dim).
 
         Returns:
-            Keys and values of all rows up to the new ones, in the underlying cache's form.
+            Keys and values of all rows up to the new ones and the prefix behind them, in the
+            underlying cache's form.
         """
         if self._map_values is not None:
             values = self._map_values(values)
         self._new, cache = (keys, values), self._cache
+        if self._prefix is not None:
+            keys, values = self._prefix.behind(keys, values)
         if isinstance(cache, SideBySideKVCache):
             return cache.write(keys, values, self._skip)
         committed = cache.offset

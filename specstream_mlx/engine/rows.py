@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from ..stream_config import FIRST_KEYS
+from ..stream_config import FIRST_KEYS, StreamConfig
 from .tree import DraftTree
 
 _MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
@@ -40,7 +40,7 @@ class Rows:
             attends to; ``None``, of one sequence: those up to itself (a chain).
         anchors: (sequences, behind) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
-        stream_window: ``StreamConfig.stream_window``, of the streams among the rows.
+        config: the configuration of the streams among the rows; ``None``: there are none.
         main_rows: number of main rows, before the streams.
 
     Attributes:
@@ -52,11 +52,13 @@ class Rows:
         positions: mx.array | int,
         sees: mx.array | None = None,
         anchors: mx.array | None = None,
-        stream_window: int = 0,
+        config: StreamConfig | None = None,
         main_rows: int = 0,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
-        self._stream_window, self._main_rows = stream_window, main_rows
+        self._stream_window = 0 if config is None else config.stream_window
+        self._learned = 0 if config is None else config.stream_prefix
+        self._main_rows = main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
         self.offset = positions
         if isinstance(positions, mx.array) and len(positions) == 1:
@@ -77,7 +79,8 @@ class Rows:
 
         Returns:
             (count, prefix + behind) bool, the same array for every layer of a pass, or mlx-lm's own
-            forms for a chain: ``"causal"``, ``None``.
+            forms for a chain: ``"causal"``, ``None``. Where streams have a prefix, its columns come
+            last.
         """
         behind = count if self.sees is None else self.sees.shape[-1]
         if window is not None and prefix + behind <= window:
@@ -98,8 +101,15 @@ class Rows:
                         mask = mask & (back < window)
                     if self._stream_window:
                         mask = mask & self._seen_by_streams(back, keys)
+            if self._learned:
+                shape = count, self._learned
+                mask = mx.concatenate([mask, mx.broadcast_to(~self._is_main(count), shape)], axis=1)
             self._masks[key] = mask
         return self._masks[key]
+
+    def _is_main(self, count: int) -> mx.array:
+        """(count, 1) bool: which of the rows are main rows."""
+        return (mx.arange(count) < self._main_rows)[:, None]
 
     @property
     def _anchors(self) -> mx.array:
@@ -115,7 +125,7 @@ class Rows:
             back: (.., rows, columns) positions from the columns to the rows.
             keys: positions of the columns, which broadcast to it.
         """
-        is_main = (mx.arange(back.shape[-2]) < self._main_rows)[:, None]
+        is_main = self._is_main(back.shape[-2])
         return is_main | (back < self._stream_window) | (keys < FIRST_KEYS)
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
@@ -142,6 +152,9 @@ class Rows:
                 keys = mx.where(behind < 0, mx.arange(columns), own)[:, None]
                 back = self._anchors[:, -sees.shape[1] :, None] - keys
                 mask = mask & self._seen_by_streams(back, keys)
+            if self._learned:
+                learned = (behind >= width) & (behind < width + self._learned)
+                mask = mask | (learned[:, None] & ~self._is_main(sees.shape[1]))
             self._side_by_side = mask[:, None]
         return self._side_by_side
 
@@ -338,8 +351,8 @@ def rows_with_streams(
     shapes: TreeShapes,
     num_streams: int,
     main_sees_streams: Sequence[bool],
+    config: StreamConfig,
     beside: Sequence[Sequence[int]] | None = None,
-    stream_window: int = 0,
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
@@ -348,9 +361,9 @@ def rows_with_streams(
         shapes: shapes of the whole trees.
         num_streams: gamma.
         main_sees_streams: whether a sequence's main rows see their streams (Eq. 3, shared mode).
+        config: the streams' configuration.
         beside: nodes of each tree that have streams, as many in all trees; only where nothing was
             pruned. ``None``: all kept nodes.
-        stream_window: see ``StreamConfig``.
     """
     gamma = num_streams
     sees = shapes.visibility(gamma, main_sees_streams, beside)
@@ -364,19 +377,17 @@ def rows_with_streams(
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)
-    return Rows(rows, sees, anchors, stream_window, len(nodes))
+    return Rows(rows, sees, anchors, config, len(nodes))
 
 
-def deferred_rows(
-    nodes: TreeNodes, last: mx.array, num_streams: int, stream_window: int = 0
-) -> Rows:
+def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int, config: StreamConfig) -> Rows:
     """Make rows of the streams of one node of each tree, run behind the nodes' own rows.
 
     Args:
         nodes: the kept nodes, whose rows are not committed yet.
         last: (sequences, 1) index of the node of each tree.
         num_streams: gamma.
-        stream_window: see ``StreamConfig``.
+        config: the streams' configuration.
     """
     gamma, sequences = num_streams, len(last)
     path, position = at(nodes.ancestors, last), mx.take_along_axis(nodes.positions, last, axis=1)
@@ -388,5 +399,5 @@ def deferred_rows(
         position + mx.arange(1, gamma + 1),
         mx.concatenate([path, earlier], axis=2),
         mx.concatenate([nodes.positions, own], axis=1),
-        stream_window,
+        config,
     )

@@ -325,8 +325,8 @@ class Decoder:
             seeded = main if beside is None else at(main, mx.array(beside))
             seeds = self._streams.seed(seeded, count).flatten(1, 2)
             hidden = mx.concatenate([main, seeds], axis=1)
-            window = self._streams.config.stream_window
-            rows = rows_with_streams(nodes, shapes, count, shared, beside, window)
+            config = self._streams.config
+            rows = rows_with_streams(nodes, shapes, count, shared, config, beside)
 
         # 5. MSA layers, over nodes and streams.
         hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
@@ -342,7 +342,7 @@ class Decoder:
         if plan.place == "beside":
             hidden, present = _streams_of(hidden, count, last, beside)
         else:
-            rows = deferred_rows(nodes, last, count, self._streams.config.stream_window)
+            rows = deferred_rows(nodes, last, count, self._streams.config)
             hidden = self._streams.seed(at(entry, last), count).flatten(1, 2)
             hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
         guesses = self._guesses(judged, hidden, plan, present)
@@ -463,13 +463,18 @@ class Decoder:
         first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
         caches, keys = self.caches[first:], config.stream_keys
+        layers = range(first, len(self.caches))
+        prefixes = [self._streams.prefix_of(layer) if stream_rows else None for layer in layers]
         if keys:
             selection, earlier = None, self._uncommitted[first:]
             if stream_rows:
                 selection = KeySelection(keys, count, main_rows or skip, beside, last)
-            stand_ins = asking_rows(caches, rows, skip, rotate, selection, earlier)
+            stand_ins = asking_rows(caches, rows, skip, rotate, prefixes, selection, earlier)
         else:
-            stand_ins = [UncommittedRows(cache, rows, skip, rotate) for cache in caches]
+            stand_ins = [
+                UncommittedRows(cache, rows, skip, rotate, prefix)
+                for cache, prefix in zip(caches, prefixes, strict=True)
+            ]
         for number, stand_in in enumerate(stand_ins, start=first):
             hidden = self.model.layer(number, hidden, stand_in, main_rows)
         if main_rows:

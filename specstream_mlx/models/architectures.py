@@ -319,6 +319,20 @@ def completed(config: Config) -> dict[str, Any]:
     return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
+def key_size(config: Config) -> int:
+    """Return the size of a position's keys in one layer: key-value heads times head size.
+
+    Raises:
+        UserError: the configuration does not say how many heads there are.
+    """
+    sizes = completed(config)
+    heads = sizes.get("num_attention_heads")
+    if not heads:
+        raise UserError(f"num_attention_heads is {shown(heads)}, expected the number of heads")
+    head_dim = sizes.get("head_dim") or sizes["hidden_size"] // heads
+    return (sizes.get("num_key_value_heads") or heads) * head_dim
+
+
 def model_classes(config: Config) -> Classes:
     """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``.
 

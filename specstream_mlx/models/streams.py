@@ -96,6 +96,37 @@ class ConditionedHead(nn.Module):
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
+class Prefix(nn.Module):
+    """Keys and values of one layer that its streams alone see, (n, key-value heads * head size).
+
+    They may have a leading axis of sequences, whose streams then see their own.
+
+    Args:
+        count: n, ``StreamConfig.stream_prefix``.
+        size: ``StreamConfig.stream_prefix_size``.
+    """
+
+    def __init__(self, count: int, size: int):
+        super().__init__()
+        self.key, self.value = mx.zeros((count, size)), mx.zeros((count, size))
+
+    def behind(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Put them behind new keys and values (sequences, kv_heads, rows, head_dim) of the layer.
+
+        Returns:
+            (sequences, kv_heads, rows + n, head_dim) of both.
+        """
+        return _followed(keys, self.key), _followed(values, self.value)
+
+
+def _followed(new: mx.array, own: mx.array) -> mx.array:
+    """Put a prefix (.., n, size) behind keys or values (sequences, kv_heads, rows, head_dim)."""
+    sequences, heads, _, head_dim = new.shape
+    own = own.reshape(-1, own.shape[-2], heads, head_dim).swapaxes(1, 2).astype(new.dtype)
+    own = mx.broadcast_to(own, (sequences, *own.shape[1:]))
+    return mx.concatenate([new, own], axis=2)
+
+
 class Streams(nn.Module):
     """Speculative streams of one adapter (Speculative Streaming, section 3.1).
 
@@ -115,6 +146,13 @@ class Streams(nn.Module):
             # One entry per layer, empty below the MSA layers: mlx rebuilds number names as lists.
             self.streams["adapters"] = [
                 LowRank(config.hidden_size, config.stream_adapter_rank)
+                if layer >= config.first_msa_layer
+                else {}
+                for layer in range(config.num_hidden_layers)
+            ]
+        if config.stream_prefix:
+            self.streams["prefix"] = [
+                Prefix(config.stream_prefix, config.stream_prefix_size)
                 if layer >= config.first_msa_layer
                 else {}
                 for layer in range(config.num_hidden_layers)
@@ -227,6 +265,10 @@ class Streams(nn.Module):
         if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
             return None
         return self.streams["adapters"][layer]
+
+    def prefix_of(self, layer: int) -> Prefix | None:
+        """Return the prefix that the streams see in an MSA layer, if they have one."""
+        return self.streams["prefix"][layer] if self._config.stream_prefix else None
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
         """Apply the streams' adapter, their path where the main stream has its MLP.

@@ -26,8 +26,8 @@ from ..engine.key_selection import summed_weights
 from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
-from ..models.streams import Streams, ValueRotation
-from ..stream_config import FIRST_KEYS
+from ..models.streams import Prefix, Streams, ValueRotation
+from ..stream_config import FIRST_KEYS, StreamConfig
 from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
 
@@ -102,9 +102,8 @@ class StreamForward:
             hidden = mx.concatenate([of_segments, hidden], axis=1)
         parts = self._parts(len(main), hidden.size // hidden.shape[-1])
         windows = set(self._windows[first:])
-        masks = self._group_axis, config.stream_window
         visibilities = [
-            Visibility(sequences.of(part), config.num_streams, shared, windows, *masks)
+            Visibility(sequences.of(part), config, windows, self._group_axis)
             for part in parts.slices
         ]
         for number in range(first, config.num_hidden_layers):
@@ -169,6 +168,8 @@ class StreamForward:
         config, modules = self.streams.config, {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
             modules["adapter"] = adapter
+        if (prefix := self.streams.prefix_of(number)) is not None:
+            modules["prefix"] = prefix
         count, of_main = visibilities[0].main_rows, main.arrays
 
         def run(
@@ -180,7 +181,7 @@ class StreamForward:
             beside = hidden.shape[1] - count
             rotate = self.streams.value_rotation(count, beside, config.num_streams)
             rows = SegmentRows(
-                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys
+                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys, prefix
             )
             return [self.model.layer(number, hidden, rows, count)]
 
@@ -255,16 +256,14 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and behind them its streams position by
-    position. They may see the columns of all T main rows and behind these the segment's own
-    streams.
+    position. They may see the columns of all T main rows, behind these the segment's own streams,
+    and behind these, where streams have a prefix, its n columns.
 
     Args:
         sequences: the sequences of the step.
-        num_streams: gamma.
-        shared: whether the main rows see their streams (Eq. 3).
+        config: the streams' configuration.
         windows: sliding windows of the layers, ``None`` for a layer without one.
         group_axis: whether masks have an axis for groups of heads too.
-        stream_window: see ``StreamConfig``.
 
     Attributes:
         main_rows: number of main rows of each segment; 0 in lossless mode.
@@ -274,13 +273,12 @@ class Visibility:
     def __init__(
         self,
         sequences: Sequences,
-        num_streams: int,
-        shared: bool,
+        config: StreamConfig,
         windows: Collection[int | None],
         group_axis: bool,
-        stream_window: int,
     ):
-        self._stream_window = stream_window
+        self._stream_window, num_streams = config.stream_window, config.num_streams
+        shared = config.mode == "shared"  # the main rows see their streams (Eq. 3)
         self.sequences, self.num_streams, self._group_axis = sequences, num_streams, group_axis
         self.count = sequences.positions.shape[-1]
         self.main_rows = self.count if shared else 0
@@ -293,9 +291,11 @@ class Visibility:
             self.positions = mx.concatenate([places, streams], axis=1)
             anchors = mx.concatenate([places, anchors], axis=1)
         self._behind = anchors[..., None] - mx.arange(sequences.tokens.shape[1])
-        self._own = mx.broadcast_to(
-            self._among_streams(), (*anchors.shape, num_streams * self.count)
-        )
+        own = self._among_streams()
+        learned = mx.arange(len(own))[:, None] >= self.main_rows
+        learned = mx.broadcast_to(learned, (len(own), config.stream_prefix))
+        own = mx.concatenate([own, learned], axis=1)
+        self._own = mx.broadcast_to(own, (len(anchors), *own.shape))
         self._seen = {window: self._within(window) for window in windows}
 
     def _among_streams(self) -> mx.array:
@@ -320,7 +320,7 @@ class Visibility:
         return mx.concatenate([seen[:, : self.main_rows], of_streams], axis=1)
 
     def mask(self, window: int | None) -> mx.array:
-        """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
+        """Return the mask (B * S, 1, rows, T + c * gamma + n) bool, or (B * S, 1, 1, rows, ..).
 
         Args:
             window: a row sees main rows less than this many positions back; ``None``: all.
@@ -387,6 +387,7 @@ class SegmentRows(AskedCache):
         visibility: the visibility of the segments' rows.
         map_values: function applied to the segments' values.
         stream_keys: number of main rows that a stream attends to; 0: all.
+        prefix: keys and values of the layer that streams see besides.
     """
 
     def __init__(
@@ -395,7 +396,9 @@ class SegmentRows(AskedCache):
         visibility: Visibility,
         map_values: ValueRotation | None,
         stream_keys: int,
+        prefix: Prefix | None,
     ):
+        self._prefix = prefix
         self._main, self._visibility = main, visibility
         self._map_values, self._stream_keys = map_values, stream_keys
 
@@ -424,7 +427,7 @@ class SegmentRows(AskedCache):
             self._asked = _beside(self._main.queries, positions), self._main.softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return keys and values of the main rows and, behind them, the segment's streams."""
+        """Return keys and values of the main rows, the segment's streams and their prefix."""
         visibility, main = self._visibility, self._main
         if self._map_values is not None:
             values = self._map_values(values)
@@ -439,6 +442,8 @@ class SegmentRows(AskedCache):
             weights = self._weights(main_keys)
             # In place, since the layer has got the mask already.
             self._mask[:] = visibility.narrowed(main.window, weights, self._stream_keys)
+        if self._prefix is not None:
+            keys, values = self._prefix.behind(keys, values)
         return (
             mx.concatenate([main_keys, keys], axis=2),
             mx.concatenate([main_values, values], axis=2),

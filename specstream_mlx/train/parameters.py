@@ -18,7 +18,7 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
     """Make untrained streams, drawn as the PyTorch trainer draws them.
 
     The last map of adapters, pruner and conditioned head is 0, so that they change nothing at the
-    start.
+    start; so are the values of a prefix.
 
     Args:
         config: configuration of the streams.
@@ -31,6 +31,8 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
         key, own = mx.random.split(key)
         if name == "streams.embeddings":
             tensors[name] = EMBEDDING_STD * mx.random.normal(shape, key=own)
+        elif name.endswith(".key"):
+            tensors[name] = mx.random.normal(shape, key=own)
         elif name.endswith("down.weight") or name == "streams.init.up.weight":
             tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
         else:

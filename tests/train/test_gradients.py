@@ -33,6 +33,8 @@ VARIANTS = {
     "selected keys": {"stream_keys": 5},
     "near keys": {"stream_window": 3},
     "near keys, shared": {"stream_window": 3, **SHARED},
+    "prefix": {"stream_prefix": 3},
+    "prefix, selected keys, shared": {"stream_prefix": 2, "stream_keys": 5, **SHARED},
     "selected keys, shared": {"stream_keys": 5, **SHARED},
     "literal pruner, every layer": {"pruner_form": "literal", "num_msa_layers": 4},
     "no pruner, one stream": {"pruner_rank": 0, "num_streams": 1},
@@ -107,8 +109,8 @@ def test_a_wrong_detail_would_show(detail, mode, tmp_path, monkeypatch):
     visibility = forward_module.Visibility
     right = visibility.__init__
 
-    def wrong(self, sequences, num_streams, shared, windows, *masks):
-        right(self, sequences, num_streams, shared, windows, *masks)
+    def wrong(self, sequences, config, windows, group_axis):
+        right(self, sequences, config, windows, group_axis)
         if detail == "position":
             self.positions = self.positions + (mx.arange(self.positions.shape[1]) == 0)
         elif detail == "order":

@@ -202,6 +202,7 @@ VARIANTS = {
     "in every layer, literal pruner": {"num_msa_layers": 4, "pruner_form": "literal", **ROTATION},
     "value rotation": ROTATION,
     "near keys": {"stream_window": 3},
+    "prefix": {"stream_prefix": 3},
 }
 
 

@@ -35,6 +35,7 @@ VARIANTS = {
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
     "near keys": {"stream_window": 2},
+    "prefix": {"stream_prefix": 3},
 }
 HEADS = {"plain": {}, "conditioned": CONDITIONED}
 
