@@ -15,8 +15,8 @@ from ..options.kinds import FLAG, PATH, TEXTS, what
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from ..terminal.parsing import parser
+from .generate_coreml import require_coremltools
 from .options import text_of
-from .packages import require_coremltools
 
 if TYPE_CHECKING:
     from specstream_mlx.convert.to_coreml.contents import Contents

@@ -9,7 +9,7 @@ from ..options.fields import option
 from ..options.kinds import FLAG, PATH, TEXT, TEXTS, integer, what
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .packages import require_coremltools
+from .generate_coreml import require_coremltools
 
 _SIZES = what(
     "numbers as in 8,16",

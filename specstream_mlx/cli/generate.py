@@ -17,8 +17,9 @@ from ..options.kinds import PATH, choice
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import launched, reporting
-from .cached_prompt import CachedPrompt
+from .continued_prompt import ContinuedPrompt
 from .draft_marks import DraftMarks
+from .generate_coreml import package_run, refuse_beside_coreml
 from .options import (
     ModelOptions,
     OutputOptions,
@@ -27,12 +28,11 @@ from .options import (
     SamplingOptions,
     Source,
 )
-from .packages import package_run, refuse_beside_coreml
 
 if TYPE_CHECKING:
     from ..generation import GenerationResponse
     from .comparison import Comparison
-    from .packages import PackageRun
+    from .generate_coreml import PackageRun
     from .run import Run
 
 
@@ -120,7 +120,7 @@ def generate(
         return
     if prompt_cache_file is not None and output.compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
-    cached = CachedPrompt(prompt_cache_file)
+    cached = ContinuedPrompt(prompt_cache_file)
     model = replace(model, model=cached.model_name(model.model))
     source = model.source(output.quiet)
     if not output.quiet:

@@ -6,7 +6,15 @@ ignored. Lists of accepted fields in README.md and in the OpenAPI document come 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -16,19 +24,38 @@ def _says_nothing(value: Any) -> Any:
     return value
 
 
+def _whole(value: Any) -> Any:
+    """1.0 is an integer in JSON Schema, and in JSON it may be written so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Text = Annotated[str, Field(max_length=1_000_000)]
+_WHOLE = BeforeValidator(_whole)
+Whole = Annotated[int, _WHOLE]
+Positive = Annotated[int, Field(ge=1), _WHOLE]
+AtLeastZero = Annotated[int, Field(ge=0), _WHOLE]
+UpToTwenty = Annotated[int, Field(ge=0, le=20), _WHOLE]
 Temperature = Annotated[float | None, Field(ge=0, le=2, description="0: the likeliest token.")]
 Share = Annotated[float | None, Field(ge=0, le=1)]
-Count = Annotated[int | None, Field(ge=1)]
-Seed = Annotated[int | None, Field(ge=0, lt=1 << 63, description="Repeats what was drawn.")]
+Count = Positive | None
+Seed = Annotated[
+    Annotated[int, Field(ge=0, lt=1 << 63), _WHOLE] | None,
+    Field(description="Repeats what was drawn."),
+]
 Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)] | Stops | None
-Choices = Annotated[int | None, Field(ge=1, le=8, description="Texts, with seeds one apart.")]
+Choices = Annotated[
+    Annotated[int, Field(ge=1, le=8), _WHOLE] | None,
+    Field(description="Texts, with seeds one apart."),
+]
 Draft = Annotated[bool | None, Field(description="False: no drafts; the text stays the same.")]
 Unsupported = Annotated[
     Any,
     AfterValidator(_says_nothing),
-    Field(description="Accepted where it asks for nothing: null, 0, false or empty."),
+    Field(
+        description="Accepted where it asks for nothing.",
+        json_schema_extra={"enum": [None, False, 0, "", [], {}]},
+    ),
 ]
 Labels = Annotated[
     dict[str, Any] | None, Field(max_length=16, description="A label without effect.")
@@ -95,7 +122,7 @@ class ToolCall(_Body):
     """A call of an earlier turn."""
 
     id: str | None = None
-    index: int | None = None
+    index: Whole | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -103,6 +130,14 @@ class ToolCall(_Body):
 class Message(_Body):
     """A turn of a chat."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+                {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array"}}},
+            ]
+        }
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
@@ -172,7 +207,7 @@ class _Sampled(_Body):
 class _OpenAI(_Sampled):
     max_tokens: Count = None
     min_p: Share = None
-    top_k: Annotated[int | None, Field(ge=0)] = None
+    top_k: AtLeastZero | None = None
     stop: Stop = None
     n: Choices = None
     stream_options: StreamOptions | None = None
@@ -188,7 +223,7 @@ class Chat(_OpenAI):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
     max_completion_tokens: Count = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    top_logprobs: UpToTwenty | None = None
     tools: Tools = None
     tool_choice: WhetherTools = None
     response_format: Format | None = None
@@ -208,8 +243,8 @@ class Together(_Body):
 class Completion(_OpenAI):
     """Body of ``/v1/completions``."""
 
-    prompt: Text | Annotated[list[int], Field(min_length=1)]
-    logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    prompt: Annotated[Text, Field(min_length=1)] | Annotated[list[Whole], Field(min_length=1)]
+    logprobs: UpToTwenty | None = None
     echo: Unsupported = None
 
 
@@ -335,10 +370,10 @@ class Messages(_Sampled):
     """Body of ``/v1/messages``."""
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=1024)]
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Positive
     system: Content | None = None
     stop_sequences: Stops | None = None
     tools: Annotated[list[AnthropicTool] | None, FewTools] = None
     tool_choice: ToolChoice | None = None
-    top_k: Annotated[int | None, Field(ge=0)] = None
+    top_k: AtLeastZero | None = None
     metadata: Labels = None

@@ -113,3 +113,25 @@ def test_every_wrong_value_is_refused_in_a_sentence_of_the_request(kind):
 def test_what_was_expected(changes, sentence):
     with pytest.raises(RefusedError, match=re.escape(sentence)):
         checked(Chat, RIGHT[Chat] | changes)
+
+
+def test_an_integer_may_be_written_with_a_point():
+    found = checked(Completion, {"model": "base", "prompt": [1.0, 2], "max_tokens": 4.0, "n": 2.0})
+    assert (found.prompt, found.max_tokens, found.n) == ([1, 2], 4, 2)
+    with pytest.raises(RefusedError, match="max_tokens is 4.5, expected an integer"):
+        checked(Completion, {"model": "base", "prompt": "x", "max_tokens": 4.5})
+
+
+def test_the_schemas_say_what_is_refused():
+    """What a client that reads the document would not have guessed."""
+    chat, completion = Chat.model_json_schema(), Completion.model_json_schema()
+    assert chat["properties"]["store"]["enum"] == [None, False, 0, "", [], {}]
+    for nothing in chat["properties"]["store"]["enum"]:
+        checked(Chat, RIGHT[Chat] | {"store": nothing})
+    assert [way["required"] for way in chat["$defs"]["Message"]["anyOf"]] == [
+        ["content"],
+        ["tool_calls"],
+    ]
+    assert completion["properties"]["prompt"]["anyOf"][0]["minLength"] == 1
+    with pytest.raises(RefusedError, match="prompt is '', expected a string of 1 or more"):
+        checked(Completion, {"model": "base", "prompt": ""})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..prompt_cache import PromptCache
 
 
-class CachedPrompt:
+class ContinuedPrompt:
     """A prompt cache file, or none.
 
     Attributes:
