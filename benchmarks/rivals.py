@@ -65,6 +65,7 @@ from .spec_bench import (
     first_prompts,
     kept_way,
     mount_lossless,
+    stamps,
     write_answers,
 )
 from .speedup import Subject
@@ -112,7 +113,7 @@ class Entry:
         way: the way.
         timed: whether it takes turns with the others.
         same: whether its text must be plain decoding's.
-        uses: files and directories that it drafts from.
+        uses: files that it drafts from, see ``stamps``.
     """
 
     method: str
@@ -120,7 +121,7 @@ class Entry:
     way: Way
     timed: bool
     same: bool = True
-    uses: Sequence[str] = ()
+    uses: Sequence[tuple[str, float]] = ()
 
     @property
     def name(self) -> str:
@@ -180,7 +181,7 @@ class Contest:
         beside = timed and not temperature and adapter is None and not dictated
         if beside and self.drafters.draft_model is not None:
             way = mounted.mlx_lm(draft_model=self.drafters.draft_model.model)
-            uses = [str(self.asked.drafters.draft_model)]
+            uses = stamps(self.drafters.draft_model.path)
             found.append(Entry(MLX_LM_DRAFTS, None, way, timed, same=False, uses=uses))
         for method in self._methods(mode):
             ours = mounted
@@ -207,18 +208,19 @@ class Contest:
             return self.methods
         return [*methods_of(self.asked.drafters, (), PLAIN), *self.methods]
 
-    def _uses(self, method: Method) -> list[str]:
+    def _uses(self, method: Method) -> list[tuple[str, float]]:
         files = [self.drafters.datastore if "rest" in method.drafters.drafters else None]
         if method.drafters.draft_model is not None:
-            files.append(self.asked.drafters.draft_model)
+            files.append(method.drafters.draft_model.path)
         if method.head is not None:
             files += [path for path in self.asked.heads if path.resolve().name == method.head]
-        return [str(path) for path in files if path is not None]
+        return stamps(*files)
 
     def _kept(self, entry: Entry, adapter: str | None, temperature: float, dictated: bool) -> Way:
         given = self.drafters
         sizes = (given.lookup_size, given.lookup_ngram, given.num_draft_tokens)
-        name = [entry.name, entry.timed, entry.uses, adapter, temperature, dictated]
+        written_by = adapter and stamps(bundled.adapter_path(adapter))
+        name = [entry.name, entry.timed, entry.uses, written_by, temperature, dictated]
         return kept_way(self.kept, [*name, *sizes, *given.lookahead_size], entry.way)
 
 

@@ -518,13 +518,15 @@ def write_answers(directory: Path, answered: Answered, methods: Iterable[str], m
 def depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
     """List the facts that a run depends on besides way and prompt."""
     names = ("machine", "cpu", "mlx", "backend", "blas", "weights", "plain_weights", "max_tokens")
-    files = [
-        (str(path), path.stat().st_mtime)
-        for directory in (subject.directory, subject.adapter)
-        if directory is not None
-        for path in sorted(directory.glob("*.safetensors"))
-    ]
-    return [*(facts[name] for name in names), files]
+    return [*(facts[name] for name in names), stamps(subject.directory, subject.adapter)]
+
+
+def stamps(*paths: Path | None) -> list[tuple[str, float]]:
+    """List files, and the weights in directories, with the times of their last change."""
+    files: list[Path] = []
+    for path in filter(None, paths):
+        files += sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return [(str(file), file.stat().st_mtime) for file in files]
 
 
 if __name__ == "__main__":
