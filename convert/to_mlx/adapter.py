@@ -32,6 +32,7 @@ from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
 from .peft import read_peft_lora
+from .prompt_tokens import read_prompt_tokens
 from .source_tensors import read_arrays
 
 
@@ -82,7 +83,7 @@ def convert_adapter(
 
     Args:
         source: directory with LoRA in PEFT's or mlx-lm's files, with streams in
-            ``speculative_streaming`` files, or with both.
+            ``speculative_streaming`` files, or with both; or with published prompt tokens.
         base: directory of the base, in Hugging Face's or MLX format.
         target: directory for the result, which appears once it is complete.
         dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
@@ -149,6 +150,14 @@ def adapter_name(source: Path) -> str:
 
 
 def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
+    adapter = _as_published(source, base)
+    return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
+
+
+def _as_published(source: Path, base: _Base) -> _Adapter:
+    """Read an adapter in the dtypes that it has."""
+    if (tokens := read_prompt_tokens(source, base.config)) is not None:
+        return _Adapter(LoraPart(), *tokens)
     found = describe(source)
     found.check_base(base.config)
     adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found, base))
@@ -159,7 +168,7 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
             raise UserError(
                 f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
             )
-    return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
+    return adapter
 
 
 def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:

@@ -50,7 +50,8 @@ class ConvertOptions:
     adapter_path: list[Path] | None = option(
         None,
         each("a list of directories", lambda value: isinstance(value, Path)),
-        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
+        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams; "
+        "or published prompt tokens, PPD's, or a whole model with BiTA's, which become streams. "
         "With it, the adapter is converted instead of the base. Given several times, each becomes "
         "a directory of its name in --mlx-path.",
         metavar="DIR",
