@@ -165,10 +165,10 @@ def step_times(model: SpeculativeModel, prompt: list[int], steps: int) -> Iterat
 
 
 def models_of(name: str) -> Iterator[tuple[SpeculativeModel, list[int]]]:
-    """Yield a model in lossless and in shared mode, with a prompt."""
+    """Yield a model in lossless mode and, if there are such streams, in shared mode."""
     if name == DEMONSTRATION:
         base, tokenizer = load(demonstration.base_path())
-        adapters = [bundled.streams_path(), bundled.adapter_path(shared_adapters()[0])]
+        adapters = [bundled.streams_path(), *map(bundled.adapter_path, shared_adapters()[:1])]
         (text,) = Texts("test", 1).of_task(base, tokenizer, "sql")
         for _, model in with_adapters(base, adapters):
             yield model, text.prompt

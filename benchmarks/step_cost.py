@@ -200,7 +200,8 @@ def main(
     if vocabulary is not None and vocabulary < least:
         raise UserError(f"--vocabulary is {vocabulary}, expected at least the model's {least}")
     adapters = [streams or bundled.streams_path()]
-    adapter = adapter or (None if model_path else shared_adapters()[0])
+    if adapter is None and model_path is None:
+        adapter = next(iter(shared_adapters()), None)
     if adapter in bundled.adapter_names():
         adapters.append(bundled.adapter_path(adapter))
     elif adapter:

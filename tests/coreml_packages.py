@@ -104,7 +104,9 @@ CASES = {
     ),
     "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
     "Mistral, int4, untied, no streams": Case("mistral", bits=4, fields=UNTIED, streams=None),
-    "Mistral, conditioned": Case("mistral", fields=UNTIED, streams=CONDITIONED),
+    "Mistral, conditioned, a LoRA that stays": Case(
+        "mistral", fields=UNTIED, streams=CONDITIONED, lora=LORA_KEYS
+    ),
     "Qwen3, conditioned, shortlists": Case(
         "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
     ),
