@@ -58,12 +58,15 @@ class Table:
 
 
 def means_of(rows: Rows) -> list[dict[str, Any]]:
-    """The geometric means over the classes of each group that has several."""
+    """The geometric means over the classes of each group, of methods that took part in all."""
     means = []
-    keys = ("group", "temperature", "method", "nodes")
+    keys = ("group", "temperature", "nodes", "method")
+    every: dict[tuple[Any, ...], set[str]] = {}
+    for row in rows:
+        every.setdefault(tuple(row[name] for name in keys[:-1]), set()).add(row["class"])
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in keys) == key]
-        if len(own) < 2:
+        if len(own) < max(2, len(every[key[:-1]])):
             continue
         mean = dict(zip(keys, key, strict=True)) | {"class": MEAN}
         for figure in ("accepted", "speedup"):

@@ -256,5 +256,16 @@ def test_the_first_method_is_bold_and_another_program_competes_for_nothing():
     ]
 
 
+def test_a_method_that_missed_a_class_has_no_mean():
+    def row(name, method, accepted):
+        names = {"group": "adapters", "class": name, "method": method}
+        return names | {"temperature": 0.0, "nodes": 8, "accepted": accepted}
+
+    every = [row("sql", "streams", 2.0), row("reply", "streams", 4.5)]
+    every += [row("news", "streams", 3.0), row("news", "medusa", 9.0), row("sql", "medusa", 9.0)]
+    [mean] = means_of(every)
+    assert mean["method"] == "streams" and mean["accepted"] == pytest.approx(3.0)
+
+
 def test_plots_of_nothing_are_left_out():
     assert strips([], "speedup", "x") == lines({}) == by_parameters([], []) == ""
