@@ -188,17 +188,17 @@ def stream_attention(
     queries = queries.flatten(3, 4)
 
     main_scores = (queries.flatten(2, 3) @ keys.transpose(2, 3)).view(*queries.shape[:4], length)
-    stream_scores = queries @ stream_keys.transpose(3, 4)
-    if prefix is None:
-        prefix = keys.new_zeros(2, kv_heads, 0, d).unbind()
-    learned_keys, learned_values = (t.to(queries.dtype) for t in prefix)
-    learned = learned_keys.shape[1]
-    learned_scores = queries.flatten(2, 3) @ learned_keys.transpose(1, 2)
     later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
     if rows > gamma:
         later = torch.cat((later.new_zeros(1, gamma), later))
-    of_main = torch.arange(rows, device=positions.device)[:, None] < rows - gamma
-    of_main = of_main.expand(rows, learned)
+    if prefix is not None:
+        learned = [t.to(keys.dtype)[None, :, None].expand(batch, -1, count, -1, -1) for t in prefix]
+        stream_keys = torch.cat((stream_keys, learned[0]), dim=3)
+        stream_values = torch.cat((stream_values, learned[1]), dim=3)
+        of_main = torch.arange(rows, device=positions.device) < rows - gamma
+        later = torch.cat((later, of_main[:, None].expand(rows, learned[0].shape[3])), dim=1)
+    beside = stream_keys.shape[3]
+    stream_scores = queries @ stream_keys.transpose(3, 4)
     main_hidden = scoring.hides(positions, length)[:, None, :, None]
     if selected is not None:
         of_streams = main_hidden | ~selected[:, None, :, None]
@@ -208,17 +208,13 @@ def stream_attention(
     hidden = torch.cat(
         (
             main_hidden.expand(batch, 1, count, groups * rows, length),
-            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
-            of_main.repeat(groups, 1).expand(batch, 1, count, groups * rows, learned),
+            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, beside),
         ),
         dim=-1,
     )
-    learned_scores = learned_scores.view(*queries.shape[:4], learned)
-    scores = torch.cat((main_scores, stream_scores, learned_scores), dim=-1)
-    scores = softcapped(scores, scoring.softcap)
+    scores = softcapped(torch.cat((main_scores, stream_scores), dim=-1), scoring.softcap)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(values.dtype)
-    main_part, stream_part, learned_part = weights.split((length, gamma, learned), dim=-1)
+    main_part, stream_part = weights.split((length, beside), dim=-1)
     output = (main_part.flatten(2, 3) @ values).view(queries.shape) + stream_part @ stream_values
-    output = output + (learned_part.flatten(2, 3) @ learned_values).view(queries.shape)
     output = output.view(batch, kv_heads, count, groups, rows, d).permute(0, 2, 4, 1, 3, 5)
     return output.reshape(batch, count, rows, heads, d)
