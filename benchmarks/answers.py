@@ -241,7 +241,9 @@ def measure(
     row["same_output_as_plain"] = sum(
         all(run.tokens == right for run in some) for some, right in pairs
     )
-    if shown:
+    if shown and not items:  # nobody can say what prose should be
+        note("\n".join(run.text.strip() for run in runs))
+    elif shown:
         for (text, accepted), run in zip(items, runs, strict=True):
             mark = "=" if exact_match([run.text], [accepted]) else " "
             note(f"{mark} {text}\n    {run.text.strip()}\n    ({accepted[0]})")
