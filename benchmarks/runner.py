@@ -65,15 +65,26 @@ TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
 
-def fixed_ways(mode: str) -> dict[str, DraftSettings]:
-    """The fixed shapes whose steps are measured, with lossless streams beside or deferred."""
+def fixed_ways(mode: str, pruner: bool = True) -> dict[str, DraftSettings]:
+    """The fixed shapes whose steps are measured, with lossless streams beside or deferred.
+
+    Args:
+        mode: of the streams.
+        pruner: whether they have one, and trees may be pruned.
+    """
+    shapes = {"chain": CHAIN, "tree": TREE} | ({"tree, pruned": PRUNED} if pruner else {})
     if mode == "shared":
-        return {"shared, chain": CHAIN, "shared, tree": TREE, "shared, tree, pruned": PRUNED}
+        return {f"shared, {name}": settings for name, settings in shapes.items()}
     ways: dict[str, DraftSettings] = {"one token a step": ONE_TOKEN}
-    for name, settings in (("chain", CHAIN), ("tree", TREE), ("tree, pruned", PRUNED)):
+    for name, settings in shapes.items():
         ways[f"lossless, {name}"] = replace(settings, deferred=False)
         ways[f"lossless, {name}, deferred"] = settings
     return ways
+
+
+def has_pruner(model: SpeculativeModel) -> bool:
+    """Whether the mounted streams have a pruner."""
+    return model.streams is not None and bool(model.streams.config.pruner_rank)
 
 
 Drafts = DraftSettings | None

@@ -46,6 +46,7 @@ from .runner import (
     MLX_LM,
     Mounted,
     fixed_ways,
+    has_pruner,
     interleaved,
     streams_of,
 )
@@ -218,7 +219,9 @@ def main(
     for name, model in models:
         if not plain:  # lossless comes first
             plain = plain_decoding(model, tokenizer, prompts)
-        for method, settings in track(fixed_ways(model.mode).items(), f"steps, {name}"):
+        for method, settings in track(
+            fixed_ways(model.mode, has_pruner(model)).items(), f"steps, {name}"
+        ):
             rows.append(row(method, name, *measure(model, prompts, settings, steps)))
     facts = device.describe()
     summary = {"facts": facts, "rows": rows, "plain_decoding": plain}
