@@ -42,7 +42,7 @@ from specstream_mlx.terminal.progress import track
 from .own_process import in_own_process
 from .random_llama import Size, random_llama, with_streams
 from .report import OUTPUT, commit, measured_on, table, write_report
-from .runner import MLX_LM, fixed_ways, has_pruner
+from .runner import MLX_LM, fixed_ways, streams_of
 from .step_cost import with_adapters
 from .texts import Texts, shared_adapters
 
@@ -150,7 +150,7 @@ def step_times(model: SpeculativeModel, prompt: list[int], steps: int) -> Iterat
         return generate_step(mx.array(prompt), model.model, max_tokens=-1)
 
     ways = {} if model.mode == "shared" else {MLX_LM: plain}
-    for name, settings in fixed_ways(model.mode, has_pruner(model)).items():
+    for name, settings in fixed_ways(streams_of(model).config).items():
         request = Request(prompt, settings)
         ways[name] = partial(decode, model, request)
     for name, start in ways.items():

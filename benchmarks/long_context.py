@@ -33,7 +33,7 @@ from specstream_mlx.terminal.progress import track
 from .own_process import in_own_process
 from .random_llama import random_llama, untrained_streams
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import CHAIN, fixed_ways
+from .runner import CHAIN, fixed_ways, streams_of
 from .step_graphs import plain_graph, step_graph
 
 LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
@@ -91,9 +91,9 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
 def work(model: SpeculativeModel, context: int) -> dict[str, float]:
     """Operations of a tree's step, and bytes of weights, keys and values, over mlx_lm's."""
     plain = plain_graph(model, context=context)
-    ratios = {}
+    ways, ratios = fixed_ways(streams_of(model).config), {}
     for place, way in WAYS.items():
-        step = step_graph(model, fixed_ways("lossless")[way], context=context)
+        step = step_graph(model, ways[way], context=context)
         ratios[f"operations_{place}"] = step.count / plain.count
         ratios[f"bytes_{place}"] = step.bytes_read / plain.bytes_read
     return ratios

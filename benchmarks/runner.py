@@ -31,7 +31,14 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
-from specstream_mlx import DraftSettings, SpeculativeModel, UserError, load, stream_generate
+from specstream_mlx import (
+    DraftSettings,
+    SpeculativeModel,
+    StreamConfig,
+    UserError,
+    load,
+    stream_generate,
+)
 from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.earlier_answers import Answers
@@ -65,26 +72,22 @@ TREE = DraftSettings(tree_width=4, tree_size=8)
 PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
 
-def fixed_ways(mode: str, pruner: bool = True) -> dict[str, DraftSettings]:
+def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
     """The fixed shapes whose steps are measured, with lossless streams beside or deferred.
 
     Args:
-        mode: of the streams.
-        pruner: whether they have one, and trees may be pruned.
+        config: the streams' configuration; without a pruner no tree is pruned.
     """
-    shapes = {"chain": CHAIN, "tree": TREE} | ({"tree, pruned": PRUNED} if pruner else {})
-    if mode == "shared":
+    shapes = {"chain": CHAIN, "tree": TREE}
+    if config.pruner_rank:
+        shapes["tree, pruned"] = PRUNED
+    if config.mode == "shared":
         return {f"shared, {name}": settings for name, settings in shapes.items()}
     ways: dict[str, DraftSettings] = {"one token a step": ONE_TOKEN}
     for name, settings in shapes.items():
         ways[f"lossless, {name}"] = replace(settings, deferred=False)
         ways[f"lossless, {name}, deferred"] = settings
     return ways
-
-
-def has_pruner(model: SpeculativeModel) -> bool:
-    """Whether the mounted streams have a pruner."""
-    return model.streams is not None and bool(model.streams.config.pruner_rank)
 
 
 Drafts = DraftSettings | None

@@ -46,7 +46,6 @@ from .runner import (
     MLX_LM,
     Mounted,
     fixed_ways,
-    has_pruner,
     interleaved,
     streams_of,
 )
@@ -220,7 +219,7 @@ def main(
         if not plain:  # lossless comes first
             plain = plain_decoding(model, tokenizer, prompts)
         for method, settings in track(
-            fixed_ways(model.mode, has_pruner(model)).items(), f"steps, {name}"
+            fixed_ways(streams_of(model).config).items(), f"steps, {name}"
         ):
             rows.append(row(method, name, *measure(model, prompts, settings, steps)))
     facts = device.describe()

@@ -49,7 +49,7 @@ from specstream_mlx.train.stream_settings import StreamSettings
 
 from .own_process import in_own_process
 from .report import commit, machine_suffix, measured_on, table, write_report
-from .runner import MLX_LM, fixed_ways
+from .runner import MLX_LM, fixed_ways, streams_of
 from .step_rows import PLAIN_ROWS, StepRows, rows_of
 
 SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
@@ -379,7 +379,7 @@ def rows_of_model(name: str, timed: int) -> list[dict[str, Any]]:
     for mode in get_args(Mode):
         model = model_of(name, mode)
         graphs = {} if rows else {MLX_LM: plain_graph(model, timed)}
-        for method, settings in fixed_ways(mode).items():
+        for method, settings in fixed_ways(streams_of(model).config).items():
             graphs[method] = step_graph(model, settings, timed)
         rows += [{"model": name, "method": method} | vars(one) for method, one in graphs.items()]
     return rows

@@ -134,9 +134,9 @@ def main(
     chosen, texts = chosen_tasks(only), Texts(origin, items)
     model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     output.mkdir(parents=True, exist_ok=True)
-    tables = {}
+    tables, shared = {}, shared_adapters()
     for mode in ("lossless", "shared"):
-        names = [task for task in chosen if mode == "lossless" or task in shared_adapters()]
+        names = [task for task in chosen if mode == "lossless" or task in shared]
         if not names:
             continue
         tables[mode] = measure(model, tokenizer, names, texts, mode)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from specstream_mlx.checked_files import read_arrays
 from specstream_mlx.config import UserError
 from specstream_mlx.engine.draft_head import MountedHead
-from specstream_mlx.heads.files import CONFIG, WITHIN_MODEL, head_config, head_of, pickles
+from specstream_mlx.heads.files import CONFIG, WITHIN_MODEL, head_config, head_of
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
-from .source_tensors import read_torch
+from .source_tensors import arrays_of_files
 
 
 def convert_head(source: Path, base: Path, target: Path, *, overwrite: bool = False) -> MountedHead:
@@ -51,26 +50,12 @@ def convert_head(source: Path, base: Path, target: Path, *, overwrite: bool = Fa
 
 def _arrays(source: Path) -> dict[str, mx.array]:
     """Read a head's tensors by name, file by file; of a whole model, those of the head alone."""
-    files = sorted(source.glob("*.safetensors")) or pickles(source)
-    if not files:
-        raise UserError(
-            f"the draft head {source} has no *.safetensors, *.pt or *.bin, expected its tensors"
-        )
     own: dict[str, mx.array] = {}
     others: dict[str, mx.array] = {}
-    for file in files:
-        arrays = read_arrays(file) if file.suffix == ".safetensors" else _from_torch(file)
+    for arrays in arrays_of_files(source, "the draft head"):
         for name, array in arrays.items():
             if name.startswith(WITHIN_MODEL):
                 own[name] = array
             elif not own:
                 others[name] = array
     return own or others
-
-
-def _from_torch(path: Path) -> dict[str, mx.array]:
-    """Read tensors that torch has written; integers, which it has in 64 bits, as int32."""
-    return {
-        name: array if mx.issubdtype(array.dtype, mx.floating) else array.astype(mx.int32)
-        for name, array in read_torch(path).items()
-    }

@@ -16,12 +16,12 @@ from specstream_mlx.adapters.description import ADAPTER_CONFIG
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import MOST_STREAMS, UserError, check_integer, shown
-from specstream_mlx.heads.files import CONFIG, pickles
+from specstream_mlx.heads.files import CONFIG
 from specstream_mlx.models.architectures import completed, key_size
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.stream_config import StreamConfig
 
-from .source_tensors import read_arrays
+from .source_tensors import arrays_of_files, read_arrays
 
 Found = tuple[StreamConfig, dict[str, mx.array]]
 
@@ -90,9 +90,8 @@ def _of_bita(source: Path, values: Mapping[str, Any], base: Mapping[str, Any]) -
             "makes are not read"
         )
     found: dict[str, mx.array] = {}
-    files = sorted(source.glob("*.safetensors")) or pickles(source)
-    for file in files:
-        for name, array in read_arrays(file).items():
+    for arrays in arrays_of_files(source, "the model with prompt tokens"):
+        for name, array in arrays.items():
             found |= {end: array for end in (_MASKS, _PREFIX) if name.endswith(end)}
     embeddings = _named(source, found, _MASKS)
     if embeddings.ndim == 2 and len(embeddings) == 1 and not values.get("mask_diff"):

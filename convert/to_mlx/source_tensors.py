@@ -1,5 +1,6 @@
 """Tensors of an adapter to be converted, as MLX arrays; only torch's own formats need torch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -7,6 +8,7 @@ import mlx.core as mx
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import read_arrays as read_safetensors
 from specstream_mlx.config import VOCABULARY, UserError
+from specstream_mlx.heads.files import pickles
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:
@@ -27,6 +29,34 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
             expected = "int32" if integers else "a floating-point one"
             raise UserError(f"{path}: {name} has dtype {array.dtype}, expected {expected}")
     return arrays
+
+
+def arrays_of_files(source: Path, what: str) -> Iterator[dict[str, mx.array]]:
+    """Read the tensors of a directory file by file: its safetensors, or else torch's files.
+
+    Args:
+        source: the directory.
+        what: what it holds, for the error.
+
+    Yields:
+        Arrays by name; integers, which torch has in 64 bits, as int32.
+
+    Raises:
+        UserError: there are no such files, or one is damaged.
+    """
+    files = sorted(source.glob("*.safetensors")) or pickles(source)
+    if not files:
+        raise UserError(
+            f"{what} {source} has no *.safetensors, *.pt or *.bin, expected its tensors"
+        )
+    for file in files:
+        if file.suffix == ".safetensors":
+            yield read_safetensors(file)
+        else:
+            yield {
+                name: array if mx.issubdtype(array.dtype, mx.floating) else array.astype(mx.int32)
+                for name, array in read_torch(file).items()
+            }
 
 
 def read_torch(path: Path) -> dict[str, mx.array]:

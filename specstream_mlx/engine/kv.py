@@ -267,8 +267,7 @@ class UncommittedRows(LayerCache):
         """
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
-            learned = 0 if self._prefix is None else self._prefix.key.shape[-2]
-            columns = cache.columns(self._skip + count + learned)
+            columns = cache.columns(self._skip + count + self._rows.learned)
             return self._rows.mask_side_by_side(cache.offset, columns)
         window = getattr(cache, "window", window_size)
         return self._rows.attention_mask(count, cache.offset, window, return_array)

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..arguments import check_arguments
 from ..config import UserError
-from ..models.architectures import ARCHITECTURES, architecture_of, completed
+from ..models.architectures import ARCHITECTURES, architecture_of, head_size
 from .tree import DraftTree
 
 
@@ -71,9 +71,7 @@ class KVQuantization:
                     f"mlx_lm keeps a {type(cache).__name__}, expected a KVCache: "
                     "no other can be quantized"
                 )
-        full_config = completed(config)
-        heads = full_config["num_attention_heads"]
-        head_dim = full_config.get("head_dim") or full_config["hidden_size"] // heads
+        head_dim = head_size(config)
         if head_dim % self.group_size:
             raise UserError(
                 f"kv_group_size is {self.group_size}, expected one that divides the model's "

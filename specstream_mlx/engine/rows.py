@@ -45,6 +45,7 @@ class Rows:
 
     Attributes:
         offset: ``positions`` in the form that layers take; (rows,) of one sequence.
+        learned: columns of the streams' prefix, behind those of the rows; 0: none.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Rows:
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
         self._stream_window = 0 if config is None else config.stream_window
-        self._learned = 0 if config is None else config.stream_prefix
+        self.learned = 0 if config is None else config.stream_prefix
         self._main_rows = main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
         self.offset = positions
@@ -101,8 +102,8 @@ class Rows:
                         mask = mask & (back < window)
                     if self._stream_window:
                         mask = mask & self._seen_by_streams(back, keys)
-            if self._learned:
-                shape = count, self._learned
+            if self.learned:
+                shape = count, self.learned
                 mask = mx.concatenate([mask, mx.broadcast_to(~self._is_main(count), shape)], axis=1)
             self._masks[key] = mask
         return self._masks[key]
@@ -152,8 +153,8 @@ class Rows:
                 keys = mx.where(behind < 0, mx.arange(columns), own)[:, None]
                 back = self._anchors[:, -sees.shape[1] :, None] - keys
                 mask = mask & self._seen_by_streams(back, keys)
-            if self._learned:
-                learned = (behind >= width) & (behind < width + self._learned)
+            if self.learned:
+                learned = (behind >= width) & (behind < width + self.learned)
                 mask = mask | (learned[:, None] & ~self._is_main(sees.shape[1]))
             self._side_by_side = mask[:, None]
         return self._side_by_side

@@ -319,8 +319,8 @@ def completed(config: Config) -> dict[str, Any]:
     return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
-def key_size(config: Config) -> int:
-    """Return the size of a position's keys in one layer: key-value heads times head size.
+def head_size(config: Config) -> int:
+    """Return the size of an attention head.
 
     Raises:
         UserError: the configuration does not say how many heads there are.
@@ -329,8 +329,17 @@ def key_size(config: Config) -> int:
     heads = sizes.get("num_attention_heads")
     if not heads:
         raise UserError(f"num_attention_heads is {shown(heads)}, expected the number of heads")
-    head_dim = sizes.get("head_dim") or sizes["hidden_size"] // heads
-    return (sizes.get("num_key_value_heads") or heads) * head_dim
+    return sizes.get("head_dim") or sizes["hidden_size"] // heads
+
+
+def key_size(config: Config) -> int:
+    """Return the size of a position's keys in one layer: key-value heads times head size.
+
+    Raises:
+        UserError: the configuration does not say how many heads there are.
+    """
+    size, sizes = head_size(config), completed(config)
+    return size * (sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
 
 
 def model_classes(config: Config) -> Classes:

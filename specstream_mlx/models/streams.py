@@ -127,6 +127,12 @@ def _followed(new: mx.array, own: mx.array) -> mx.array:
     return mx.concatenate([new, own], axis=2)
 
 
+def _by_layer(config: StreamConfig, make: Callable[[], nn.Module]) -> list[Any]:
+    """Make a module for each MSA layer; below them empty ones: mlx reads number names as lists."""
+    first, layers = config.first_msa_layer, range(config.num_hidden_layers)
+    return [make() if layer >= first else {} for layer in layers]
+
+
 class Streams(nn.Module):
     """Speculative streams of one adapter (Speculative Streaming, section 3.1).
 
@@ -143,20 +149,13 @@ class Streams(nn.Module):
         if config.stream_init == "linear":
             self.streams["init"] = LowRank(config.hidden_size, config.stream_init_rank)
         if config.stream_adapter_rank:
-            # One entry per layer, empty below the MSA layers: mlx rebuilds number names as lists.
-            self.streams["adapters"] = [
-                LowRank(config.hidden_size, config.stream_adapter_rank)
-                if layer >= config.first_msa_layer
-                else {}
-                for layer in range(config.num_hidden_layers)
-            ]
+            self.streams["adapters"] = _by_layer(
+                config, lambda: LowRank(config.hidden_size, config.stream_adapter_rank)
+            )
         if config.stream_prefix:
-            self.streams["prefix"] = [
-                Prefix(config.stream_prefix, config.stream_prefix_size)
-                if layer >= config.first_msa_layer
-                else {}
-                for layer in range(config.num_hidden_layers)
-            ]
+            self.streams["prefix"] = _by_layer(
+                config, lambda: Prefix(config.stream_prefix, config.stream_prefix_size)
+            )
         if config.stream_head_rank:
             self.streams["head"] = ConditionedHead(
                 config.hidden_size, config.stream_head_rank, config.num_streams
