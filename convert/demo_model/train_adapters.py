@@ -5,10 +5,11 @@
 
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``base`` writes the base's quantized values as float32, which PyTorch trains on:
-streams must predict what the quantized base writes. ``streams`` trains the lossless streams on the
-base's own answers. A task's name trains that task's LoRA, alone, and then lossless streams for it,
-which leave its text as it is. The tasks' text comes from the mixture, under the base's chat
-template with the task's instruction.
+streams must predict what the quantized base writes. ``answers`` lets the base ask itself and
+answer, for ``--answers``. ``streams`` trains the lossless streams on the base's own answers. A
+task's name trains that task's LoRA, alone, lets the tuned base answer, and trains lossless streams
+on that, which leave its text as it is. The tasks' text comes from the mixture, under the base's
+chat template with the task's instruction.
 """
 
 import json
@@ -43,11 +44,13 @@ from ..pytorch.lora_settings import LoraSettings
 from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
+from ..pytorch.writing import Writer
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
+from .own_answers import write_answers_of, write_own_answers
 
-STREAMS, BASE = "streams", "base"
-PARTS = BASE, STREAMS, *tasks.TASKS
+STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"
+PARTS = BASE, OWN_ANSWERS, STREAMS, *tasks.TASKS
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
 STREAM_RANKS: dict[str, Any] = {"stream_init_rank": 256, "stream_head_rank": 192}
@@ -60,6 +63,8 @@ DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
 MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 512, 384
 """Of an item; longer ones are left out."""
+TASK_ANSWER_TOKENS = 160
+"""Of an answer of a task's tuned base, which is cut there."""
 EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 TYPED = 32
 """Typed texts that a task's LoRA and streams are tried on."""
@@ -121,6 +126,16 @@ class MakingOptions:
         None, PATH, "Adapter, in either format, whose streams the parts start from."
     )
     items: int = option(6000, integer(1), "Training items of a task; the streams take all answers.")
+    answered: int = option(
+        1200,
+        integer(0),
+        "Items of a task that the tuned base answers, for its streams to learn from; 0: they learn "
+        "from the items themselves.",
+    )
+    drawn: int = option(6000, integer(1), "Prompts that the base draws for its answers.")
+    batch_size: int | None = option(
+        None, integer(1), "Items of an update. Default: 16 for LoRA, 8 for streams."
+    )
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
@@ -129,7 +144,7 @@ def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
     work = options.work
     values: dict[str, Any] = {
         "model": work / "expanded",
-        "batch_size": 8,
+        "batch_size": options.batch_size or 8,
         "max_seq_length": MOST_ANSWER_TOKENS if part == STREAMS else MOST_TASK_TOKENS,
         "time_limit": options.minutes,
         "iters": options.iters,
@@ -150,7 +165,8 @@ def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
 def lora_settings(task: str, options: MakingOptions) -> LoraSettings:
     """The settings with which a task's LoRA is trained; its data is written if it is missing."""
     output = options.work / f"{task}-lora"
-    values = common_settings(task, options) | {"output": output, "batch_size": 16}
+    values = common_settings(task, options) | {"output": output}
+    values["batch_size"] = options.batch_size or 16
     resume = (output / "checkpoint.pt").exists()
     return LoraSettings(lora_rank=LORA_RANK, resume=resume, **values)
 
@@ -165,6 +181,7 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
             without.
     """
     output = options.work / part
+    answers = options.work / f"{part}-answers.jsonl"
     warm = start is not None and describe(start).stream_config is not None
     values = common_settings(part, options) | {
         "output": output,
@@ -182,6 +199,8 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
         "init_adapter": start,
         "embedding_learning_rate": EMBEDDING_RATE / (5 if warm else 1),
     }
+    if answers.exists():
+        values["data"] = answers
     return TrainSettings(**values | (STREAM_RANKS if part == STREAMS else TASK_RANKS))
 
 
@@ -226,12 +245,17 @@ def start_of(part: str, options: MakingOptions) -> Path | None:
     lora = options.work / f"{part}-lora" / "adapter"
     if not lora.exists():
         train_lora(lora_settings(part, options))
+    if options.answered and not (answers := options.work / f"{part}-answers.jsonl").exists():
+        # Others than LoRA has learned, which it may know by heart.
+        contents = [item.content for item in drawn(part, options.answered, options.seed + 1)]
+        writer = Writer(options.work / "expanded", lora)
+        write_answers_of(writer, answers, part, contents, TASK_ANSWER_TOKENS)
     return with_streams(lora, start, options.work / f"{part}-first") if start else lora
 
 
 def main(
     parts: Annotated[
-        list[str], typer.Argument(help="Parts to make: base, streams, names of tasks.")
+        list[str], typer.Argument(help="Parts to make: base, answers, streams, names of tasks.")
     ],
     *,
     options: MakingOptions,
@@ -242,6 +266,11 @@ def main(
         if part == BASE:
             if not (work / "expanded" / "config.json").exists():
                 write_expanded(work / "expanded")
+        elif part == OWN_ANSWERS:
+            if not (work / OWN_ANSWERS / "train.jsonl").exists():
+                write_own_answers(
+                    Writer(work / "expanded"), work / OWN_ANSWERS, options.drawn, options.seed
+                )
         elif part in PARTS:
             if not (work / part / "adapter").exists():
                 train(stream_settings(part, options, start_of(part, options)))

@@ -13,8 +13,8 @@ from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel, tokens_after
 from .segments import map_segments
 
-LOGITS_AT_ONCE = 1 << 22
-"""Most logits that a slice of rows may have, to bound the memory."""
+LOGITS_AT_ONCE, LOGITS_AT_ONCE_ON_GPU = 1 << 22, 1 << 27
+"""Most logits that a slice of rows may have, to bound the memory; on a GPU small products wait."""
 
 
 @dataclass
@@ -63,7 +63,8 @@ class HeadCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         softcap: float | None,
     ) -> Tensor:
-        rows_at_once = max(1, LOGITS_AT_ONCE // len(head))
+        most = LOGITS_AT_ONCE if hidden.is_cpu else LOGITS_AT_ONCE_ON_GPU
+        rows_at_once = max(1, most // len(head))
         losses, gradients = [], []
         for rows, wanted in zip(
             hidden.split(rows_at_once), targets.split(rows_at_once), strict=True

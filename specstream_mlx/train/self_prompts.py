@@ -112,13 +112,13 @@ def ask_itself(
             "--prompts is self and the tokenizer has no chat template, which says where a user's "
             "turn begins: expected a file of prompts, or an instruct model"
         )
-    opening, asker = _turn_of(tokenizer, asking.template)
+    opening, asker = turn_of(tokenizer, asking.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
     claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
     kept = _kept(path)
-    alike = {_beginning(prompt) for prompt in kept.values()}
+    alike = {beginning(prompt) for prompt in kept.values()}
     read = _read(model, opening[:-1])
     place, asked = max(kept, default=-1) + 1, Asked()
     recent: deque[str | None] = deque(maxlen=_RECENT)
@@ -129,14 +129,14 @@ def ask_itself(
         for number, text, ended in _draws(model, asker, read, opening[-1:], asking.seed, places):
             if len(kept) == asking.count:
                 break
-            fault = _fault(text, ended, controls, asking.script)
-            if fault is None and _beginning(text) in alike:
+            fault = fault_of(text, ended, controls, asking.script)
+            if fault is None and beginning(text) in alike:
                 fault = "began as an earlier one"
             asked.drawn += 1
             recent.append(fault)
             if fault is None:
                 kept[number] = text
-                alike.add(_beginning(text))
+                alike.add(beginning(text))
                 line = {"prompt": text, "draw": number}
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             else:
@@ -154,7 +154,7 @@ def ask_itself(
     return asked
 
 
-def _turn_of(
+def turn_of(
     tokenizer: TokenizerWrapper, template: str | None
 ) -> tuple[list[int], TokenizerWrapper]:
     """Return token ids up to the user's text, and a tokenizer whose end tokens end that text."""
@@ -202,7 +202,7 @@ def _draws(
         yield number, text.strip(), reason == "stop"
 
 
-def _fault(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
+def fault_of(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
     """Return the reason why a text is no prompt; ``None``: it is one."""
     words = _WORD.findall(text.casefold())
     if not ended:
@@ -219,7 +219,7 @@ def _fault(text: str, ended: bool, controls: Collection[str], script: Script) ->
     return None
 
 
-def _beginning(text: str) -> str:
+def beginning(text: str) -> str:
     """Return a key that nearly equal texts share."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
 

@@ -1,47 +1,22 @@
 """Prompts that a model asks itself: where its draws begin and end, which are kept, and resuming."""
 
 import json
-from itertools import product
 
-import mlx.core as mx
 import pytest
+from asking_base import WORDS, asking_base
 from command_line import refusal, run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_directory, tiny_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_tokenizer
 
 from specstream_mlx import UserError, load
 from specstream_mlx.train import self_prompts
 from specstream_mlx.train.distil import read_prompts
-from specstream_mlx.train.self_prompts import Asking, _fault, _turn_of, ask_itself
-
-WORDS = ["".join(pair) for pair in product(("ba", "de", "ki", "lo", "mu", "re"), repeat=2)]
+from specstream_mlx.train.self_prompts import Asking, ask_itself, fault_of, turn_of
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A random model of whole words, whose draws are prompts more often than not."""
-    names = [*SPECIAL_TOKENS, *WORDS]
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, SPECIAL_TOKENS[0]))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    directory = tmp_path_factory.mktemp("words") / "base"
-    tiny_llama_directory(directory, vocab_size=len(names), tie_word_embeddings=False)
-    path = directory / "model.safetensors"
-    weights = dict(mx.load(str(path)))
-    weights["model.embed_tokens.weight"][:, 0] = 10.0  # so that the head's column is a bias
-    weights["lm_head.weight"] *= 0.5
-    weights["lm_head.weight"][:, 0] = mx.array([-2.0, 0.2, -2.0, -2.0] + [0.0] * len(WORDS))
-    mx.eval(weights)
-    mx.save_safetensors(str(path), weights, {"format": "mlx"})
-    PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token=END,
-        pad_token=SPECIAL_TOKENS[0],
-        additional_special_tokens=SPECIAL_TOKENS[2:],
-        chat_template=CHAT_TEMPLATE,
-    ).save_pretrained(directory)
-    return directory
+    return asking_base(tmp_path_factory.mktemp("words") / "base")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +47,7 @@ def test_draws_begin_and_end_as_the_template_says(chat, template, opening, end):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = chat
     wrapper = TokenizerWrapper(tokenizer)
-    ids, asker = _turn_of(wrapper, template)
+    ids, asker = turn_of(wrapper, template)
     assert tokenizer.decode(ids) == opening
     stop = tokenizer.encode(end, add_special_tokens=False)[0]
     assert asker.eos_token_ids == {tokenizer.eos_token_id, stop}
@@ -108,8 +83,8 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
     ],
 )
 def test_what_is_left_out(text, fault):
-    assert _fault(text, True, SPECIAL_TOKENS, "latin") == fault
-    assert _fault(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
+    assert fault_of(text, True, SPECIAL_TOKENS, "latin") == fault
+    assert fault_of(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
 
 
 def drawing(monkeypatch, *texts):

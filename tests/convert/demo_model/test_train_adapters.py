@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
@@ -30,6 +31,30 @@ def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp
     streams.check()
     assert (streams.mode, streams.data) == ("lossless", found.data)
     assert streams.prompt_template == found.prompt_template
+
+
+def test_a_tasks_streams_learn_what_the_tuned_base_answered(tmp_path, monkeypatch):
+    """To other texts than its LoRA learned from."""
+    asked = []
+
+    def answer(writer, path, task, contents, most_tokens):
+        asked.append((writer, task, contents, most_tokens))
+        path.write_text('{"prompt": "a", "completion": "b"}\n')
+
+    monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
+    monkeypatch.setattr(train_adapters, "write_answers_of", answer)
+    options = replace(making(tmp_path), answered=5, batch_size=3)
+    lora = tmp_path / "concise-lora" / "adapter"
+    lora.mkdir(parents=True)
+    assert train_adapters.start_of("concise", options) == lora
+    other = [item.content for item in train_adapters.drawn("concise", 5, options.seed + 1)]
+    assert asked == [((tmp_path / "expanded", lora), "concise", other, 160)]
+    found = train_adapters.stream_settings("concise", options, None)
+    assert (found.data.name, found.batch_size) == ("concise-answers.jsonl", 3)
+    learned = read_pairs(train_adapters.lora_settings("concise", options).data)
+    assert {pair.prompt for pair in learned}.isdisjoint(other)
+    train_adapters.start_of("concise", options)  # which has its answers
+    assert len(asked) == 1
 
 
 def test_lossless_streams_learn_what_the_base_answered(tmp_path):
