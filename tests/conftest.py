@@ -7,6 +7,8 @@ import pytest
 # Threads of several test processes would wait for each other; OpenBLAS reads this when loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's
+# On CUDA MLX multiplies float32 in TF32, which is off by more than tests allow.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
 

@@ -42,6 +42,15 @@ _MASKS, _PREFIX = "mask_tokens.weight", "prefix_encoder.embedding.weight"
 too."""
 
 
+def holds_prompt_tokens(source: Path) -> bool:
+    """Tell whether a directory holds published prompt tokens, by its configuration.
+
+    Raises:
+        UserError: that cannot be read.
+    """
+    return _layout_of(source) is not None
+
+
 def read_prompt_tokens(source: Path, base: Mapping[str, Any]) -> Found | None:
     """Read prompt tokens as lossless streams.
 
@@ -55,12 +64,21 @@ def read_prompt_tokens(source: Path, base: Mapping[str, Any]) -> Found | None:
     Raises:
         UserError: the files are damaged, do not fit the base, or have what cannot be run here.
     """
-    if (path := source / ADAPTER_CONFIG).is_file():
-        values = read_json(path)
-        return _of_ppd(path, values, base) if "num_special_tokens" in values else None
-    if (path := source / CONFIG).is_file():
-        values = read_json(path)
-        return _of_bita(source, values, base) if "mask_num" in values else None
+    layout = _layout_of(source)
+    if layout is None:
+        return None
+    path, values = layout
+    if path.name == ADAPTER_CONFIG:
+        return _of_ppd(path, values, base)
+    return _of_bita(source, values, base)
+
+
+def _layout_of(source: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The configuration that says that a directory holds prompt tokens, and its path."""
+    for name, field in ((ADAPTER_CONFIG, "num_special_tokens"), (CONFIG, "mask_num")):
+        if (path := source / name).is_file():
+            values = read_json(path)
+            return (path, values) if field in values else None
     return None
 
 

@@ -200,3 +200,11 @@ def test_keys_for_all_heads_are_refused_where_heads_share_them(bita, hf, mlx, tm
     (source / "config.json").write_text((bita / "config.json").read_text())
     command = "convert", "--model", mlx, "--adapter-path", source, "--mlx-path", tmp_path / "out"
     assert re.search(r"has shape \(5, 256\), expected \(.., 128\)", refusal(run(*command)))
+
+
+@pytest.mark.parametrize("kind", ["ppd", "bita"])
+def test_they_are_not_verified_and_nothing_is_written(kind, request, mlx, tmp_path):
+    source, target = request.getfixturevalue(kind), tmp_path / "out"
+    command = "convert", "--model", mlx, "--adapter-path", source, "--mlx-path", target, "--verify"
+    assert "holds published prompt tokens" in refusal(run(*command))
+    assert not target.exists()
