@@ -53,10 +53,20 @@ STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"
 PARTS = BASE, OWN_ANSWERS, STREAMS, *tasks.TASKS
 SAVE_STEPS = 50
 """Steps between two checkpoints."""
-STREAM_RANKS: dict[str, Any] = {"stream_init_rank": 256, "stream_head_rank": 192}
+STREAM_SHAPE: dict[str, Any] = {
+    "num_msa_layers": 8,
+    "stream_init_rank": 128,
+    "stream_head_rank": 224,
+    "stream_adapter_rank": 16,
+}
 """Of the lossless streams, which may take 1.5 MB."""
 LORA_RANK = 4
-TASK_RANKS: dict[str, Any] = {"stream_init_rank": 64, "stream_head_rank": 64}
+TASK_SHAPE: dict[str, Any] = {
+    "num_msa_layers": 4,
+    "stream_init_rank": 64,
+    "stream_head_rank": 64,
+    "stream_adapter_rank": 8,
+}
 """Of an adapter, which may take 3 MiB."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
@@ -187,10 +197,8 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
         "output": output,
         "mode": "lossless",
         "num_streams": 4,
-        "num_msa_layers": 4,
         "stream_init": "linear",
         "stream_mlp": "adapter",
-        "stream_adapter_rank": 8,
         "stream_head": "conditioned",
         "draft_vocabulary": DRAFT_VOCABULARY,
         "pruner_rank": 0,  # streams are deferred, and a tree of few nodes needs no pruning
@@ -201,7 +209,7 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
     }
     if answers.exists():
         values["data"] = answers
-    return TrainSettings(**values | (STREAM_RANKS if part == STREAMS else TASK_RANKS))
+    return TrainSettings(**values | (STREAM_SHAPE if part == STREAMS else TASK_SHAPE))
 
 
 def with_streams(lora: Path, streams: Path, target: Path) -> Path:
