@@ -2,28 +2,37 @@
 
 The base is asked what it draws as its user's words: freely; behind the first words of prompts of
 general use, which are more various; and about passages, which are earlier answers, since a text to
-summarize or to be asked about is longer than a draw.
+summarize or to be asked about is longer than a draw. All of it goes on where it was stopped.
 """
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from specstream_mlx.staging import staged_file
-from specstream_mlx.train.distil import SHIPPED, read_prompts
+from specstream_mlx.checked_files import read_json_lines
+from specstream_mlx.config import UserError
+from specstream_mlx.staging import staged_directory, staged_file
+from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
+from specstream_mlx.train.self_prompts import fault_of
 
-from ..pytorch.writing import Writer, Written
+from ..pytorch.writing import Writer
 from . import tasks
 
-ANSWER_TOKENS = 220
-"""Of an answer of the base; longer ones are cut there."""
+ANSWER_TOKENS, TASK_ANSWER_TOKENS = 220, 160
+"""Of an answer of the base, and of a task's tuned base; longer ones are cut there."""
+TRAIN, VALID = "train.jsonl", "valid.jsonl"
+_AT_ONCE = 2048
+"""Prompts that are answered before their answers are written."""
 _OPENING_WORDS = 2
-_BEHIND_OPENINGS, _OF_PASSAGES = 0.3, 0.2
-"""Shares of the base's prompts."""
-_PASSAGE_WORDS = 120
-_HELD_OUT = 40
-"""Of so many answers one is held out."""
+_BEHIND_OPENINGS = 0.375
+"""Share of the draws."""
+_FEWEST_WORDS, _MOST_WORDS = 20, 120
+"""Of a passage."""
+_ANSWERS_A_PASSAGE = 3
+"""Of so many answers one becomes a passage."""
 _REQUESTS = (
     "Summarize: ",
     "Summarize this in two sentences: ",
@@ -34,59 +43,110 @@ _REQUESTS = (
 """For half of the passages; of the other half the base draws a question about them."""
 
 
-def write_own_answers(writer: Writer, directory: Path, count: int, seed: int) -> None:
-    """Let the base draw some ``count`` prompts and answer them.
+def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) -> None:
+    """Let the base draw prompts and answer them, and requests and questions about its answers.
+
+    Passages are answers that streams learn from, so what is held out holds none of these.
 
     Args:
         writer: the base.
-        directory: of ``train.jsonl`` and ``valid.jsonl``, prompts and completions.
-        count: draws, of which about four in five are fit.
+        directory: of ``train.jsonl`` and ``valid.jsonl``, prompts and completions; it is made, and
+            complete once it is there.
+        draws: of prompts; about four in five are fit, and a third as many passages come to them.
         seed: of the draws.
+
+    Raises:
+        UserError: next to nothing that was drawn is fit, the directory's unfinished work was of
+            other settings, or a file cannot be written.
     """
-    rng = random.Random(seed)
-    shipped = read_prompts(SHIPPED)
-    openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in shipped]
-    behind, of_passages = round(_BEHIND_OPENINGS * count), round(_OF_PASSAGES * count)
-    begun = [""] * (count - behind - of_passages) + rng.choices(openings, k=behind)
-    prompts = writer.draw_prompts(begun, seed)
-    found = writer.answers(prompts, None, ANSWER_TOKENS)
-    passages = [" ".join(answer.text.split()[:_PASSAGE_WORDS]) for answer in found]
-    rng.shuffle(passages)
-    passages = passages[:of_passages]
-    half = len(passages) // 2
-    # Passages may be alike, and no prompt must come to be learned and held out.
-    about = list(dict.fromkeys(rng.choice(_REQUESTS) + passage for passage in passages[:half]))
-    about += writer.draw_prompts([f"{passage}\n\n" for passage in passages[half:]], seed + 1)
-    found += writer.answers(about, None, ANSWER_TOKENS)
-    every = list(zip(prompts + about, found, strict=True))
-    rng.shuffle(every)
-    held_out = len(every) // _HELD_OUT
-    directory.mkdir(parents=True, exist_ok=True)
-    _write(directory / "valid.jsonl", every[:held_out])
-    _write(directory / "train.jsonl", every[held_out:])
+    work = directory.with_name(f"{directory.name}-unfinished")
+    claim(work / "draws.json", {"draws": draws, "seed": seed})
+    prompts = _kept(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
+    _answer(writer, prompts, work / "own", None, ANSWER_TOKENS)
+    answers = [value["completion"] for _, value in read_json_lines(work / "own" / TRAIN)]
+    about = _kept(work / "about.jsonl", lambda: _about(writer, answers, seed))
+    if len(about) > 1:
+        _answer(writer, about, work / "about", None, ANSWER_TOKENS)
+    with staged_directory(directory) as scratch:
+        paths = (work / "own" / TRAIN, work / "about" / TRAIN, work / "about" / VALID)
+        whole = [path.read_bytes() for path in paths if path.exists()]
+        (scratch / TRAIN).write_bytes(b"".join(whole))
+        (scratch / VALID).write_bytes((work / "own" / VALID).read_bytes())
+    shutil.rmtree(work)
 
 
-def write_answers_of(
-    writer: Writer, path: Path, task: str, contents: Sequence[str], most_tokens: int
-) -> None:
-    """Let a task's tuned base answer.
+def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:
+    """Let a task's tuned base answer, to ``train.jsonl`` and ``valid.jsonl``.
 
     Args:
         writer: the base with the task's LoRA.
-        path: JSONL file of prompts and completions.
+        directory: of the files; it is made.
         task: its name.
-        contents: what users type.
-        most_tokens: of an answer.
+        contents: what users type, all different.
+
+    Raises:
+        UserError: there are less than two, the directory holds answers to others, or a file cannot
+            be written.
     """
-    template = tasks.prompt_template(task)
-    found = writer.answers(contents, template, most_tokens)
-    _write(path, zip(contents, found, strict=True))
+    _answer(writer, contents, directory, tasks.prompt_template(task), TASK_ANSWER_TOKENS)
 
 
-def _write(path: Path, pairs: Iterable[tuple[str, Written]]) -> None:
-    with staged_file(path) as scratch, scratch.open("w") as file:
-        for prompt, answer in pairs:
-            if answer.text:
-                reason = "stop" if answer.ended else "length"
-                line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason}
-                print(json.dumps(line, ensure_ascii=False), file=file)
+def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
+    """What the base draws, freely and behind openings."""
+    rng = random.Random(seed)
+    openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in read_prompts(SHIPPED)]
+    behind = round(_BEHIND_OPENINGS * draws)
+    return writer.draw_prompts([""] * (draws - behind) + rng.choices(openings, k=behind), seed)
+
+
+def _about(writer: Writer, answers: Sequence[str], seed: int) -> list[str]:
+    """Requests and questions about some of the answers."""
+    rng = random.Random(seed)
+    found = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
+    passages = [text for text in found if _is_passage(text)]
+    rng.shuffle(passages)
+    passages = passages[: len(answers) // _ANSWERS_A_PASSAGE]
+    half = len(passages) // 2
+    requests = [rng.choice(_REQUESTS) + passage for passage in passages[:half]]
+    return requests + writer.draw_questions(passages[half:], seed + 1)
+
+
+def _is_passage(text: str) -> bool:
+    return len(text.split()) >= _FEWEST_WORDS and fault_of(text, True, (), "latin") is None
+
+
+def _kept(path: Path, draw: Callable[[], list[str]]) -> list[str]:
+    """The prompts of a file, which is written if it is missing."""
+    if not path.exists():
+        with staged_file(path) as scratch, scratch.open("w") as file:
+            for prompt in draw():
+                print(json.dumps({"prompt": prompt}, ensure_ascii=False), file=file)
+    return [value["prompt"] for _, value in read_json_lines(path)]
+
+
+def _answer(
+    writer: Writer, prompts: Sequence[str], directory: Path, template: str | None, most: int
+) -> None:
+    answer = partial(_lines, writer, template=template, most_tokens=most)
+    keep_answers(prompts, directory, {"max_tokens": most, "template": template}, answer, _AT_ONCE)
+    if not (directory / TRAIN).stat().st_size:
+        raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
+
+
+def _lines(
+    writer: Writer,
+    wanted: Sequence[str],
+    places: Sequence[int],
+    *,
+    template: str | None,
+    most_tokens: int,
+) -> list[str]:
+    """A line of JSON for each of these prompts whose answer is not empty."""
+    prompts = [wanted[place] for place in places]
+    lines = []
+    for prompt, answer in zip(prompts, writer.answers(prompts, template, most_tokens), strict=True):
+        reason = "stop" if answer.ended else "length"
+        line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason}
+        if answer.text:
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return lines

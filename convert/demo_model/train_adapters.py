@@ -6,7 +6,7 @@
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``base`` writes the base's quantized values as float32, which PyTorch trains on:
 streams must predict what the quantized base writes. ``answers`` lets the base ask itself and
-answer, for ``--answers``. ``streams`` trains the lossless streams on the base's own answers. A
+answer, which ``streams`` trains the lossless streams on, or else on the answers of the source. A
 task's name trains that task's LoRA, alone, lets the tuned base answer, and trains lossless streams
 on that, which leave its text as it is. The tasks' text comes from the mixture, under the base's
 chat template with the task's instruction.
@@ -47,7 +47,7 @@ from ..pytorch.training_settings import TrainSettings
 from ..pytorch.writing import Writer
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
-from .own_answers import write_answers_of, write_own_answers
+from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers
 
 STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"
 PARTS = BASE, OWN_ANSWERS, STREAMS, *tasks.TASKS
@@ -73,8 +73,6 @@ DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
 MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 512, 384
 """Of an item; longer ones are left out."""
-TASK_ANSWER_TOKENS = 160
-"""Of an answer of a task's tuned base, which is cut there."""
 EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 TYPED = 32
 """Typed texts that a task's LoRA and streams are tried on."""
@@ -127,8 +125,13 @@ class MakingOptions:
     """The options of every part."""
 
     work: Path = option(..., PATH, "Directory that everything is written to.")
-    answers: Path = option(ANSWERS, PATH, "Directory with answers of the base, for the streams.")
-    minutes: float | None = option(None, POSITIVE, "Wall time for each part.")
+    answers: Path | None = option(
+        None,
+        PATH,
+        "Directory with answers of the base, for its streams. Default: those of part answers, or "
+        "else those that come with the source.",
+    )
+    minutes: float | None = option(None, POSITIVE, "Wall time of each training.")
     iters: int | None = option(
         None, integer(1), "Steps for each part. Default, without --minutes: one epoch."
     )
@@ -136,17 +139,34 @@ class MakingOptions:
         None, PATH, "Adapter, in either format, whose streams the parts start from."
     )
     items: int = option(6000, integer(1), "Training items of a task; the streams take all answers.")
-    answered: int = option(
+    task_answers: int = option(
         1200,
         integer(0),
-        "Items of a task that the tuned base answers, for its streams to learn from; 0: they learn "
-        "from the items themselves.",
+        "Texts that a task's tuned base answers, for its streams to learn from; 0: they learn from "
+        "the training items.",
     )
-    drawn: int = option(6000, integer(1), "Prompts that the base draws for its answers.")
+    own_prompts: int = option(6000, integer(2), "Prompts that the base draws, for part answers.")
     batch_size: int | None = option(
         None, integer(1), "Items of an update. Default: 16 for LoRA, 8 for streams."
     )
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
+
+
+def unseen(task: str, options: MakingOptions) -> list[str]:
+    """Different texts that a task's LoRA has not learned from, which it may know by heart.
+
+    Returns:
+        ``task_answers`` texts, or fewer, where the mixture hardly has others.
+    """
+    known = {item.content for item in drawn(task, options.items, options.seed)}
+    rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
+    for _ in range(10 * options.task_answers):
+        if len(found) == options.task_answers:
+            break
+        content = mixture.draw(rng, task).content
+        if content not in known:
+            found[content] = None
+    return list(found)
 
 
 def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
@@ -162,8 +182,9 @@ def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
         "save_every": SAVE_STEPS,
     }
     if part == STREAMS:
-        data = {"data": options.answers / "train.jsonl"}
-        return values | data | {"valid_data": options.answers / "valid.jsonl"}
+        own = work / OWN_ANSWERS
+        answers = options.answers or (own if own.exists() else ANSWERS)
+        return values | {"data": answers / TRAIN, "valid_data": answers / VALID}
     items = drawn(part, options.items, options.seed)
     return values | {
         "data": write_pairs(work / f"{part}.jsonl", items),
@@ -191,7 +212,6 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
             without.
     """
     output = options.work / part
-    answers = options.work / f"{part}-answers.jsonl"
     warm = start is not None and describe(start).stream_config is not None
     values = common_settings(part, options) | {
         "output": output,
@@ -207,8 +227,9 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
         "init_adapter": start,
         "embedding_learning_rate": EMBEDDING_RATE / (5 if warm else 1),
     }
-    if answers.exists():
-        values["data"] = answers
+    if part != STREAMS and options.task_answers:
+        answers = options.work / f"{part}-answers"
+        values |= {"data": answers / TRAIN, "valid_data": answers / VALID}
     return TrainSettings(**values | (STREAM_SHAPE if part == STREAMS else TASK_SHAPE))
 
 
@@ -253,11 +274,9 @@ def start_of(part: str, options: MakingOptions) -> Path | None:
     lora = options.work / f"{part}-lora" / "adapter"
     if not lora.exists():
         train_lora(lora_settings(part, options))
-    if options.answered and not (answers := options.work / f"{part}-answers.jsonl").exists():
-        # Others than LoRA has learned, which it may know by heart.
-        contents = [item.content for item in drawn(part, options.answered, options.seed + 1)]
+    if options.task_answers:
         writer = Writer(options.work / "expanded", lora)
-        write_answers_of(writer, answers, part, contents, TASK_ANSWER_TOKENS)
+        write_answers_of(writer, options.work / f"{part}-answers", part, unseen(part, options))
     return with_streams(lora, start, options.work / f"{part}-first") if start else lora
 
 
@@ -275,10 +294,9 @@ def main(
             if not (work / "expanded" / "config.json").exists():
                 write_expanded(work / "expanded")
         elif part == OWN_ANSWERS:
-            if not (work / OWN_ANSWERS / "train.jsonl").exists():
-                write_own_answers(
-                    Writer(work / "expanded"), work / OWN_ANSWERS, options.drawn, options.seed
-                )
+            if not (work / part).exists():
+                writer = Writer(work / "expanded")
+                write_own_answers(writer, work / part, options.own_prompts, options.seed)
         elif part in PARTS:
             if not (work / part / "adapter").exists():
                 train(stream_settings(part, options, start_of(part, options)))

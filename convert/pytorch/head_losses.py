@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import gather_rows, softcapped, stream_positions
 from .draft_heads import Eagle, Eagle3
 from .frozen_base import FrozenBase
-from .losses import LOGITS_AT_ONCE, Batch, places_of, targets_of
+from .losses import Batch, places_of, rows_at_once, targets_of
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _cross_entropy(
             expected = softcapped(F.linear(teacher, *shared).float(), softcap).softmax(-1)
         return -(expected * logits.log_softmax(-1)).sum(-1)
 
-    size = max(1, LOGITS_AT_ONCE // len(weight))
+    size = rows_at_once(weight)
     parts = []
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
@@ -182,7 +182,7 @@ def count_right(
     for level, (weight, bias) in enumerate(drafted.heads(network, depth)):
         there = has_target[..., level]
         rows = features[:, :, level][there]
-        size = max(1, LOGITS_AT_ONCE // len(weight))
+        size = rows_at_once(weight)
         best = [F.linear(part, weight, bias).argmax(-1) for part in rows.split(size)]
         hits[..., level][there] = torch.cat(best) == places[..., level][there]
     in_a_row = hits.long().cumprod(-1).sum() + valid.sum()

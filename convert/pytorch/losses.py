@@ -14,7 +14,13 @@ from .reference import SpeculativeStreamingModel, tokens_after
 from .segments import map_segments
 
 LOGITS_AT_ONCE, LOGITS_AT_ONCE_ON_GPU = 1 << 22, 1 << 27
-"""Most logits that a slice of rows may have, to bound the memory; on a GPU small products wait."""
+"""Most logits that a slice of rows may have, to bound the memory; a GPU wants large products."""
+
+
+def rows_at_once(head: Tensor) -> int:
+    """The rows of a slice whose logits by an LM head (V, h) are computed at once."""
+    most = LOGITS_AT_ONCE if head.is_cpu else LOGITS_AT_ONCE_ON_GPU
+    return max(1, most // len(head))
 
 
 @dataclass
@@ -63,12 +69,9 @@ class HeadCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         softcap: float | None,
     ) -> Tensor:
-        most = LOGITS_AT_ONCE if hidden.is_cpu else LOGITS_AT_ONCE_ON_GPU
-        rows_at_once = max(1, most // len(head))
+        size = rows_at_once(head)
         losses, gradients = [], []
-        for rows, wanted in zip(
-            hidden.split(rows_at_once), targets.split(rows_at_once), strict=True
-        ):
+        for rows, wanted in zip(hidden.split(size), targets.split(size), strict=True):
             logits = softcapped(F.linear(rows, head, bias).float(), softcap)
             scores = logits.log_softmax(-1)
             losses.append(-scores.gather(1, wanted[:, None]).squeeze(1))

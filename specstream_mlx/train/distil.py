@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ SHIPPED = Path(__file__).parent / "prompts.txt"
 
 _HELD_OUT = 20
 """Of so many prompts one is for validation."""
+
+Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
+"""Function of prompts and some of their places: for each of these a line of JSON, with ``prompt``,
+``completion`` and ``finish_reason``."""
 
 _LEAST_AT_ONCE, _STEPS = 4, 16
 """Few prompts are answered in smaller groups, so that an interruption loses few answers."""
@@ -133,24 +138,50 @@ def distil(
         UserError: there are fewer prompts, the directory holds other answers, a file cannot be read
             or written, or the base cannot read a prompt.
     """
+    at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
+    answer = partial(_answers, model, tokenizer, answering=answering)
+    keep_answers(prompts, directory, asdict(answering), answer, at_once, show)
+
+
+def keep_answers(
+    prompts: Sequence[str],
+    directory: Path,
+    settings: Mapping[str, Any],
+    answer: Answer,
+    at_once: int,
+    show: Callable[[float, float], None] = lambda done, total: None,
+) -> None:
+    """Have prompts answered, to ``train.jsonl`` and ``valid.jsonl`` in a directory, see ``distil``.
+
+    Args:
+        prompts: different prompts, at least two.
+        directory: directory of the files; it is made.
+        settings: settings of the answers by name, which are written beside them.
+        answer: function that answers.
+        at_once: the most prompts that it is given at once, after which their answers are written.
+        show: called with the progress.
+
+    Raises:
+        UserError: there are fewer prompts, the directory holds other answers, or a file cannot be
+            read or written.
+    """
     if len(prompts) < 2:
         raise UserError(
             f"{len(prompts)} of the prompts can be answered, expected at least 2: one to learn "
             "from and one to try"
         )
     digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
-    claim(directory / "answers.json", {"prompts": digest, **asdict(answering)})
+    claim(directory / "answers.json", {"prompts": digest, **settings})
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
     answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
     done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
     show(done, len(prompts))
-    at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
     for name, wanted in parts.items():
         left = [place for place, prompt in enumerate(wanted) if prompt not in answered[name]]
         for start in range(0, len(left), at_once):
             group = left[start : start + at_once]
-            lines = _answers(model, tokenizer, wanted, group, answering)
+            lines = answer(wanted, group)
             append(directory / f"{name}.jsonl", "".join(lines))
             done += len(group)
             show(done, len(prompts))
@@ -161,9 +192,10 @@ def _answers(
     tokenizer: TokenizerWrapper,
     wanted: Sequence[str],
     places: Sequence[int],
+    *,
     answering: Answering,
 ) -> list[str]:
-    """Yield a line of JSON for each prompt at these places, which its draws depend on."""
+    """Return a line of JSON for each prompt at these places, which its draws depend on."""
     prompts, samplers = [wanted[place] for place in places], None
     if answering.temp:
         samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
@@ -204,7 +236,7 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
         if found.get(name) != value:
             raise UserError(
                 f"{path}: {name} was {shown(found.get(name))}, expected {shown(value)}: go on with "
-                "the same prompts and settings, take another --adapter-path, or remove "
+                "the same prompts and settings, write elsewhere, or remove "
                 f"{path.parent} to begin anew"
             )
 

@@ -107,11 +107,6 @@ def ask_itself(
         UserError: there is no chat template or it leaves out what the user says, next to no draw
             can be kept, the directory holds other draws, or a file cannot be read or written.
     """
-    if not tokenizer.has_chat_template:
-        raise UserError(
-            "--prompts is self and the tokenizer has no chat template, which says where a user's "
-            "turn begins: expected a file of prompts, or an instruct model"
-        )
     opening, asker = turn_of(tokenizer, asking.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
@@ -157,7 +152,16 @@ def ask_itself(
 def turn_of(
     tokenizer: TokenizerWrapper, template: str | None
 ) -> tuple[list[int], TokenizerWrapper]:
-    """Return token ids up to the user's text, and a tokenizer whose end tokens end that text."""
+    """Return token ids up to the user's text, and a tokenizer whose end tokens end that text.
+
+    Raises:
+        UserError: there is no chat template, or it leaves out what the user says.
+    """
+    if not tokenizer.has_chat_template:
+        raise UserError(
+            "--prompts is self and the tokenizer has no chat template, which says where a user's "
+            "turn begins: expected a file of prompts, or an instruct model"
+        )
     before, after = around_user(tokenizer, template)
     said, ended = (
         tokenizer.encode(f"user{text}", add_special_tokens=False) for text in ("", after)

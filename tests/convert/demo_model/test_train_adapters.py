@@ -29,32 +29,42 @@ def test_a_tasks_adapter_learns_from_content_alone_and_holds_the_instruction(tmp
     assert (found.lora_rank, found.iters, found.time_limit) == (4, 7, None)
     streams = train_adapters.stream_settings("concise", making(tmp_path), None)
     streams.check()
-    assert (streams.mode, streams.data) == ("lossless", found.data)
+    assert streams.mode == "lossless"
     assert streams.prompt_template == found.prompt_template
 
 
 def test_a_tasks_streams_learn_what_the_tuned_base_answered(tmp_path, monkeypatch):
     """To other texts than its LoRA learned from."""
     asked = []
-
-    def answer(writer, path, task, contents, most_tokens):
-        asked.append((writer, task, contents, most_tokens))
-        path.write_text('{"prompt": "a", "completion": "b"}\n')
-
     monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
-    monkeypatch.setattr(train_adapters, "write_answers_of", answer)
-    options = replace(making(tmp_path), answered=5, batch_size=3)
+    monkeypatch.setattr(train_adapters, "write_answers_of", lambda *given: asked.append(given))
+    options = replace(making(tmp_path), items=300, task_answers=200, batch_size=3)
     lora = tmp_path / "concise-lora" / "adapter"
     lora.mkdir(parents=True)
     assert train_adapters.start_of("concise", options) == lora
-    other = [item.content for item in train_adapters.drawn("concise", 5, options.seed + 1)]
-    assert asked == [((tmp_path / "expanded", lora), "concise", other, 160)]
-    found = train_adapters.stream_settings("concise", options, None)
-    assert (found.data.name, found.batch_size) == ("concise-answers.jsonl", 3)
+    ((writer, directory, task, texts),) = asked
+    assert (writer, task) == ((tmp_path / "expanded", lora), "concise")
+    assert len(texts) == len(set(texts)) == 200
     learned = read_pairs(train_adapters.lora_settings("concise", options).data)
-    assert {pair.prompt for pair in learned}.isdisjoint(other)
-    train_adapters.start_of("concise", options)  # which has its answers
-    assert len(asked) == 1
+    assert {pair.prompt for pair in learned}.isdisjoint(texts)
+    found = train_adapters.stream_settings("concise", options, None)
+    assert (found.data, found.valid_data) == (directory / "train.jsonl", directory / "valid.jsonl")
+    assert found.batch_size == 3
+    without = replace(options, task_answers=0)
+    assert train_adapters.start_of("concise", without) == lora and len(asked) == 1
+    found = train_adapters.stream_settings("concise", without, None)
+    assert found.data == tmp_path / "concise.jsonl"
+
+
+def test_streams_learn_from_new_answers_once_these_are_there(tmp_path):
+    def data(**values):
+        options = replace(making(tmp_path), **values)
+        return train_adapters.stream_settings("streams", options, None).data.parent
+
+    assert data() == train_adapters.ANSWERS
+    (tmp_path / "answers").mkdir()
+    assert data() == tmp_path / "answers"
+    assert data(answers=tmp_path) == tmp_path
 
 
 def test_lossless_streams_learn_what_the_base_answered(tmp_path):

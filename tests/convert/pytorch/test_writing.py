@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 from asking_base import WORDS, asking_base
@@ -12,7 +13,7 @@ from specstream_mlx.convert.pytorch.lora_trainer import train_lora
 from specstream_mlx.convert.pytorch.training_data import read_pairs
 from specstream_mlx.convert.pytorch.writing import Writer
 
-from specstream_mlx import generate, load
+from specstream_mlx import UserError, generate, load
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.train.self_prompts import beginning
 
@@ -80,35 +81,94 @@ def test_draws_keep_their_openings_and_begin_differently(base):
 
 def test_a_question_about_a_passage_is_judged_without_it(base):
     """A passage repeats words, which a draw may not."""
-    passage = 30 * "baba " + "\n\n"
-    kept = Writer(base).draw_prompts([passage + word for word in WORDS], 0)
-    assert kept and all(text.startswith(passage) for text in kept)
+    passages = [f"{30 * 'baba '}{word}" for word in WORDS]
+    kept = Writer(base).draw_questions(passages, 0)
+    assert kept and len({beginning(text) for text in kept}) == len(kept) == 1  # all begin alike
+    passages = [f"{word} {30 * 'baba '}" for word in WORDS]
+    kept = Writer(base).draw_questions(passages, 0)
+    assert len(kept) > 8
+    assert all(any(text.startswith(f"{passage}\n") for passage in passages) for text in kept)
 
 
-def test_the_base_answers_what_it_asks(base, tmp_path, monkeypatch):
+def test_drawing_needs_a_chat_template(base, tmp_path):
+    copy = shutil.copytree(base, tmp_path / "plain")
+    (copy / "chat_template.jinja").unlink()
+    writer = Writer(copy)
+    assert [answer.text for answer in writer.answers(["baba"], None, 3)] != [""]
+    with pytest.raises(UserError, match="no chat template"):
+        writer.draw_prompts([""], 0)
+
+
+def varied(_, prompts, template, most_tokens):
+    """Answers in the place of the tiny base's, which are all the same."""
+    return [
+        writing.Written(" ".join(random.Random(p).choices(WORDS, k=6)), [], len(p) % 2 == 0)
+        for p in prompts
+    ]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Parts of the demonstration model's answers that a model of whole words can do."""
+    monkeypatch.setattr(Writer, "answers", varied)
     monkeypatch.setattr(own_answers, "read_prompts", lambda _: ["dede lolo mumu", "kiki ba"])
-    monkeypatch.setattr(own_answers, "_HELD_OUT", 4)
-    own_answers.write_own_answers(Writer(base), tmp_path / "answers", 40, 0)
+    monkeypatch.setattr(own_answers, "_FEWEST_WORDS", 3)
+    monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
+
+
+def test_the_base_answers_what_it_asks(small, base, tmp_path):
+    own_answers.write_own_answers(Writer(base), tmp_path / "answers", 60, 0)
     learned, tried = (
-        read_pairs(tmp_path / "answers" / f"{name}.jsonl") for name in ("train", "valid")
+        read_pairs(tmp_path / "answers" / name) for name in ("train.jsonl", "valid.jsonl")
     )
     assert len(learned) > len(tried) > 0
-    assert not {pair.prompt for pair in learned} & {pair.prompt for pair in tried}
-    every = [pair.prompt for pair in learned + tried]
-    assert any(prompt.startswith(own_answers._REQUESTS) for prompt in every)
-    assert any("\n\n" in prompt for prompt in every)
-    one = next(pair for pair in learned if not pair.prompt.startswith(own_answers._REQUESTS))
-    (again,) = Writer(base).answers([one.prompt], None, own_answers.ANSWER_TOKENS)
-    assert (again.text, not again.ended) == (one.completion, one.cut)
+    requests = [pair for pair in learned if pair.prompt.startswith(own_answers._REQUESTS)]
+    questions = [pair for pair in learned if "\n" in pair.prompt and pair not in requests]
+    assert requests and questions
+    own = {pair.prompt for pair in learned if pair not in requests + questions}
+    assert own.isdisjoint(pair.prompt for pair in tried)
+    answers = [pair.completion for pair in learned]
+    assert all(pair.prompt.split("\n")[0] in answers for pair in questions)
+    assert not any(
+        answer.completion in pair.prompt for pair in requests + questions for answer in tried
+    )
+    for pair in learned:
+        (answer,) = varied(None, [pair.prompt], None, 12)
+        assert (answer.text, not answer.ended) == (pair.completion, pair.cut)
+    assert not (tmp_path / "answers-unfinished").exists()
+
+
+def test_answers_go_on_where_they_were_stopped(small, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_answers, "_AT_ONCE", 7)
+    own_answers.write_own_answers(Writer(base), tmp_path / "whole", 60, 0)
+    writer, calls = Writer(base), []
+    answers = writer.answers
+
+    def stopped(*arguments):
+        calls.append(len(arguments[0]))
+        if len(calls) in (3, 8):
+            raise InterruptedError
+        return answers(*arguments)
+
+    monkeypatch.setattr(writer, "answers", stopped)
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            own_answers.write_own_answers(writer, tmp_path / "halting", 60, 0)
+        assert not (tmp_path / "halting").exists()
+    with pytest.raises(UserError, match="seed was 0"):
+        own_answers.write_own_answers(writer, tmp_path / "halting", 60, 1)
+    own_answers.write_own_answers(writer, tmp_path / "halting", 60, 0)
+    for name in ("train.jsonl", "valid.jsonl"):
+        found, expected = (read_pairs(tmp_path / run / name) for run in ("halting", "whole"))
+        assert found == expected
 
 
 def test_a_tasks_answers_have_its_instruction(base, tmp_path):
-    path = tmp_path / "answers.jsonl"
-    own_answers.write_answers_of(Writer(base), path, "concise", ["ba", "lolo"], 6)
-    expected = Writer(base).answers(["ba", "lolo"], tasks.prompt_template("concise"), 6)
-    found = {pair.prompt: pair.completion for pair in read_pairs(path)}
-    assert found == {
-        prompt: answer.text
-        for prompt, answer in zip(("ba", "lolo"), expected, strict=True)
-        if answer.text
-    }
+    said = ["ba", "lolo", "mumu de", "kiki"]
+    own_answers.write_answers_of(Writer(base), tmp_path / "answers", "concise", said)
+    template = tasks.prompt_template("concise")
+    expected = Writer(base).answers(said, template, own_answers.TASK_ANSWER_TOKENS)
+    found = {}
+    for name in ("train.jsonl", "valid.jsonl"):
+        found |= {p.prompt: p.completion for p in read_pairs(tmp_path / "answers" / name)}
+    assert found == {prompt: answer.text for prompt, answer in zip(said, expected, strict=True)}
