@@ -1,10 +1,13 @@
 """Prompt caches: KV rows kept from one turn to the next, so that only new tokens are read."""
 
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx.utils import tree_map
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
 from .config import UserError, shown
@@ -133,6 +136,20 @@ class PromptCache:
         copied._owner = self._owner
         return copied
 
+    def without_spare_rows(self) -> "PromptCache":
+        """Copy the rows that may be used again, without what the buffers have room for besides."""
+        copied = PromptCache()
+        copied.tokens, copied.unknown_rows = list(self.tokens), self.unknown_rows
+        copied.reused, copied._owner = self.reused, self._owner
+        cut = partial(_cut, rows=self.rows)
+        for layer in self.caches:
+            held = copy(layer)
+            held.keys, held.values = tree_map(cut, (layer.keys, layer.values))
+            held.offset = self.rows
+            copied.caches.append(held)
+        mx.eval([(layer.keys, layer.values) for layer in copied.caches])  # or they hold the buffers
+        return copied
+
     def __len__(self) -> int:
         return self.rows
 
@@ -232,6 +249,10 @@ class PromptCache:
             raise UserError(
                 "the prompt cache is in use by a later generation, expected one at a time"
             )
+
+
+def _cut(buffer: mx.array, rows: int) -> mx.array:
+    return mx.contiguous(buffer[..., :rows, :])
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:

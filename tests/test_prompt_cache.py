@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from mlx.utils import tree_flatten
 from random_models import (
     assert_same_rows,
     plain_caches,
@@ -156,13 +157,17 @@ def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows"])
 @pytest.mark.parametrize("options", [{}, {"kv_bits": 8, "kv_group_size": 32}])
-def test_a_deep_copy_is_a_branch_with_the_same_rows(base, options):
+@pytest.mark.parametrize("copied", [deepcopy, PromptCache.without_spare_rows])
+def test_a_copy_is_a_branch_with_the_same_rows(copied, base, options):
     model, cache = quantizable_model() if options else speculative_model(base), PromptCache()
     if options:
         options["quantized_kv_start"] = 0
     tokens_of(model, FIRST, 12, cache=cache, **options)
-    branch, rows = deepcopy(cache), len(cache)
+    branch, rows = copied(cache), len(cache)
     assert len(branch) == rows > len(FIRST)
+    if copied is not deepcopy:
+        arrays = tree_flatten([(layer.keys, layer.values) for layer in branch.caches])
+        assert {array.shape[2] for _, array in arrays} == {rows}
     expected = tokens_of(model, [*FIRST, *MORE], 12, cache=cache, **options)
     reused, kept = cache.reused, list(cache.tokens)
     found = tokens_of(model, [*FIRST, *MORE], 12, cache=branch, **options)

@@ -42,7 +42,10 @@ class Prefixes:
         return deepcopy(self._kept[-1][2])
 
     def keep(self, model: nn.Module, cache: PromptCache) -> None:
-        """Keep a copy of a cache's rows instead of those that it holds too."""
+        """Keep a copy of a cache's rows instead of those that it holds too.
+
+        Buffers have room for hundreds of rows more than a short text needs, so these are not kept.
+        """
         tokens = np.array(cache.tokens)
         if not _LEAST <= len(tokens) <= self._most:
             return
@@ -53,7 +56,7 @@ class Prefixes:
                 return
             if common == len(old):
                 del self._kept[number]
-        self._kept.append((model, tokens, deepcopy(cache)))
+        self._kept.append((model, tokens, cache.without_spare_rows()))
         while self.tokens > self._most:
             del self._kept[0]
 

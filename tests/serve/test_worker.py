@@ -111,6 +111,10 @@ def test_rows_that_are_kept_are_bounded(tiny):
         inbox.worker.submit([inbox.job(seed, "base", tiny.models["base"], prompt, 4)])
         inbox.wait(1)
         assert 60 <= inbox.worker.kept_tokens <= 100
+        caches = [layer for *_, held in inbox.worker._prefixes._kept for layer in held.caches]
+        arrays = [rows for layer in caches for rows in (layer.keys, layer.values)]
+        rows = sum(array.shape[2] for array in arrays)  # and no room for more
+        assert rows == 2 * len(tiny.models["base"].model.layers) * inbox.worker.kept_tokens
     inbox.worker.stop()
 
 
