@@ -27,7 +27,8 @@ def writing_tools(
     text: Annotated[
         str | None,
         Argument(
-            help="The text; standard input where absent, and from a terminal the page.",
+            help="The text; standard input where absent; from a terminal, or with its options, "
+            "the page.",
             show_default=False,
         ),
     ] = None,
@@ -60,8 +61,9 @@ def writing_tools(
         summary,
     )
 
-    at_terminal = sys.stdin is None or sys.stdin.isatty()
-    if text is None and at_terminal and not (tool or as_json):
+    # Started in the background, the page has no terminal either.
+    for_page = port is not None or no_browser or sys.stdin is None or sys.stdin.isatty()
+    if text is None and for_page and not (tool or as_json):
         if max_tokens is not None:
             raise UserError("--max-tokens was given for the page, expected with a text")
         _serve_page(port or 0, no_browser)

@@ -1,5 +1,6 @@
 """The page of the writing tools in headless Chromium; all its adapters are the toy's."""
 
+import io
 import os
 import pty
 import re
@@ -158,6 +159,10 @@ def test_a_race_ends_in_the_same_text(page):
     lanes = "[...document.querySelectorAll('#lanes .tokens')].map((one) => one.childElementCount)"
     drafted, plain = page.run(f"return {lanes}")
     assert drafted < plain
+    page.click("[data-tool=friendly]")  # whose answer was in no race
+    page.until(WRITTEN)
+    shown = "['lanes', 'replay'].filter((id) => !document.getElementById(id).hidden).length"
+    assert page.run(f"return {shown}") == 0 and page.text("#verdict") == ""
 
 
 def test_corrections_grow_and_are_taken_one_by_one(page):
@@ -331,10 +336,13 @@ def test_the_page_takes_nothing_from_elsewhere(address):
         assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|style=", text), path
 
 
-@pytest.mark.parametrize("no_browser", [True, False])
-def test_without_a_text_at_a_terminal_the_page_is_opened(no_browser, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("no_browser", "stdin"), [(True, None), (False, None), (True, io.TextIOWrapper(io.BytesIO()))]
+)
+def test_without_a_text_the_page_is_opened(no_browser, stdin, monkeypatch, capsys):
+    """At a terminal, or where an option of the page was given, as to one in the background."""
     opened = []
-    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.stdin", stdin)
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("specstream_mlx.serve.run.serve", lambda app, listening: None)
     monkeypatch.setattr("specstream_mlx.apps.writing_tools.local_page.page_app", lambda: None)
@@ -342,7 +350,7 @@ def test_without_a_text_at_a_terminal_the_page_is_opened(no_browser, monkeypatch
     writing_tools(**given, no_browser=no_browser)
     address = re.search(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)[0]
     assert opened == ([] if no_browser else [address])
-    with pytest.raises(UserError, match="there is no text"):
+    with pytest.raises(UserError, match=r"there is no text|the text is empty"):
         writing_tools(**given | {"as_json": True}, no_browser=False)
     monkeypatch.setattr(sys.modules["specstream_mlx.cli.serve"], "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'specstream-mlx\[serve\]'$"):

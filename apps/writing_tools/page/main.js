@@ -72,6 +72,8 @@ function begin(title) {
   at("cards").replaceChildren();
   output.replaceChildren();
   panel.clear();
+  [at("lanes").hidden, at("replay").hidden] = [true, true]; // the race was another answer's
+  at("verdict").textContent = "";
   result = changes = null;
   showActions();
 }
