@@ -290,8 +290,11 @@ def main(
     """Train streams and adapters for the demonstration model (resumable)."""
     work, console = options.work, Console(stderr=True)
     for part in parts:
+        expanded = work / "expanded" / "config.json"
+        if part in PARTS and part != BASE and not expanded.exists():
+            raise UserError(f"{expanded.parent} does not exist, expected part base before {part}")
         if part == BASE:
-            if not (work / "expanded" / "config.json").exists():
+            if not expanded.exists():
                 write_expanded(work / "expanded")
         elif part == OWN_ANSWERS:
             if not (work / part).exists():

@@ -9,6 +9,8 @@ from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adap
 from specstream_mlx.convert.pytorch.training_data import read_pairs
 from toy_model import TOY
 
+from specstream_mlx.config import UserError
+
 
 def making(tmp_path):
     return train_adapters.MakingOptions(tmp_path, iters=7, items=24)
@@ -54,6 +56,13 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(tmp_path, monkeypatc
     assert train_adapters.start_of("concise", without) == lora and len(asked) == 1
     found = train_adapters.stream_settings("concise", without, None)
     assert found.data == tmp_path / "concise.jsonl"
+
+
+@pytest.mark.parametrize("part", ["answers", "streams", "concise"])
+def test_the_base_comes_first(part, tmp_path):
+    with pytest.raises(UserError, match=f"expected part base before {part}"):
+        train_adapters.main([part], options=making(tmp_path))
+    assert not any(tmp_path.iterdir())
 
 
 def test_streams_learn_from_new_answers_once_these_are_there(tmp_path):
