@@ -224,4 +224,4 @@ def test_texts_of_several_adapters_in_one_pass(seeds, adapters, grammars, gather
         gathered.clear()
         check(adapters, grammars, seed)
         mixed += max(gathered, default=1) > 1
-    assert mixed >= len(seeds) // 3  # by chance: ten in a row had 4
+    assert mixed >= len(seeds) // 2
