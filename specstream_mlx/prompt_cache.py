@@ -130,24 +130,24 @@ class PromptCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
         """Copy the rows, to branch a conversation; model and adapter stay the same objects."""
-        copied = PromptCache()
-        copied.caches, copied.tokens = deepcopy(self.caches, memo), list(self.tokens)
-        copied.unknown_rows, copied.reused = self.unknown_rows, self.reused
-        copied._owner = self._owner
-        return copied
+        return self._with(deepcopy(self.caches, memo))
 
     def without_spare_rows(self) -> "PromptCache":
         """Copy the rows that may be used again, without what the buffers have room for besides."""
-        copied = PromptCache()
-        copied.tokens, copied.unknown_rows = list(self.tokens), self.unknown_rows
-        copied.reused, copied._owner = self.reused, self._owner
+        caches = [copy(layer) for layer in self.caches]
         cut = partial(_cut, rows=self.rows)
-        for layer in self.caches:
-            held = copy(layer)
-            held.keys, held.values = tree_map(cut, (layer.keys, layer.values))
-            held.offset = self.rows
-            copied.caches.append(held)
-        mx.eval([(layer.keys, layer.values) for layer in copied.caches])  # or they hold the buffers
+        for layer in caches:
+            layer.keys, layer.values = tree_map(cut, (layer.keys, layer.values))
+            layer.offset = self.rows
+        mx.eval([(layer.keys, layer.values) for layer in caches])  # or they hold the buffers
+        return self._with(caches)
+
+    def _with(self, caches: list[Any]) -> "PromptCache":
+        """A copy of all but the KV caches, with these in their place."""
+        copied = PromptCache()
+        copied.caches, copied.tokens = caches, list(self.tokens)
+        copied.unknown_rows, copied.reused = self.unknown_rows, self.reused
+        copied._owner = self._owner
         return copied
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of
 
-from ..pytorch.writing import Writer
+from ..pytorch.generation import Writer
 from . import tasks
 
 ANSWER_TOKENS, TASK_ANSWER_TOKENS = 220, 160

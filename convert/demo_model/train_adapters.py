@@ -15,7 +15,9 @@ chat template with the task's instruction.
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,12 +41,13 @@ from specstream_mlx.options.kinds import PATH, POSITIVE, integer
 from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
+from ..pytorch.generation import Writer
 from ..pytorch.load import has_lora
 from ..pytorch.lora_settings import LoraSettings
 from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
+from ..pytorch.training_data import read_pairs
 from ..pytorch.training_settings import TrainSettings
-from ..pytorch.writing import Writer
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
 from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers
@@ -90,19 +93,19 @@ def write_expanded(target: Path) -> None:
         save(scratch, base, model, tokenizer, plain | {"dtype": "float32"})
 
 
-def write_pairs(path: Path, items: list[tasks.Item]) -> Path:
+def write_pairs(path: Path, draw: Callable[[], list[tasks.Item]]) -> Path:
     """Write items as JSONL of prompts and completions, leaving out empty completions.
 
     Args:
         path: the file, which is kept if it is there already.
-        items: of one task.
+        draw: returns the items, of one task.
 
     Returns:
         ``path``.
     """
     if not path.exists():
         with staged_file(path) as partial, partial.open("w") as file:
-            for item in items:
+            for item in draw():
                 if item.target:
                     line = {"prompt": item.content, "completion": item.target}
                     print(json.dumps(line, ensure_ascii=False), file=file)
@@ -152,13 +155,19 @@ class MakingOptions:
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
+def training_items(task: str, options: MakingOptions) -> Path:
+    """The file of a task's training items, which is written if it is missing."""
+    draw = partial(drawn, task, options.items, options.seed)
+    return write_pairs(options.work / f"{task}.jsonl", draw)
+
+
 def unseen(task: str, options: MakingOptions) -> list[str]:
     """Different texts that a task's LoRA has not learned from, which it may know by heart.
 
     Returns:
         ``task_answers`` texts, or fewer, where the mixture hardly has others.
     """
-    known = {item.content for item in drawn(task, options.items, options.seed)}
+    known = {pair.prompt for pair in read_pairs(training_items(task, options))}
     rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
     for _ in range(10 * options.task_answers):
         if len(found) == options.task_answers:
@@ -185,10 +194,9 @@ def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
         own = work / OWN_ANSWERS
         answers = options.answers or (own if own.exists() else ANSWERS)
         return values | {"data": answers / TRAIN, "valid_data": answers / VALID}
-    items = drawn(part, options.items, options.seed)
     return values | {
-        "data": write_pairs(work / f"{part}.jsonl", items),
-        "valid_data": write_pairs(work / f"{part}-typed.jsonl", typed(part)),
+        "data": training_items(part, options),
+        "valid_data": write_pairs(work / f"{part}-typed.jsonl", partial(typed, part)),
         "prompt_template": tasks.prompt_template(part),
     }
 
@@ -289,8 +297,8 @@ def main(
 ) -> None:
     """Train streams and adapters for the demonstration model (resumable)."""
     work, console = options.work, Console(stderr=True)
+    expanded = work / "expanded" / "config.json"
     for part in parts:
-        expanded = work / "expanded" / "config.json"
         if part in PARTS and part != BASE and not expanded.exists():
             raise UserError(f"{expanded.parent} does not exist, expected part base before {part}")
         if part == BASE:

@@ -7,11 +7,11 @@ import shutil
 import pytest
 from asking_base import WORDS, asking_base
 from specstream_mlx.convert.demo_model import own_answers, tasks
-from specstream_mlx.convert.pytorch import writing
+from specstream_mlx.convert.pytorch import generation
+from specstream_mlx.convert.pytorch.generation import Writer
 from specstream_mlx.convert.pytorch.lora_settings import LoraSettings
 from specstream_mlx.convert.pytorch.lora_trainer import train_lora
 from specstream_mlx.convert.pytorch.training_data import read_pairs
-from specstream_mlx.convert.pytorch.writing import Writer
 
 from specstream_mlx import UserError, generate, load
 from specstream_mlx.prompts import chat_prompt
@@ -26,7 +26,7 @@ def base(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def in_float32(monkeypatch):
     """Two rows of one batch are then told apart by more than rounding."""
-    monkeypatch.setattr(writing, "is_quick_in_bf16", lambda _: False)
+    monkeypatch.setattr(generation, "is_quick_in_bf16", lambda _: False)
 
 
 def said(count):
@@ -36,7 +36,7 @@ def said(count):
 
 @pytest.mark.parametrize("at_once", [30, 100, 1 << 13])
 def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
-    monkeypatch.setattr(writing, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(generation, "TOKENS_AT_ONCE", at_once)
     prompts = said(20)
     found = Writer(base).answers(prompts, "de {text} ki", 12)
     model, tokenizer = load(base)
@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_lora(base, tmp_path):
 
 
 def test_as_many_texts_are_written_at_once_as_the_caches_hold(base, monkeypatch):
-    monkeypatch.setattr(writing, "TOKENS_AT_ONCE", 60)
+    monkeypatch.setattr(generation, "TOKENS_AT_ONCE", 60)
     writer, rows = Writer(base), []
     generated = writer._model.generate
     monkeypatch.setattr(
@@ -102,7 +102,7 @@ def test_drawing_needs_a_chat_template(base, tmp_path):
 def varied(_, prompts, template, most_tokens):
     """Answers in the place of the tiny base's, which are all the same."""
     return [
-        writing.Written(" ".join(random.Random(p).choices(WORDS, k=6)), [], len(p) % 2 == 0)
+        generation.Written(" ".join(random.Random(p).choices(WORDS, k=6)), len(p) % 2 == 0)
         for p in prompts
     ]
 

@@ -1,4 +1,4 @@
-"""Texts that a model writes, many at once: what it answers, and what it draws as its user's words.
+"""Generation of many texts at once: what a model answers, and what it draws as its user's words.
 
 Streams must foresee the model's own text, so this is what they learn from. ``specstream-mlx train
 --prompts self`` does the same in MLX.
@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.models.architectures import key_size
 from specstream_mlx.prompts import around_user, chat_prompt
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.self_prompts import MOST_TOKENS, beginning, fault_of, turn_of
@@ -32,10 +33,9 @@ _TOP_P = 0.95
 
 @dataclass(frozen=True)
 class Written:
-    """A text that a model wrote behind a prompt, its tokens, and whether it came to its end."""
+    """A text that a model wrote behind a prompt, and whether it came to its end."""
 
     text: str
-    tokens: list[int]
     ended: bool
 
 
@@ -74,7 +74,11 @@ class Writer:
             UserError: the chat template refuses a prompt.
         """
         encoded = [chat_prompt(self.tokenizer, prompt, template) for prompt in prompts]
-        return self._written(encoded, self.tokenizer.eos_token_ids, most_tokens, sampled=False)
+        ends = self.tokenizer.eos_token_ids
+        found = self._generated(encoded, ends, most_tokens, sampled=False)
+        # An answer that was cut may end within a character.
+        texts = [self.tokenizer.decode(tokens).rstrip("\ufffd") for tokens, _ in found]
+        return [Written(text, ended) for text, (_, ended) in zip(texts, found, strict=True)]
 
     def draw_prompts(self, openings: Sequence[str], seed: int) -> list[str]:
         """Draw what the model's user might say, and keep what is fit to be a prompt.
@@ -89,9 +93,10 @@ class Writer:
         Raises:
             UserError: there is no chat template, or it leaves out what the user says.
         """
-        drawn = self._drawn(openings, seed)
-        whole = [(opening + text, ended) for opening, (text, ended) in drawn]
-        return self._fit([(text.strip(), text.strip(), ended) for text, ended in whole])
+        begun = [opening.rstrip(" ") for opening in openings]
+        draws = self._drawn(begun, seed)
+        prompts = [(a + draw.text).strip() for a, draw in zip(begun, draws, strict=True)]
+        return self._fit(draws, prompts, prompts)
 
     def draw_questions(self, passages: Sequence[str], seed: int) -> list[str]:
         """Draw what the model's user might say about passages, and keep what is fit.
@@ -106,47 +111,46 @@ class Writer:
         Raises:
             UserError: as ``draw_prompts``.
         """
-        drawn = self._drawn([f"{passage}\n" for passage in passages], seed)
-        return self._fit([(said.strip(), f"{p}{said.strip()}", end) for p, (said, end) in drawn])
+        begun = [f"{passage}\n" for passage in passages]
+        draws = self._drawn(begun, seed)
+        said = [draw.text.strip() for draw in draws]
+        return self._fit(draws, said, [a + b for a, b in zip(begun, said, strict=True)])
 
-    def _drawn(self, openings: Sequence[str], seed: int) -> list[tuple[str, tuple[str, bool]]]:
-        """Each opening with the text that was drawn behind it, and whether that ended."""
+    def _drawn(self, openings: Sequence[str], seed: int) -> list[Written]:
+        """What is drawn behind each opening. A blank at its end would be drawn, not read."""
         _, asker = turn_of(self.tokenizer, None)
         before, _ = around_user(self.tokenizer)
-        # A blank at the end is drawn: most vocabularies' words begin with theirs.
-        encoded = [self._encode(f"{before}{opening}".rstrip(" ")) for opening in openings]
+        texts = [f"{before}{opening}".rstrip(" ") for opening in openings]
+        encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         torch.manual_seed(seed)
-        found = self._written(encoded, asker.eos_token_ids, MOST_TOKENS, sampled=True)
-        drawn = []
-        for opening, tokens, draw in zip(openings, encoded, found, strict=True):
+        found = self._generated(encoded, asker.eos_token_ids, MOST_TOKENS, sampled=True)
+        decode, draws = self.tokenizer.decode, []
+        for tokens, (drawn, ended) in zip(encoded, found, strict=True):
             # Decoded with what is before it, or a blank between the two may be lost.
-            whole = self.tokenizer.decode([*tokens, *draw.tokens])
-            text = whole[len(self.tokenizer.decode(tokens)) :]
-            drawn.append((opening.rstrip(" "), (text, draw.ended)))
-        return drawn
+            draws.append(Written(decode([*tokens, *drawn])[len(decode(tokens)) :], ended))
+        return draws
 
-    def _fit(self, draws: Sequence[tuple[str, str, bool]]) -> list[str]:
-        """The prompts of those draws that are fit: what is judged, the prompt, whether it ended."""
+    def _fit(
+        self, draws: Sequence[Written], judged: Sequence[str], prompts: Sequence[str]
+    ) -> list[str]:
+        """The prompts whose draws are fit, by what is judged of each; none begins as another."""
         controls = [t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special]
         kept: dict[str, str] = {}
-        for judged, prompt, ended in draws:
-            if fault_of(judged, ended, controls, "latin") is None:
+        for draw, text, prompt in zip(draws, judged, prompts, strict=True):
+            if fault_of(text, draw.ended, controls, "latin") is None:
                 kept.setdefault(beginning(prompt), prompt)
         return list(kept.values())
 
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
     @torch.no_grad()
-    def _written(
+    def _generated(
         self,
         prompts: Sequence[Sequence[int]],
         ends: Collection[int],
         most_tokens: int,
         *,
         sampled: bool,
-    ) -> list[Written]:
-        """What is written behind each prompt, those of similar length together."""
+    ) -> list[tuple[list[int], bool]]:
+        """The tokens behind each prompt, and whether they ended; similar lengths go together."""
         drawing = {"do_sample": True, "temperature": 1.0, "top_p": _TOP_P, "top_k": 0}
         padding = min(ends)
         generation = GenerationConfig(
@@ -155,7 +159,7 @@ class Writer:
             pad_token_id=padding,
             **(drawing if sampled else {"do_sample": False}),
         )
-        found: dict[int, Written] = {}
+        found: dict[int, tuple[list[int], bool]] = {}
         for places in track(self._groups(prompts, most_tokens), "writing"):
             width = len(prompts[places[-1]])
             tokens = torch.full((len(places), width), padding)
@@ -172,9 +176,7 @@ class Writer:
                 )[:, width:].tolist()
             for place, row in zip(places, output, strict=True):
                 until = next((i for i, token in enumerate(row) if token in ends), None)
-                # A text that was cut may end within a character.
-                text = self.tokenizer.decode(row[:until]).rstrip("\ufffd")
-                found[place] = Written(text, row[:until], until is not None)
+                found[place] = row[:until], until is not None
         return [found[place] for place in range(len(prompts))]
 
     def _groups(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
@@ -193,9 +195,7 @@ class Writer:
         if self._device.type == "cpu":
             return TOKENS_AT_ONCE, TOKENS_AT_ONCE
         config = self._model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        of_token = 2 * 4 * config.num_hidden_layers * heads * size  # float32 at most
+        of_token = 2 * 4 * config.num_hidden_layers * key_size(config.to_dict())  # float32 at most
         of_row = 4 * 4 * config.vocab_size  # logits, and copies in which they are sorted
         share = torch.cuda.mem_get_info(self._device)[0] // _SHARE
         return max(1, share // of_token), max(1, share // of_row)
