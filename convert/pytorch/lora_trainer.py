@@ -19,8 +19,6 @@ from .required_packages import import_or_exit
 
 if __name__ == "__main__":
     import_or_exit()
-import torch
-from peft import PeftModel
 from torch import Tensor
 
 from specstream_mlx.terminal.commands import program
@@ -28,11 +26,11 @@ from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 
 from .adapter_files import check_replaceable, write_lora
-from .backbone import Backbone
+from .answering_model import AnsweringModel
 from .load import load_base, put_lora
 from .lora_settings import LoraSettings
-from .losses import Batch, head_cross_entropy
-from .training_data import collate, load_items
+from .losses import Batch
+from .training_data import load_items
 from .training_run import (
     OnStep,
     Trained,
@@ -42,42 +40,6 @@ from .training_run import (
     run_steps,
     training_device,
 )
-
-
-class TunedModel:
-    """A base with LoRA.
-
-    Args:
-        base: of a tested architecture, with LoRA on it.
-
-    Raises:
-        UserError: it is of another architecture.
-    """
-
-    def __init__(self, base: PeftModel) -> None:
-        self.base = base
-        causal_lm: Any = base.get_base_model()
-        self._backbone, self._decoder = Backbone(causal_lm), causal_lm.get_decoder()
-
-    def answer_rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The hidden states (n, h) before each token of the answers, and these tokens (n,)."""
-        hidden = self._decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
-        place = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)
-        within = (place >= batch.stream_from[:, None]) & (place < batch.lengths[:, None])
-        return hidden[within], batch.tokens[:, 1:][within]
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean cross entropy of the answers' tokens in nats, a scalar."""
-        rows, targets = self.answer_rows(batch)
-        head, softcap = self._backbone.head, self._backbone.softcap
-        return head_cross_entropy(rows, head.weight, targets, head.bias, softcap).mean()
-
-    @torch.no_grad()
-    def count_right(self, batch: Batch) -> tuple[int, int]:
-        """Count the answers' tokens that are predicted, with the true ones before; and all."""
-        rows, targets = self.answer_rows(batch)
-        right = self._backbone.logits(rows).argmax(-1) == targets
-        return int(right.sum()), len(targets)
 
 
 def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
@@ -100,7 +62,7 @@ def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
     begin(settings, adapter)
     device = training_device()
     base = put_lora(load_base(settings.model, settings.dtype), settings).to(device)
-    model = TunedModel(base)
+    model = AnsweringModel(base.get_base_model())
     items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
     weights = {name: p for name, p in base.named_parameters() if p.requires_grad}
     trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
@@ -110,14 +72,10 @@ def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
 
     step = run_steps(settings, items, trained, loss_of, on_step)
     if held_out:
-        counts = []
         with autocast(settings, device):
-            for start in range(0, len(held_out), settings.batch_size):
-                batch = collate(held_out[start : start + settings.batch_size], device)
-                counts.append(model.count_right(batch))
-        right, total = map(sum, zip(*counts, strict=True))
-        log_held_out(settings, step, {"main": right / total})
-        note(f"held-out top-1: {right / total:.1%}")
+            right = model.share_right(held_out, settings.batch_size)
+        log_held_out(settings, step, {"main": right})
+        note(f"held-out top-1: {right:.1%}")
     write_lora(base, adapter)
     return adapter
 

@@ -1,0 +1,162 @@
+"""The trainer of a small draft model: a base's first layers, which learn the base's answers.
+
+    python -m specstream_mlx.convert.pytorch.draft_model_trainer --model BASE --num-layers 4 \\
+        --data answers.jsonl --output OUT --epochs 1
+
+Plain speculative decoding (arXiv 2211.17192) drafts with a second, smaller model, which must have
+the base's vocabulary. Where no such model is published this makes one, for comparisons: by the same
+answers, batches, schedule and optimizer as those of ``trainer`` and ``head_trainer``. Embedding and
+LM head stay the base's. It writes ``OUT/model`` in Hugging Face's format, which ``specstream-mlx
+convert --model`` takes, and the result ``generate --draft-model``; the log ``OUT/log.jsonl``; and
+the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .required_packages import import_or_exit
+
+if __name__ == "__main__":
+    import_or_exit()
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from specstream_mlx.checked_files import read_json
+from specstream_mlx.config import UserError
+from specstream_mlx.options.fields import check_options, option
+from specstream_mlx.options.kinds import POSITIVE, TEXT, integer
+from specstream_mlx.staging import staged_directory
+from specstream_mlx.terminal.commands import program
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.train.items import Item
+
+from .answering_model import AnsweringModel
+from .load import load_base
+from .losses import Batch
+from .packed import is_packed
+from .run_settings import RunSettings
+from .training_data import load_items
+from .training_run import (
+    OnStep,
+    Trained,
+    autocast,
+    begin,
+    log_held_out,
+    run_steps,
+    training_device,
+)
+
+
+@dataclass
+class DraftModelSettings(RunSettings):
+    """The settings of a run that trains a draft model."""
+
+    num_layers: int = option(4, integer(1), "The base's first layers that it consists of.")
+    learning_rate: float = option(1e-3, POSITIVE, "Peak of the learning rate.")
+    prompt_template: str | None = option(
+        None, TEXT, "Text around every prompt, with {text} in its place."
+    )
+
+    def check(self) -> None:
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
+        check_options(self)
+        self.check_run()
+        if self.dtype != "float32":
+            raise UserError(f"dtype is {self.dtype!r}, expected float32: the layers are trained")
+
+
+def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
+    """Load a base's embedding, first layers, final norm and LM head.
+
+    Args:
+        model_dir: the base's directory.
+        count: of the layers.
+
+    Raises:
+        UserError: the base has no more layers, is quantized, or cannot be read.
+    """
+    causal_lm: Any = load_base(model_dir)
+    if is_packed(read_json(model_dir / "config.json")):
+        raise UserError(f"{model_dir} is quantized, expected weights that can be trained")
+    config, decoder = causal_lm.config, causal_lm.get_decoder()
+    if count >= config.num_hidden_layers:
+        raise UserError(
+            f"num_layers is {count}, expected less than the {config.num_hidden_layers} of the base"
+        )
+    decoder.layers = decoder.layers[:count]
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    return causal_lm
+
+
+def trained_weights(causal_lm: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """The weights of layers and final norm, by name; all others are frozen."""
+    causal_lm.requires_grad_(False)
+    head = causal_lm.get_output_embeddings()
+    tables = [m for m in causal_lm.modules() if isinstance(m, torch.nn.Embedding) or m is head]
+    frozen = {id(weight) for table in tables for weight in table.parameters()}
+    weights = {name: w for name, w in causal_lm.named_parameters() if id(w) not in frozen}
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    return weights
+
+
+def train_draft_model(settings: DraftModelSettings, on_step: OnStep | None = None) -> Path:
+    """Train a draft model and write it.
+
+    Args:
+        settings: the run's settings.
+        on_step: see ``OnStep``.
+
+    Returns:
+        The model's directory, ``settings.output / "model"``.
+
+    Raises:
+        UserError: a setting is out of range or does not fit the base, a file cannot be read or
+            written, or the output holds an earlier run that is not resumed.
+    """
+    settings.check()
+    target = settings.output / "model"
+    begin(settings, target)
+    device = training_device()
+    causal_lm = first_layers(settings.model, settings.num_layers)
+    causal_lm.to(device)
+    model = AnsweringModel(causal_lm)
+    vocabulary = causal_lm.config.vocab_size
+    items, held_out = load_items(settings, settings.prompt_template, vocabulary)
+    weights = trained_weights(causal_lm)
+    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
+
+    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        return model.loss(batch), {}
+
+    step = run_steps(settings, items, trained, loss_of, on_step)
+    if held_out:
+        with autocast(settings, device):
+            right = model.share_right(held_out, settings.batch_size)
+        parameters = sum(weight.numel() for weight in weights.values())
+        log_held_out(settings, step, {"main": right, "parameters": parameters})
+        note(f"held-out top-1: {right:.1%}")
+    tokenizer = AutoTokenizer.from_pretrained(
+        settings.model, local_files_only=True, trust_remote_code=False
+    )
+    with staged_directory(target) as scratch:
+        causal_lm.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+    return target
+
+
+def main(settings: DraftModelSettings) -> None:
+    """Train a small draft model of a base's first layers."""
+    print(train_draft_model(settings))
+
+
+if __name__ == "__main__":
+    program(main, hidden=True)()

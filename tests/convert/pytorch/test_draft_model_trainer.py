@@ -1,0 +1,96 @@
+"""A draft model is made of a base's first layers, learns, and drafts for the base in MLX."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from command_line import run
+from safetensors.torch import load_file
+from specstream_mlx.convert.pytorch import draft_model_trainer
+from specstream_mlx.convert.pytorch.draft_model_trainer import DraftModelSettings, first_layers
+from specstream_mlx.convert.pytorch.load import load_base
+from specstream_mlx.convert.to_mlx.base import convert_base
+from torch_tiny import tiny_completions
+
+from specstream_mlx import load
+from specstream_mlx.config import UserError
+
+PROMPT = "check team noon"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
+
+
+@pytest.fixture
+def settings(tied, data, tmp_path):
+    small = {"model": tied, "data": data, "batch_size": 8, "log_every": 1, "bf16": False}
+    small |= {"num_layers": 1, "output": tmp_path / "out"}
+    return lambda **values: DraftModelSettings(**{**small, **values})
+
+
+def test_what_is_cut_off_is_the_end(tied):
+    whole, cut = load_base(tied), first_layers(tied, 2)
+    states = whole(torch.tensor([[3, 1, 4]]), output_hidden_states=True).hidden_states
+    found = cut(torch.tensor([[3, 1, 4]]), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(found[1], states[1])
+    torch.testing.assert_close(found[2], whole.model.norm(states[2]))  # the last one is behind it
+
+
+def test_it_learns_and_the_text_stays(settings, data, tied, tied_mlx, tmp_path):
+    chosen = settings(iters=40, learning_rate=2e-2, valid_data=data)
+    path = draft_model_trainer.train_draft_model(chosen)
+    lines = [json.loads(line) for line in (chosen.output / "log.jsonl").read_text().splitlines()]
+    assert lines[39]["loss"] < 0.5 * lines[0]["loss"]
+    assert lines[-1]["held_out"]["main"] > 0.5
+    table = "model.embed_tokens.weight"
+    written = load_file(path / "model.safetensors")
+    assert torch.equal(written[table], load_file(tied / "model.safetensors")[table])
+    assert lines[-1]["held_out"]["parameters"] == sum(
+        tensor.numel() for name, tensor in written.items() if name != table
+    )
+
+    draft = tmp_path / "draft"
+    convert_base(path, draft)
+    assert len(load(draft)[0].layers) == 1
+    flags = "generate", "--model", tied_mlx, "-p", PROMPT, "-m", 12, "--quiet"
+    plain = run(*flags, "--no-speculation").stdout
+    assert run(*flags, "--drafter", "draft-model", "--draft-model", draft).stdout == plain
+
+
+def test_resuming_equals_not_stopping(settings, tmp_path):
+    class StoppedError(Exception):
+        pass
+
+    def stop(now, _):
+        if now == 7:
+            raise StoppedError
+
+    chosen = settings(iters=12, save_every=5)
+    with pytest.raises(StoppedError):
+        draft_model_trainer.train_draft_model(chosen, stop)
+    with pytest.raises(UserError, match="of an earlier run, expected --resume"):
+        draft_model_trainer.train_draft_model(chosen)
+    chosen.resume = True
+    found = load_file(draft_model_trainer.train_draft_model(chosen) / "model.safetensors")
+    shutil.rmtree(chosen.output)
+    whole = draft_model_trainer.train_draft_model(settings(iters=12))
+    expected = load_file(whole / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_refusals(settings, tied_mlx, tmp_path):
+    quantized = tmp_path / "quantized"
+    run("convert", "--model", tied_mlx, "--mlx-path", quantized, "--bits", 4, "--group-size", 32)
+    for fields, sentence in (
+        ({"num_layers": 3}, "num_layers is 3, expected less than the 3 of the base"),
+        ({"dtype": "bfloat16", "bf16": None}, "dtype is 'bfloat16', expected float32"),
+        ({"model": quantized}, "is quantized, expected weights that can be trained"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            draft_model_trainer.train_draft_model(settings(**fields))
+        assert not (tmp_path / "out").exists()
