@@ -86,7 +86,3 @@ candidates leave over."""
 
 COINCIDENCE = 0.05
 """Share of lookup's wrong tokens that the streams propose too."""
-
-DOUBT = 0.05
-"""Share by which uncorrected probabilities of streams are lowered where lookup proposes tokens too.
-Streams are often surer than they are right, and no match could outweigh them otherwise."""

@@ -11,7 +11,7 @@ from ..loading import SpeculativeModel
 from ..options.generation import DrafterOptions
 from . import constants
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
-from .constants import DOUBT
+from .corrections import StreamAverages
 from .earlier_answers import Answers
 from .proposal import FREE, NOTHING_VERIFIED, Material, Proposal, Verified
 from .proposals import beside, proposals_of, together
@@ -68,7 +68,9 @@ class FixedTrees:
 
     Streams guess the token at a depth, proposals the token after a path. Both guess behind every
     node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
-    may end.
+    may end. Beside proposals the streams' probabilities are corrected by how often they were right
+    in the text, or streams that are surer than right would take the nodes of a copy; alone they
+    stay as they are.
 
     Args:
         settings: settings of the drafts.
@@ -79,9 +81,11 @@ class FixedTrees:
     def __init__(self, settings: DraftSettings, streams: bool, proposals: Sequence[Proposal] = ()):
         self._settings, self._streams = settings, streams and settings.speculates
         self._proposals = proposals
+        self._averages = StreamAverages()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Let the proposals read the tokens."""
+        """Let the proposals read the tokens, and judge the streams by them."""
+        self._averages.accept(tokens)
         for proposal in self._proposals:
             proposal.accept(tokens)
 
@@ -95,10 +99,13 @@ class FixedTrees:
         if settings.num_streams is not None:
             depth = min(depth, settings.num_streams)
 
-        def guessed(path: Path) -> Guesses:
-            return guesses.behind(path)[: settings.tree_width] if len(path) < depth else []
+        self._averages.take(guesses)
+        behind = self._averages.behind if self._proposals else guesses.behind
 
-        children = together(self._proposals, guessed, DOUBT)
+        def guessed(path: Path) -> Guesses:
+            return behind(path)[: settings.tree_width] if len(path) < depth else []
+
+        children = together(self._proposals, guessed)
         if settings.full:
             return tree_of(root, list(all_nodes(children)))
         nodes = best_nodes(children, settings.most_nodes(depth), settings.draft_threshold)

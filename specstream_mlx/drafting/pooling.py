@@ -6,7 +6,7 @@ from ..engine.guesses import Guesses
 from .constants import COINCIDENCE, UNLISTED
 
 
-def pooled(streams: Guesses, others: Guesses, doubt: float = 0.0) -> Guesses:
+def pooled(streams: Guesses, others: Guesses) -> Guesses:
     """Merge the guesses of one stream and of lookup for the token after one node.
 
     Streams know the meaning of a text, lookup its repetitions, so their odds multiply: a token that
@@ -17,14 +17,13 @@ def pooled(streams: Guesses, others: Guesses, doubt: float = 0.0) -> Guesses:
     Args:
         streams: the streams' best candidates; the rest to 1 belongs to all other tokens.
         others: lookup's continuations.
-        doubt: share by which the streams' probabilities are lowered first.
 
     Returns:
         All tokens of both; their probabilities sum to at most 1.
     """
     if not others:
         return streams
-    shares = {token: (1 - doubt) * math.exp(score) for token, score in streams}
+    shares = {token: math.exp(score) for token, score in streams}
     # What several sources together are all but sure of may sum to a little more than 1.
     left = max(0.0, 1 - sum(shares.values()))
     wrong = max(0.0, 1 - sum(math.exp(score) for _, score in others))

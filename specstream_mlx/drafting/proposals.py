@@ -78,15 +78,12 @@ def beside(proposals: Sequence[Proposal]) -> list[Path]:
     return [path for proposal in proposals for path in proposal.beside()]
 
 
-def together(
-    proposals: Sequence[Proposal], streams: Children | None = None, doubt: float = 0.0
-) -> Children:
+def together(proposals: Sequence[Proposal], streams: Children | None = None) -> Children:
     """Pool the guesses of proposals and streams.
 
     Args:
         proposals: the proposals of one text.
         streams: function that returns the streams' guesses behind a path.
-        doubt: see ``pooled``.
     """
 
     def children(path: Path) -> Guesses:
@@ -95,6 +92,6 @@ def together(
             others = proposal.children(path)
             guesses = pooled(guesses, others) if guesses else others
         guessed = streams(path) if streams else []
-        return pooled(guessed, guesses, doubt) if guessed else guesses
+        return pooled(guessed, guesses) if guessed else guesses
 
     return children

@@ -20,7 +20,7 @@ from random_models import (
 )
 from trees import Known, arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
 
-from specstream_mlx.drafting.constants import DOUBT
+from specstream_mlx.drafting.corrections import StreamAverages
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.drafting.pooling import pooled
@@ -46,15 +46,19 @@ def test_a_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
 
 
 def every_path(candidates, log_probs, lookup, lookup_size):
-    """All paths that streams or lookup guess, and their joint log-probabilities."""
-    found, level = {}, {(): 0.0}
+    """All paths that streams or lookup guess, and their joint log-probabilities.
+
+    Beside lookup the streams' are corrected; nothing has been judged yet.
+    """
+    averages, (found, level) = StreamAverages(), ({}, {(): 0.0})
+    averages.take(StreamGuesses(candidates, log_probs))
     for depth in range(max(len(candidates), lookup_size)):
         below = {}
         for path, score in level.items():
             known = lookup.children(path) if depth < lookup_size else []
             if depth < len(candidates):
                 row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
-                known = pooled(list(row), known, DOUBT)
+                known = pooled(averages.behind(path) if lookup_size else list(row), known)
             below |= {(*path, token): score + log_prob for token, log_prob in known}
         found |= below
         level = below
@@ -98,6 +102,27 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
             assert sorted(tree.log_probs[1:], reverse=True) == pytest.approx(likely[:size])
             again = drafter.grow(7, StreamGuesses(tokens, scores))
             assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
+
+
+def test_streams_that_are_never_right_leave_the_nodes_to_lookup():
+    """They are as sure as ever, and without lookup their nodes are drafted all the same."""
+    text = [1, 2, 3, 4, 5, 6] * 6
+    sure = StreamGuesses(np.full((2, 1), 9, np.int32), np.full((2, 1), math.log(0.9)))
+
+    def drafted(name):
+        settings = DraftSettings(drafter=name, tree_size=2)
+        proposals = proposals_of(settings.drafters, Material(text, settings))
+        drafter = FixedTrees(settings, True, proposals)
+        trees = []
+        for token in text:
+            trees.append(drafter.grow(6, sure).tokens[1:].tolist())
+            drafter.accept([token])
+        return trees
+
+    first, *_, last = drafted("lookup")
+    assert 9 in first
+    assert last == [6, 1]
+    assert all(tree == [9, 9] for tree in drafted("none"))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from specstream_mlx.drafting.constants import DOUBT
+from specstream_mlx.drafting.constants import MOST_TOGETHER
 from specstream_mlx.drafting.pooling import pooled
 
 
-def together(streams, found, doubt=0.0):
+def together(streams, found):
     """Pooled probabilities of probabilities by token."""
     streams, found = ([(t, math.log(p)) for t, p in given.items()] for given in (streams, found))
-    return {token: math.exp(score) for token, score in pooled(streams, found, doubt)}
+    return {token: math.exp(score) for token, score in pooled(streams, found)}
 
 
 def test_probabilities_sum_to_at_most_one():
@@ -38,16 +38,16 @@ def test_agreement_is_surer_than_either_and_else_the_surer_one_prevails():
 
 
 def test_odds_multiply():
-    """Of 0.95 * 0.3 * 0.6 / 0.05 and 0.95 * 0.5 * 0.4 and 0.24 * 0.4 for all other tokens."""
-    found = together({3: 0.5, 4: 0.3}, {4: 0.6}, DOUBT)
-    total = 3.42 + 0.19 + 0.096
-    assert found == pytest.approx({3: 0.19 / total, 4: 3.42 / total})
+    """Of 0.3 * 0.6 / 0.05 and 0.5 * 0.4 and 0.2 * 0.4 for all other tokens."""
+    found = together({3: 0.5, 4: 0.3}, {4: 0.6})
+    total = 3.6 + 0.2 + 0.08
+    assert found == pytest.approx({3: 0.2 / total, 4: 3.6 / total})
 
 
-def test_lookup_may_name_a_token_where_the_streams_leave_none():
-    streams = [(3, 0.0), (4, -math.inf)]
+def test_lookup_may_name_a_token_where_corrected_streams_leave_next_to_none():
+    streams = [(3, math.log(MOST_TOGETHER)), (4, -math.inf)]
     for token in (4, 5):
-        assert set(dict(pooled(streams, [(token, math.log(0.5))], DOUBT))) == {3, token}
+        assert set(dict(pooled(streams, [(token, math.log(0.5))]))) == {3, token}
 
 
 def test_what_several_are_certain_of_may_be_rounded_to_more_than_one():
