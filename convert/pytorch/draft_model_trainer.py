@@ -11,6 +11,8 @@ convert --model`` takes, and the result ``generate --draft-model``; the log ``OU
 the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues.
 """
 
+import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,13 @@ if __name__ == "__main__":
     import_or_exit()
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import check_options, option
-from specstream_mlx.options.kinds import POSITIVE, TEXT, integer
-from specstream_mlx.staging import staged_directory
+from specstream_mlx.options.kinds import PATH, POSITIVE, TEXT, choice, integer
+from specstream_mlx.staging import other_file, staged_directory
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
@@ -48,11 +50,22 @@ from .training_run import (
     training_device,
 )
 
+_GENERATION = "generation_config.json"
+_FILES = re.compile(
+    r"(generation_|tokenizer_)?config\.json|model.*\.safetensors(\.index\.json)?|tokenizer\.(json|model)|"
+    r"(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|chat_template\.jinja"
+)
+"""Of a model and its tokenizer."""
+
 
 @dataclass
 class DraftModelSettings(RunSettings):
     """The settings of a run that trains a draft model."""
 
+    model: Path = option(..., PATH, "Directory of the base model in Hugging Face's format.")
+    dtype: str = option(
+        "float32", choice("float32"), "What the layers are held in, since they are trained."
+    )
     num_layers: int = option(4, integer(1), "The base's first layers that it consists of.")
     learning_rate: float = option(1e-3, POSITIVE, "Peak of the learning rate.")
     prompt_template: str | None = option(
@@ -67,8 +80,18 @@ class DraftModelSettings(RunSettings):
         """
         check_options(self)
         self.check_run()
-        if self.dtype != "float32":
-            raise UserError(f"dtype is {self.dtype!r}, expected float32: the layers are trained")
+
+
+def check_model_replaceable(directory: Path) -> None:
+    """Check that a model may be written to ``directory``.
+
+    Raises:
+        UserError: it is a file, or holds a file that is none of a model's.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file, expected a model's directory to replace")
+    if directory.exists() and (other := other_file(directory, _FILES)) is not None:
+        raise UserError(f"{directory} holds {other}, expected only a model's files to replace")
 
 
 def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
@@ -81,9 +104,10 @@ def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
     Raises:
         UserError: the base has no more layers, is quantized, or cannot be read.
     """
-    causal_lm: Any = load_base(model_dir)
-    if is_packed(read_json(model_dir / "config.json")):
+    config_file = model_dir / "config.json"
+    if config_file.is_file() and is_packed(read_json(config_file)):
         raise UserError(f"{model_dir} is quantized, expected weights that can be trained")
+    causal_lm: Any = load_base(model_dir)
     config, decoder = causal_lm.config, causal_lm.get_decoder()
     if count >= config.num_hidden_layers:
         raise UserError(
@@ -124,6 +148,7 @@ def train_draft_model(settings: DraftModelSettings, on_step: OnStep | None = Non
     """
     settings.check()
     target = settings.output / "model"
+    check_model_replaceable(target)
     begin(settings, target)
     device = training_device()
     causal_lm = first_layers(settings.model, settings.num_layers)
@@ -147,9 +172,13 @@ def train_draft_model(settings: DraftModelSettings, on_step: OnStep | None = Non
     tokenizer = AutoTokenizer.from_pretrained(
         settings.model, local_files_only=True, trust_remote_code=False
     )
+    # transformers refuses to write what it reads, such as a temperature beside greedy decoding.
+    causal_lm.generation_config = GenerationConfig.from_model_config(causal_lm.config)
     with staged_directory(target) as scratch:
         causal_lm.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
+        if (settings.model / _GENERATION).exists():
+            shutil.copyfile(settings.model / _GENERATION, scratch / _GENERATION)
     return target
 
 

@@ -84,8 +84,9 @@ class FixedTrees:
         self._averages = StreamAverages()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Let the proposals read the tokens, and judge the streams by them."""
-        self._averages.accept(tokens)
+        """Let the proposals read the tokens, and judge the streams beside them."""
+        if self._proposals:
+            self._averages.accept(tokens)
         for proposal in self._proposals:
             proposal.accept(tokens)
 
@@ -99,8 +100,10 @@ class FixedTrees:
         if settings.num_streams is not None:
             depth = min(depth, settings.num_streams)
 
-        self._averages.take(guesses)
-        behind = self._averages.behind if self._proposals else guesses.behind
+        behind = guesses.behind
+        if self._proposals:
+            self._averages.take(guesses)
+            behind = self._averages.behind
 
         def guessed(path: Path) -> Guesses:
             return behind(path)[: settings.tree_width] if len(path) < depth else []

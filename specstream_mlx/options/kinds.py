@@ -80,7 +80,8 @@ def one_of(*choices: int) -> Kind:
 
 def choice(*choices: str) -> Kind:
     """Texts out of a few."""
-    words = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+    *others, last = map(repr, choices)
+    words = f"{', '.join(others)} or {last}" if others else last
     return Kind(lambda value: None if value in choices else words, choices=choices)
 
 

@@ -13,7 +13,7 @@ from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.to_mlx.base import convert_base
 from torch_tiny import tiny_completions
 
-from specstream_mlx import load
+from specstream_mlx import load, stream_generate
 from specstream_mlx.config import UserError
 
 PROMPT = "check team noon"
@@ -39,7 +39,7 @@ def test_what_is_cut_off_is_the_end(tied):
     torch.testing.assert_close(found[2], whole.model.norm(states[2]))  # the last one is behind it
 
 
-def test_it_learns_and_the_text_stays(settings, data, tied, tied_mlx, tmp_path):
+def test_it_learns_and_drafts_and_the_text_stays(settings, data, tied, tied_mlx, tmp_path):
     chosen = settings(iters=40, learning_rate=2e-2, valid_data=data)
     path = draft_model_trainer.train_draft_model(chosen)
     lines = [json.loads(line) for line in (chosen.output / "log.jsonl").read_text().splitlines()]
@@ -52,12 +52,23 @@ def test_it_learns_and_the_text_stays(settings, data, tied, tied_mlx, tmp_path):
         tensor.numel() for name, tensor in written.items() if name != table
     )
 
-    draft = tmp_path / "draft"
-    convert_base(path, draft)
-    assert len(load(draft)[0].layers) == 1
-    flags = "generate", "--model", tied_mlx, "-p", PROMPT, "-m", 12, "--quiet"
-    plain = run(*flags, "--no-speculation").stdout
-    assert run(*flags, "--drafter", "draft-model", "--draft-model", draft).stdout == plain
+    convert_base(path, tmp_path / "draft")
+    (draft, _), (model, tokenizer) = load(tmp_path / "draft"), load(tied_mlx)
+    assert len(draft.layers) == 1
+    drafting = {"drafter": "draft-model", "draft_model": draft, "tree_size": 4}
+    found = list(stream_generate(model, tokenizer, PROMPT, 12, **drafting))
+    plain = list(stream_generate(model, tokenizer, PROMPT, 12, speculation=False))
+    assert [one.token for one in found] == [one.token for one in plain]
+    assert found[-1].drafted_tokens > 0
+
+
+def test_what_the_base_generates_by_is_copied_as_it_is(settings, tied, tmp_path):
+    """Also what transformers would not write, such as a temperature without sampling."""
+    base = shutil.copytree(tied, tmp_path / "base")
+    by = {"temperature": 0.7, "top_p": 0.9, "eos_token_id": 2}
+    (base / "generation_config.json").write_text(json.dumps(by))
+    path = draft_model_trainer.train_draft_model(settings(model=base, iters=1))
+    assert json.loads((path / "generation_config.json").read_text()) == by
 
 
 def test_resuming_equals_not_stopping(settings, tmp_path):
@@ -87,10 +98,15 @@ def test_refusals(settings, tied_mlx, tmp_path):
     run("convert", "--model", tied_mlx, "--mlx-path", quantized, "--bits", 4, "--group-size", 32)
     for fields, sentence in (
         ({"num_layers": 3}, "num_layers is 3, expected less than the 3 of the base"),
-        ({"dtype": "bfloat16", "bf16": None}, "dtype is 'bfloat16', expected float32"),
+        ({"dtype": "bfloat16", "bf16": None}, "dtype is 'bfloat16', expected 'float32'"),
         ({"model": quantized}, "is quantized, expected weights that can be trained"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
     ):
         with pytest.raises(UserError, match=sentence):
             draft_model_trainer.train_draft_model(settings(**fields))
-        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "out" / "model").exists()
+    other = tmp_path / "out" / "model"
+    other.mkdir(parents=True)
+    (other / "letters.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds letters\.txt, expected only a model's files"):
+        draft_model_trainer.train_draft_model(settings(resume=True))
