@@ -115,6 +115,23 @@ def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
     return None
 
 
+def check_holds_only(directory: Path, expected: re.Pattern[str], whose: str) -> None:
+    """Check that ``directory`` is not there, or may be replaced.
+
+    Args:
+        directory: a path.
+        expected: see ``other_file``.
+        whose: files these are, such as "an adapter's".
+
+    Raises:
+        UserError: it is a file, or holds another one.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file, expected {whose} directory to replace")
+    if directory.exists() and (other := other_file(directory, expected)) is not None:
+        raise UserError(f"{directory} holds {other}, expected only {whose} files to replace")
+
+
 class _HeldSignals:
     """A delay of SIGINT and SIGTERM while directories are made, renamed and removed.
 

@@ -25,7 +25,7 @@ from specstream_mlx.adapters.torch_files import (
 )
 from specstream_mlx.checked_files import check_shapes, tensor_headers
 from specstream_mlx.config import VOCABULARY, UserError
-from specstream_mlx.staging import other_file, staged_directory
+from specstream_mlx.staging import check_holds_only, staged_directory
 
 from .reference import SpeculativeStreamingModel
 
@@ -71,19 +71,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def check_replaceable(directory: Path) -> None:
+def check_adapter_replaceable(directory: Path) -> None:
     """Check that an adapter may be written to ``directory``.
 
     Raises:
         UserError: ``directory`` is a file, or holds a file that ``write_adapter`` does not write.
     """
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise UserError(f"{directory} is a file, expected an adapter directory to replace")
-    other = other_file(directory, _OURS)
-    if other is not None:
-        raise UserError(f"{directory} holds {other}, expected only an adapter's files to replace")
+    check_holds_only(directory, _OURS, "an adapter's")
 
 
 def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
@@ -94,14 +88,14 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     Raises:
         UserError: ``directory`` may not be replaced, or cannot be written.
     """
-    check_replaceable(directory)
+    check_adapter_replaceable(directory)
     with staged_directory(directory) as scratch:
         text = json.dumps(model.config.to_dict(), indent=2) + "\n"
         (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
         save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
         if isinstance(model.base, PeftModel):
             _save_lora(model.base, scratch)
-        check_replaceable(directory)
+        check_adapter_replaceable(directory)
 
 
 def write_lora(model: PeftModel, directory: Path) -> None:
@@ -110,10 +104,10 @@ def write_lora(model: PeftModel, directory: Path) -> None:
     Raises:
         UserError: ``directory`` may not be replaced, or cannot be written.
     """
-    check_replaceable(directory)
+    check_adapter_replaceable(directory)
     with staged_directory(directory) as scratch:
         _save_lora(model, scratch)
-        check_replaceable(directory)
+        check_adapter_replaceable(directory)
 
 
 def _save_lora(model: PeftModel, directory: Path) -> None:

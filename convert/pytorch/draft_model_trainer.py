@@ -29,7 +29,7 @@ from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import check_options, option
 from specstream_mlx.options.kinds import PATH, POSITIVE, TEXT, choice, integer
-from specstream_mlx.staging import other_file, staged_directory
+from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
@@ -80,18 +80,6 @@ class DraftModelSettings(RunSettings):
         """
         check_options(self)
         self.check_run()
-
-
-def check_model_replaceable(directory: Path) -> None:
-    """Check that a model may be written to ``directory``.
-
-    Raises:
-        UserError: it is a file, or holds a file that is none of a model's.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is a file, expected a model's directory to replace")
-    if directory.exists() and (other := other_file(directory, _FILES)) is not None:
-        raise UserError(f"{directory} holds {other}, expected only a model's files to replace")
 
 
 def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
@@ -148,7 +136,7 @@ def train_draft_model(settings: DraftModelSettings, on_step: OnStep | None = Non
     """
     settings.check()
     target = settings.output / "model"
-    check_model_replaceable(target)
+    check_holds_only(target, _FILES, "a model's")
     begin(settings, target)
     device = training_device()
     causal_lm = first_layers(settings.model, settings.num_layers)

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specstream_mlx.config import UserError
-from specstream_mlx.staging import other_file, staged_directory
+from specstream_mlx.staging import check_holds_only, staged_directory
 
 from .draft_heads import Eagle, Eagle3, Hydra, Medusa
 
@@ -28,11 +27,8 @@ def check_head_replaceable(directory: Path) -> None:
     Raises:
         UserError: it is a file, or holds a file that ``write_head`` does not write.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is a file, expected a draft head's directory to replace")
     pattern = re.compile("|".join(map(re.escape, (_CONFIG, _TENSORS))))
-    if directory.exists() and (other := other_file(directory, pattern)) is not None:
-        raise UserError(f"{directory} holds {other}, expected only a draft head's files to replace")
+    check_holds_only(directory, pattern, "a draft head's")
 
 
 def write_head(

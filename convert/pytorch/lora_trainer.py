@@ -25,7 +25,7 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 
-from .adapter_files import check_replaceable, write_lora
+from .adapter_files import check_adapter_replaceable, write_lora
 from .answering_model import AnsweringModel
 from .load import load_base, put_lora
 from .lora_settings import LoraSettings
@@ -58,7 +58,7 @@ def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
     """
     settings.check()
     adapter = settings.output / "adapter"
-    check_replaceable(adapter)
+    check_adapter_replaceable(adapter)
     begin(settings, adapter)
     device = training_device()
     base = put_lora(load_base(settings.model, settings.dtype), settings).to(device)

@@ -33,7 +33,7 @@ from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item, most_frequent
 from specstream_mlx.train.stream_settings import LearningRates
 
-from .adapter_files import check_replaceable, write_adapter
+from .adapter_files import check_adapter_replaceable, write_adapter
 from .kept_hidden import KeptHidden
 from .load import base_fingerprint, has_lora, load_adapter, load_base, mount_lora, put_lora
 from .losses import Batch, count_correct, n_gram_loss
@@ -91,7 +91,7 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     settings.check()
     settings = _with_template(settings)
     adapter = settings.output / "adapter"
-    check_replaceable(adapter)
+    check_adapter_replaceable(adapter)
     begin(settings, adapter)
     model = build_model(settings)
     if settings.init_adapter and not settings.resume:
