@@ -7,6 +7,7 @@ tensors are read: training checks its files without it.
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,16 @@ Headers = Mapping[str, tuple[tuple[int, ...], str]]
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 _INTEGER_DTYPES = ("I32",)
 _MOST_DIGITS = 38  # of an integer, which then fits a float32 too
+
+MODEL_FILES = re.compile(
+    r"(generation_)?config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    # what tokenizers of transformers save
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken)\.json"
+    r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece\.bpe)\.model"
+    r"|chat_template\.(jinja|json)|additional_chat_templates/[^/]*\.jinja"
+)
+"""Names of the files of a model and its tokenizer."""
+
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 

@@ -1,16 +1,21 @@
-"""A language model that learns answers: the loss of their tokens, and the share that is right."""
+"""A language model that learns the tokens of answers: their loss, and the share that is right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
+from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 
 from .backbone import Backbone
 from .losses import Batch, head_cross_entropy
-from .training_data import collate
+from .run_settings import AnsweringSettings
+from .training_data import collate, load_items
+from .training_run import OnStep, Trained, autocast, log_held_out, run_steps, training_device
 
 
 class AnsweringModel:
@@ -51,3 +56,37 @@ class AnsweringModel:
             right += int((self._backbone.logits(rows).argmax(-1) == targets).sum())
             total += len(targets)
         return right / total
+
+
+def train_to_answer(
+    settings: AnsweringSettings,
+    causal_lm: PreTrainedModel,
+    weights: Mapping[str, Parameter],
+    on_step: OnStep | None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Train some weights of a model on a run's answers, and log what it then predicts.
+
+    Args:
+        settings: the run's, which has begun.
+        causal_lm: the model, on the device that trains.
+        weights: those that are trained, by name.
+        on_step: see ``OnStep``.
+        about: further figures for the log's last line.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
+    model = AnsweringModel(causal_lm)
+    items, held_out = load_items(settings, settings.prompt_template, causal_lm.config.vocab_size)
+    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
+
+    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        return model.loss(batch), {}
+
+    step = run_steps(settings, items, trained, loss_of, on_step)
+    if held_out:
+        with autocast(settings, training_device()):
+            right = model.share_right(held_out, settings.batch_size)
+        log_held_out(settings, step, {"main": right} | dict(about or {}))
+        note(f"held-out top-1: {right:.1%}")

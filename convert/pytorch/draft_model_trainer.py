@@ -11,7 +11,6 @@ convert --model`` takes, and the result ``generate --draft-model``; the log ``OU
 the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues.
 """
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,44 +21,26 @@ from .required_packages import import_or_exit
 if __name__ == "__main__":
     import_or_exit()
 import torch
-from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from specstream_mlx.checked_files import read_json
+from specstream_mlx.checked_files import MODEL_FILES, read_json
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import check_options, option
-from specstream_mlx.options.kinds import PATH, POSITIVE, TEXT, choice, integer
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import PATH, choice, integer
 from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
-from specstream_mlx.terminal.notes import note
-from specstream_mlx.train.items import Item
 
-from .answering_model import AnsweringModel
+from .answering_model import train_to_answer
 from .load import load_base
-from .losses import Batch
 from .packed import is_packed
-from .run_settings import RunSettings
-from .training_data import load_items
-from .training_run import (
-    OnStep,
-    Trained,
-    autocast,
-    begin,
-    log_held_out,
-    run_steps,
-    training_device,
-)
+from .run_settings import AnsweringSettings
+from .training_run import OnStep, begin, training_device
 
 _GENERATION = "generation_config.json"
-_FILES = re.compile(
-    r"(generation_|tokenizer_)?config\.json|model.*\.safetensors(\.index\.json)?|tokenizer\.(json|model)|"
-    r"(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|chat_template\.jinja"
-)
-"""Of a model and its tokenizer."""
 
 
 @dataclass
-class DraftModelSettings(RunSettings):
+class DraftModelSettings(AnsweringSettings):
     """The settings of a run that trains a draft model."""
 
     model: Path = option(..., PATH, "Directory of the base model in Hugging Face's format.")
@@ -67,19 +48,6 @@ class DraftModelSettings(RunSettings):
         "float32", choice("float32"), "What the layers are held in, since they are trained."
     )
     num_layers: int = option(4, integer(1), "The base's first layers that it consists of.")
-    learning_rate: float = option(1e-3, POSITIVE, "Peak of the learning rate.")
-    prompt_template: str | None = option(
-        None, TEXT, "Text around every prompt, with {text} in its place."
-    )
-
-    def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is out of range, or two exclude each other.
-        """
-        check_options(self)
-        self.check_run()
 
 
 def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
@@ -136,27 +104,13 @@ def train_draft_model(settings: DraftModelSettings, on_step: OnStep | None = Non
     """
     settings.check()
     target = settings.output / "model"
-    check_holds_only(target, _FILES, "a model's")
+    check_holds_only(target, MODEL_FILES, "a model's")
     begin(settings, target)
-    device = training_device()
-    causal_lm = first_layers(settings.model, settings.num_layers)
-    causal_lm.to(device)
-    model = AnsweringModel(causal_lm)
-    vocabulary = causal_lm.config.vocab_size
-    items, held_out = load_items(settings, settings.prompt_template, vocabulary)
+    causal_lm: Any = first_layers(settings.model, settings.num_layers)
+    causal_lm.to(training_device())
     weights = trained_weights(causal_lm)
-    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
-
-    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        return model.loss(batch), {}
-
-    step = run_steps(settings, items, trained, loss_of, on_step)
-    if held_out:
-        with autocast(settings, device):
-            right = model.share_right(held_out, settings.batch_size)
-        parameters = sum(weight.numel() for weight in weights.values())
-        log_held_out(settings, step, {"main": right, "parameters": parameters})
-        note(f"held-out top-1: {right:.1%}")
+    parameters = sum(weight.numel() for weight in weights.values())
+    train_to_answer(settings, causal_lm, weights, on_step, {"parameters": parameters})
     tokenizer = AutoTokenizer.from_pretrained(
         settings.model, local_files_only=True, trust_remote_code=False
     )

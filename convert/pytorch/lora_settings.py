@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from specstream_mlx.options.fields import check_options, option
-from specstream_mlx.options.kinds import POSITIVE, TEXT, integer, what
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import POSITIVE, integer, what
 
-from .run_settings import RunSettings
+from .run_settings import AnsweringSettings
 
 _NAMES = what(
     "names as in q_proj,v_proj",
@@ -32,7 +32,7 @@ class LoraShape:
 
 
 @dataclass(kw_only=True)
-class LoraSettings(LoraShape, RunSettings):
+class LoraSettings(LoraShape, AnsweringSettings):
     """The settings of a run that trains LoRA alone."""
 
     learning_rate: float = option(
@@ -40,15 +40,3 @@ class LoraSettings(LoraShape, RunSettings):
         POSITIVE,
         "Peak of the learning rate. Low ranks want high ones: 3e-3 suits rank 4, 1e-3 rank 16.",
     )
-    prompt_template: str | None = option(
-        None, TEXT, "Text around every prompt, with {text} in its place.", metavar="TEXT"
-    )
-
-    def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is out of range, or two exclude each other.
-        """
-        check_options(self)
-        self.check_run()

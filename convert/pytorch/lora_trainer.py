@@ -13,33 +13,18 @@ It writes ``OUT/adapter`` in PEFT's format, the log ``OUT/log.jsonl`` and the ch
 """
 
 from pathlib import Path
-from typing import Any
 
 from .required_packages import import_or_exit
 
 if __name__ == "__main__":
     import_or_exit()
-from torch import Tensor
-
 from specstream_mlx.terminal.commands import program
-from specstream_mlx.terminal.notes import note
-from specstream_mlx.train.items import Item
 
 from .adapter_files import check_adapter_replaceable, write_lora
-from .answering_model import AnsweringModel
+from .answering_model import train_to_answer
 from .load import load_base, put_lora
 from .lora_settings import LoraSettings
-from .losses import Batch
-from .training_data import load_items
-from .training_run import (
-    OnStep,
-    Trained,
-    autocast,
-    begin,
-    log_held_out,
-    run_steps,
-    training_device,
-)
+from .training_run import OnStep, begin, training_device
 
 
 def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
@@ -60,22 +45,9 @@ def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
     adapter = settings.output / "adapter"
     check_adapter_replaceable(adapter)
     begin(settings, adapter)
-    device = training_device()
-    base = put_lora(load_base(settings.model, settings.dtype), settings).to(device)
-    model = AnsweringModel(base.get_base_model())
-    items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
+    base = put_lora(load_base(settings.model, settings.dtype), settings).to(training_device())
     weights = {name: p for name, p in base.named_parameters() if p.requires_grad}
-    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
-
-    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        return model.loss(batch), {}
-
-    step = run_steps(settings, items, trained, loss_of, on_step)
-    if held_out:
-        with autocast(settings, device):
-            right = model.share_right(held_out, settings.batch_size)
-        log_held_out(settings, step, {"main": right})
-        note(f"held-out top-1: {right:.1%}")
+    train_to_answer(settings, base.get_base_model(), weights, on_step)
     write_lora(base, adapter)
     return adapter
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, choice, integer, number
+from specstream_mlx.options.fields import check_options, option
+from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, TEXT, choice, integer, number
 from specstream_mlx.train.stream_settings import Resumable
 
 
@@ -77,3 +77,22 @@ class RunSettings(Resumable):
             )
         if self.iters and self.epochs:
             raise UserError("iters and epochs were both given, expected at most one")
+
+
+@dataclass
+class AnsweringSettings(RunSettings):
+    """The settings of a run that learns the tokens of answers, without streams."""
+
+    learning_rate: float = option(1e-3, POSITIVE, "Peak of the learning rate.")
+    prompt_template: str | None = option(
+        None, TEXT, "Text around every prompt, with {text} in its place.", metavar="TEXT"
+    )
+
+    def check(self) -> None:
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
+        check_options(self)
+        self.check_run()

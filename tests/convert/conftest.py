@@ -5,7 +5,7 @@ import torch
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from tiny_peft import untied_llama
-from torch_tiny import tiny_llama
+from torch_tiny import tiny_completions, tiny_llama
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +36,9 @@ def tied_mlx(tied):
     """``tied`` in MLX format."""
     convert_base(tied, tied.parent / "mlx")
     return tied.parent / "mlx"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Prompts and completions that a tiny model learns soon."""
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")

@@ -11,16 +11,10 @@ from command_line import run
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
-from torch_tiny import tiny_completions
 
 from specstream_mlx import load
 
 VOCAB = 320
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,11 @@ from specstream_mlx.convert.pytorch import draft_model_trainer
 from specstream_mlx.convert.pytorch.draft_model_trainer import DraftModelSettings, first_layers
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.to_mlx.base import convert_base
-from torch_tiny import tiny_completions
 
 from specstream_mlx import load, stream_generate
 from specstream_mlx.config import UserError
 
 PROMPT = "check team noon"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from specstream_mlx.convert.pytorch.head_losses import (
 )
 from specstream_mlx.convert.pytorch.head_settings import HeadSettings
 from specstream_mlx.convert.pytorch.load import load_base
-from torch_tiny import tiny_batch, tiny_completions
+from torch_tiny import tiny_batch
 
 from specstream_mlx import load
 from specstream_mlx.config import UserError
@@ -41,11 +41,6 @@ FORMS = {
     "eagle3, some tokens": {"kind": "eagle3", "intermediate_size": 24, **SOME},
     "eagle, some tokens": {"kind": "eagle", "intermediate_size": 24, **SOME},
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.fixture

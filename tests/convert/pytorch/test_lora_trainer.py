@@ -12,14 +12,9 @@ from specstream_mlx.convert.pytorch.answering_model import AnsweringModel
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.lora_settings import LoraSettings
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
-from torch_tiny import tiny_batch, tiny_completions
+from torch_tiny import tiny_batch
 
 from specstream_mlx.config import UserError
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.fixture

@@ -15,17 +15,11 @@ from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, tokenize
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
-from torch_tiny import tiny_completions
 from typer.testing import CliRunner
 
 from specstream_mlx.config import UserError
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.items import Item
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
 
 
 @pytest.fixture(scope="module")
