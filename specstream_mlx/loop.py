@@ -674,15 +674,15 @@ class _Loop:
         """
         start, texts = time.perf_counter(), self._texts
         plans = [text.plan for text in texts]
-        results = self._enqueue_plain(mx.array([[text.root] for text in texts]))
+        results = self._enqueue_plain([mx.array([text.root]) for text in texts])
         while True:
-            for text, result in zip(texts, results, strict=True):
-                text.rule.commit(result.predictions)
+            with mx.stream(device.generation_stream):
+                for text, result in zip(texts, results, strict=True):
+                    text.rule.commit(result.predictions)
             self._quantize()
             following = None
             if all(text.goes_on for text in texts) and not self._joining:
-                tokens = [result.predictions for result in results]
-                following = self._enqueue_plain(mx.stack(tokens))
+                following = self._enqueue_plain([result.predictions for result in results])
             seconds, steps = None, []
             for text, plan, result in zip(texts, plans, results, strict=True):
                 token = int(np.array(result.predictions).item())
@@ -701,11 +701,12 @@ class _Loop:
                 return
             results = following
 
-    def _enqueue_plain(self, tokens: mx.array) -> list[StepResult]:
+    def _enqueue_plain(self, roots: list[mx.array]) -> list[StepResult]:
+        """Enqueue a call of one token a text, each behind a root of its own, (1,)."""
         self._decoder.profile.border("host")
-        with mx.stream(device.generation_stream):
+        with mx.stream(device.generation_stream):  # what comes from another stream is waited for
             rules = [text.rule for text in self._texts]
-            results = self._own.next_token(tokens, rules)
+            results = self._own.next_token(mx.stack(roots), rules)
         mx.async_eval(*[result.predictions for result in results])
         return results
 

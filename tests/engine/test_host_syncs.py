@@ -15,9 +15,15 @@ from random_models import paired, random_prompt, request, speculative_model
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.hardware import device
 from specstream_mlx.loop import decode
 
 READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
+OPERATORS = (
+    *("__getitem__", "__setitem__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__"),
+    *("__truediv__", "__floordiv__", "__matmul__", "__and__", "__or__", "__invert__", "__neg__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+)
 CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "drafter": "lookup"},
@@ -80,6 +86,59 @@ def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
     asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
     check_waits(speculative_model(mode=mode, stream_keys=keys), asked, monkeypatch)
+
+
+def noted_streams(monkeypatch):
+    """Note, from now on, the names of operations and the stream that each is to run on."""
+    noted = []
+
+    def watched(name, make):
+        def call(*args, **kwargs):
+            made = make(*args, **kwargs)
+            if isinstance(made, mx.array):
+                noted.append((name, mx.default_stream(mx.default_device())))
+            return made
+
+        return call
+
+    for owner in (mx, mx.fast, mx.array):
+        for name in dir(owner):
+            make = getattr(owner, name)
+            hidden = name.startswith("_") and name not in OPERATORS
+            if not hidden and callable(make) and not isinstance(make, type):
+                monkeypatch.setattr(owner, name, watched(name, make))
+    return noted
+
+
+def check_streams(model, asked, monkeypatch):
+    steps = decode(model, asked)
+    next(steps)
+    noted = noted_streams(monkeypatch)
+    for _ in range(4):
+        next(steps)
+    assert len(noted) > 40
+    with mx.stream(device.generation_stream):
+        expected = mx.default_stream(mx.default_device())
+    assert expected != mx.default_stream(mx.default_device())
+    assert {name for name, stream in noted if stream != expected} == set()
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_on_one_stream(name, mode, sampled, monkeypatch):
+    options = {}
+    if sampled:
+        options["sampler"] = Sampling(temp=0.8, top_p=0.9)
+        options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
+    asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
+    check_streams(speculative_model(mode=mode), asked, monkeypatch)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_step_with_a_draft_head_is_on_one_stream(head, tmp_path, monkeypatch):
+    model, _ = model_with_head(head, tmp_path / "head")
+    check_streams(model, request(random_prompt(9), DraftSettings(tree_size=9)), monkeypatch)
 
 
 @pytest.mark.parametrize("head", HEADS)
