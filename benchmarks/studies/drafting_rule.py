@@ -34,6 +34,7 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.options.generation import most_tokens
+from specstream_mlx.prompt_cache import PromptCache
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -110,11 +111,21 @@ class _Recorder:
 
 
 def record(
-    model: SpeculativeModel, prompt: Sequence[int], max_tokens: int, end_tokens: Sequence[int]
+    model: SpeculativeModel,
+    prompt: Sequence[int],
+    max_tokens: int,
+    end_tokens: Sequence[int],
+    prompt_cache: PromptCache | None = None,
 ) -> Recording:
-    """Generate greedily, one token a step."""
+    """Generate greedily, one token a step; rows that ``prompt_cache`` holds are not read again."""
     recorder, tokens = _Recorder(streams_of(model).config), []
-    request = Request(prompt, recorder, max_tokens=max_tokens, end_tokens=end_tokens)
+    request = Request(
+        prompt,
+        recorder,
+        max_tokens=max_tokens,
+        end_tokens=end_tokens,
+        prompt_cache=prompt_cache,
+    )
     for step in decode(model, request):
         tokens += step.tokens
     return Recording(prompt, tokens, recorder.guesses)

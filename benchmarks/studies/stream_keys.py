@@ -34,6 +34,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import FLAG, PATH, TEXT, choice, integer
+from specstream_mlx.prompt_cache import PromptCache
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -157,20 +158,21 @@ def replayed(text: Recording, streams: int) -> tuple[int, int, list[int], list[i
     return at, calls, right, asked
 
 
-def quality(
-    model: SpeculativeModel, prompts: Sequence[Sequence[int]], max_tokens: int, ends: list[int]
-) -> dict[str, Any]:
-    """Accepted length of a chain, and how often each stream is right, over all prompts.
+def quality(texts: Sequence[Recording], streams: int) -> dict[str, Any]:
+    """Accepted length of a chain, and how often each stream is right, over all texts.
+
+    Args:
+        texts: and what was guessed behind each of their tokens.
+        streams: gamma.
 
     Raises:
         UserError: no text is long enough.
     """
-    streams = streams_of(model).config.num_streams
-    texts = [replayed(record(model, one, max_tokens, ends), streams) for one in prompts]
-    tokens, calls = (sum(column) for column in list(zip(*texts, strict=True))[:2])
+    found = [replayed(text, streams) for text in texts]
+    tokens, calls = (sum(column) for column in list(zip(*found, strict=True))[:2])
     if not calls:
         raise UserError(f"no text got more than {streams} tokens, expected one to draft for")
-    right, asked = (np.sum([text[place] for text in texts], axis=0) for place in (2, 3))
+    right, asked = (np.sum([text[place] for text in found], axis=0) for place in (2, 3))
     return {
         "accepted": round(tokens / calls, 3),
         "right": [round(float(share), 3) for share in right / np.maximum(asked, 1)],
@@ -272,17 +274,22 @@ def main(
     rows: list[dict[str, Any]] = [
         {"context": context, "times": {}, "quality": {}} for context in chosen
     ]
-    for row in track([row for row in rows if row["context"] <= limit], "quality"):
+    ends = list(tokenizer.eos_token_ids)
+    kinds = {"all": base, "few": seeing(base, keys=keys), "near": seeing(base, window=window)}
+    for row in [row for row in rows if row["context"] <= limit]:
         length = row["context"] - max_tokens
         prompts = [
             prompt
             for task in INSTRUCTIONS
             for prompt in long_prompts(tokenizer, texts, task, length, items)
         ]
-        ends = list(tokenizer.eos_token_ids)
-        kinds = {"all": base, "few": seeing(base, keys=keys), "near": seeing(base, window=window)}
-        for kind, model in kinds.items() if prompts else ():
-            row["quality"][kind] = quality(model, prompts, max_tokens, ends)
+        written: dict[str, list[Recording]] = {kind: [] for kind in kinds}
+        for prompt in track(prompts, f"{row['context']} tokens"):
+            read = PromptCache()  # reading takes most of the time, and is the same for all
+            for kind, model in kinds.items():
+                written[kind].append(record(model, prompt, max_tokens, ends, read))
+        for kind, found in written.items() if prompts else ():
+            row["quality"][kind] = quality(found, streams_of(base).config.num_streams)
     for layers in MSA_LAYERS if timing else ():
         model = random_model(layers)
         for row in track(rows, f"steps, {layers} MSA layers"):
