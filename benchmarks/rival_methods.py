@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError
+from specstream_mlx.adapters.description import ADAPTER_CONFIG
 from specstream_mlx.drafting.earlier_answers import Answers
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
@@ -18,7 +19,7 @@ from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.options.generation import DRAFTERS
 
 from .llama_cpp_reference import LLAMA, LLAMA_LOOKUP
-from .runner import ONE_TOKEN, ByWorth, Drafts
+from .runner import ONE_TOKEN, ByWorth, Drafts, streams_of
 
 PLAIN, STREAMS, LOOKUP = "plain", "streams", "lookup"
 DRAFT_MODEL = "draft-model"
@@ -49,7 +50,7 @@ class Method:
         name: what reports call it.
         drafters: who drafts beside streams or head.
         guesses: whether the streams, or the head, draft.
-        head: the name of the draft head that is mounted; ``None``: none.
+        head: the name of the draft head, or of other streams, that is mounted; ``None``: none.
     """
 
     name: str
@@ -136,13 +137,13 @@ def mounted_heads(
 
     Args:
         model: the base, whose streams stay where they are.
-        directories: of heads, as ``read_head`` takes them.
+        directories: of heads, as ``read_head`` takes them, or of other lossless streams.
 
     Returns:
         the models by their directories' names, and a row of sizes for each.
 
     Raises:
-        UserError: a directory is no head for this base, or two have one name.
+        UserError: a directory is neither for this base, or two have one name.
     """
     models: dict[str, SpeculativeModel] = {}
     rows = []
@@ -152,6 +153,9 @@ def mounted_heads(
             raise UserError(f"two draft heads are called {name}, expected different names")
         before = mx.get_active_memory()
         models[name] = beside = replace(model, adapter=None, streams=None)
+        if (directory / ADAPTER_CONFIG).is_file():
+            rows.append(_mount_streams(beside, directory))
+            continue
         beside.mount_head(directory)
         resident = mx.get_active_memory() - before
         assert beside.head is not None
@@ -161,6 +165,30 @@ def mounted_heads(
     return models, rows
 
 
+def _mount_streams(model: SpeculativeModel, directory: Path) -> dict[str, Any]:
+    """Mount lossless streams; returns their row of sizes.
+
+    Raises:
+        UserError: the directory holds LoRA or shared streams.
+    """
+    model.swap_adapter(directory)
+    assert model.adapter is not None
+    if model.streams is None or model.mode != "lossless" or model.adapter.lora:
+        found = "LoRA" if model.adapter.lora else f"{model.mode} streams"
+        raise UserError(
+            f"--draft-head {directory} has {found}, expected a draft head, or streams alone"
+        )
+    return _size_of_streams(directory.resolve().name, model)
+
+
+def _size_of_streams(name: str, model: SpeculativeModel) -> dict[str, Any]:
+    streams, adapter = streams_of(model), model.adapter
+    assert adapter is not None
+    count = sum(tensor.size for tensor in adapter.stream_tensors.values())
+    what = f"{streams.config.num_streams} streams in {streams.config.num_msa_layers} layers"
+    return _size(name, what, count, weight_bytes(adapter.path), parameter_bytes(streams))
+
+
 def sizes_of(model: SpeculativeModel, given: Drafters, methods: Sequence[Method]) -> list[dict]:
     """The sizes of what drafts beside heads, and of Medusa's heads by the model's shape.
 
@@ -168,12 +196,9 @@ def sizes_of(model: SpeculativeModel, given: Drafters, methods: Sequence[Method]
     many for each of its tokens.
     """
     rows = []
-    streams, adapter = model.streams, model.adapter
-    guess = any(method.guesses and method.head is None for method in methods)
-    if guess and streams is not None and adapter is not None:
-        count, held = sum(t.size for t in adapter.stream_tensors.values()), parameter_bytes(streams)
-        what = f"{streams.config.num_streams} streams in {streams.config.num_msa_layers} layers"
-        rows.append(_size(STREAMS, what, count, weight_bytes(adapter.path), held))
+    streams = model.streams
+    if streams is not None and any(m.guesses and m.head is None for m in methods):
+        rows.append(_size_of_streams(STREAMS, model))
     used = {name for method in methods for name in method.drafters.drafters}
     if given.draft_model is not None and DRAFT_MODEL in used:
         draft = given.draft_model

@@ -85,7 +85,7 @@ class Asked:
         temperatures: 0, and others above it.
         methods: see ``rival_methods.methods_of``.
         drafters: what drafters were given; ``draft_model`` is a directory.
-        heads: directories of draft heads.
+        heads: directories of draft heads, or of other lossless streams.
         gguf: the base's weights for llama.cpp; ``None``: the demonstration model's, if it is meant.
         acceptance: whether nothing is timed.
     """

@@ -296,8 +296,8 @@ class RivalModelOptions(ModelOptions):
     draft_head: list[Path] | None = option(  # type: ignore[assignment]
         None,
         each("directories", lambda value: isinstance(value, str | Path)),
-        "A draft head for the model, which competes: a directory, as for generate; may be given "
-        "several times.",
+        "A draft head for the model, which competes: a directory, as for generate; or prompt "
+        "tokens or other lossless streams, as convert writes them; may be given several times.",
         metavar="DIR",
     )
 

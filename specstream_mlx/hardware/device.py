@@ -24,6 +24,10 @@ __all__ = [
     "wired",
 ]
 
+# On CUDA, MLX lets cuDNN plan attention anew for every number of keys, which takes some 50 ms on an
+# H100, and drafting changes that number in every step. MLX reads this at the first attention.
+os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
+
 
 def wired(model: nn.Module) -> AbstractContextManager[None]:
     """Wire a model's weights as long as the context lasts, see ``mlx_lm``."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from draft_heads import write as write_head
 from mlx_lm.utils import load_tokenizer
+from tiny_models import stream_adapter_directory
 
 from benchmarks.rival_methods import medusa_parameters, methods_of
 from benchmarks.rival_texts import SQL_NODES, classes_of
@@ -180,6 +181,38 @@ def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here
     page = path.with_suffix(".html").read_text()
     assert page.count("<svg") == 2 * 4 and "prefers-color-scheme: dark" in page
     assert "<script" not in page and "http" not in page
+
+
+@pytest.fixture(scope="module")
+def prompt_tokens(base):
+    """Prompt tokens of PPD's kind: embeddings alone, which pass all layers."""
+    fields = {"num_streams": 2, "stream_init": "embedding", "stream_mlp": "base", "pruner_rank": 0}
+    return stream_adapter_directory(base.parent / "ppd", base, num_msa_layers=4, **fields)
+
+
+def test_other_streams_compete_as_draft_heads_do(base, streams, prompt_tokens, here):
+    result = command_line.run(
+        *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
+        *("--draft-head", prompt_tokens, "--methods", f"streams,{BOTH},ppd,ppd + lookup"),
+        *("--classes", "prose", "--max-tokens", 8, "--acceptance"),
+    )
+    assert result.exit_code == 0, result.output
+    values = json.loads(next(here.glob("rivals-*.json")).read_text())
+    assert all(row["same_output_as_plain"] == row["items"] for row in values["rows"])
+    assert {row["method"] for row in values["rows"]} >= {"ppd", "ppd + lookup"}
+    sizes = {row["method"]: row for row in values["sizes"]}
+    assert sizes["ppd"]["what"] == "2 streams in 4 layers"
+    assert sizes["ppd"]["parameters"] == 2 * 64 < sizes["streams"]["parameters"]
+
+
+def test_other_streams_that_change_the_text_are_refused(base, streams, shared, here):
+    result = command_line.run(
+        *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
+        *("--draft-head", shared, "--classes", "prose", "--max-tokens", 8, "--acceptance"),
+    )
+    assert result.exit_code == 2
+    assert "shared has LoRA, expected a draft head, or streams alone" in result.output
+    assert not list(here.glob("rivals-*"))
 
 
 def test_what_spec_benchs_speed_py_reads_of_our_answers(base, here):

@@ -1,0 +1,20 @@
+"""What is known of the machine, and what MLX is told because of it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CUDNN = "MLX_CUDA_USE_CUDNN_SDPA"
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, "0"), ("1", "1")])
+def test_attention_is_not_planned_by_cudnn_unless_somebody_says_so(said, expected):
+    """In a process of its own: MLX reads it once. That this saves time, NOTES says."""
+    own = {name: value for name, value in os.environ.items() if name != CUDNN}
+    own |= {} if said is None else {CUDNN: said}
+    code = f"import os, specstream_mlx.engine.step; print(os.environ[{CUDNN!r}])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected]
