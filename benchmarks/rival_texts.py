@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
@@ -38,7 +38,7 @@ SQL_NODES = (4, 7, 8, 9)
 """Drafted nodes of the trees in which acceptance is counted; the papers have 4, 7 and 9 for SQL."""
 
 _WORDS = 120  # of a text that nobody can foresee
-_LONG = 1000  # tokens from which on reading a prompt for acceptance alone takes too long
+_LONG = 1000  # tokens from which on reading a prompt takes long: trees are counted if asked for
 _ABOUT = "Here are notes that several people wrote.\n\n{text}\n\nWrite a short report about them."
 
 
@@ -66,7 +66,11 @@ class TextClass:
 
 
 def classes_of(
-    chosen: str, contexts: Sequence[int], adapters: Collection[str], questions: bool
+    chosen: str,
+    contexts: Sequence[int],
+    adapters: Collection[str],
+    questions: bool,
+    sizes: Sequence[int] = (),
 ) -> list[TextClass]:
     """List the classes, those with adapters last.
 
@@ -75,6 +79,7 @@ def classes_of(
         contexts: tokens of prompts.
         adapters: names of the bundled adapters that fit the model.
         questions: whether there are Spec-Bench's.
+        sizes: of the trees of all classes; empty: the usual ones.
 
     Raises:
         UserError: a name is not known here.
@@ -94,6 +99,8 @@ def classes_of(
         if task in adapters:
             name, made = f"{task}, adapter", partial(_typed, task)
             every.append(TextClass(name, ADAPTERS, task, task, made, _nodes(task)))
+    if sizes:
+        every = [replace(one, nodes=sizes) for one in every]
     names = [name.strip() for name in chosen.split(",")] if chosen else list(GROUPS)
     for name in names:
         if not chosen or any(name in (one.group, one.task, one.name) for one in every):

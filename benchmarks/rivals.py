@@ -88,6 +88,7 @@ class Asked:
         heads: directories of draft heads, or of other lossless streams.
         gguf: the base's weights for llama.cpp; ``None``: the demonstration model's, if it is meant.
         acceptance: whether nothing is timed.
+        tree_sizes: nodes of the trees in which drafts are counted; empty: the usual ones.
     """
 
     questions: Sequence[Question]
@@ -101,6 +102,7 @@ class Asked:
     heads: Sequence[Path] = ()
     gguf: Path | None = None
     acceptance: bool = False
+    tree_sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,7 @@ def compare(
     """
     adapters = fitting_adapters(read_config(subject.directory))
     contexts = asked.contexts or (_CONTEXT,)
-    classes = classes_of(asked.classes, contexts, adapters, bool(asked.questions))
+    classes = classes_of(asked.classes, contexts, adapters, bool(asked.questions), asked.tree_sizes)
     _check_read(asked, classes, answers)
     check_drafters_found(asked.drafters)
     as_fastest = subject.weights == "auto" and not asked.acceptance

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from .rival_methods import added
-from .rival_texts import GROUPS, NODES
+from .rival_texts import GROUPS
 from .rivals_report import (
     READING,
     Rows,
@@ -28,6 +28,7 @@ from .rivals_report import (
     tables_of,
     temperatures,
     timed,
+    usual_size,
 )
 
 _COLOURS = 10
@@ -80,6 +81,7 @@ def page(values: Mapping[str, Any]) -> str:
     for temperature in temperatures(values["rows"]):
         at = f", temperature {temperature:g}"
         own = [row for row in values["rows"] if row["temperature"] == temperature]
+        size = usual_size(values["rows"])
         body += _section(
             f"Speed over mlx_lm{at}",
             "A dot for each class of texts, a bar for the mean of those that the base answers, the "
@@ -88,21 +90,22 @@ def page(values: Mapping[str, Any]) -> str:
             _group_keys(timed(own)),
         )
         body += _section(
-            f"Tokens a call in trees of {NODES[0]} nodes{at}",
-            "The same for how often drafts are right.",
+            f"Tokens a call in trees of {size} nodes{at}",
+            "A dot for each class of texts, a bar for the mean of those that the base answers: how "
+            "often drafts are right, the best method first.",
             strips(in_trees(own), "accepted", ""),
             _group_keys(in_trees(own)),
         )
         shares = depths_of(own, temperature)
         body += _section(
             f"Share of calls that accept so many drafted tokens or more{at}",
-            f"Over all classes of the base, in trees of {NODES[0]} nodes.",
+            f"Over all classes of the base, in trees of {size} nodes.",
             lines(shares),
             _keys(shares),
         )
         body += _section(
             f"Parameters beside the base's, and tokens a call{at}",
-            f"More tokens a call in trees of {NODES[0]} lie higher, fewer parameters further left.",
+            f"More tokens a call in trees of {size} lie higher, fewer parameters further left.",
             by_parameters(of_base(in_trees(own)), values["sizes"]),
             "",
         )

@@ -96,9 +96,16 @@ def timed(rows: Rows) -> list[Row]:
     return [row for row in rows if "speedup" in row and row["method"] != MLX_LM]
 
 
+def usual_size(rows: Rows) -> int:
+    """The size of trees that methods are compared in: 8, or the first where there are none of 8."""
+    sizes = [row["nodes"] for row in rows if row["nodes"]]
+    return NODES[0] if NODES[0] in sizes or not sizes else sizes[0]
+
+
 def in_trees(rows: Rows) -> list[Row]:
     """The rows of trees of the usual size."""
-    return [row for row in rows if row["nodes"] in NODES]
+    size = usual_size(rows)
+    return [row for row in rows if row["nodes"] == size]
 
 
 def ranked(rows: Rows, figure: str) -> list[tuple[str, float, int]]:
@@ -172,7 +179,7 @@ def tables_of(values: Mapping[str, Any]) -> list[Table]:
             ]
             title = f"{group}{at}: speed over mlx_lm, and quartiles over texts"
             tables += _by_class(title, note, timed(own), "speedup", _speed)
-            title = f"{group}{at}: tokens a call in trees of {NODES[0]} nodes"
+            title = f"{group}{at}: tokens a call in trees of {usual_size(rows)} nodes"
             tables += _by_class(title, note, in_trees(own), "accepted", _accepted)
             sized = [row for row in own if row["nodes"] and row["class"] != MEAN]
             for name in dict.fromkeys(row["class"] for row in sized):
@@ -189,7 +196,7 @@ def tables_of(values: Mapping[str, Any]) -> list[Table]:
             for depth in range(1, DEPTHS + 1):
                 _mark(cells, str(depth))
             title = f"Share of calls{at} that accept so many drafted tokens or more"
-            note = f"Means over the base's classes, in trees of {NODES[0]} nodes."
+            note = f"Means over the base's classes, in trees of {usual_size(rows)} nodes."
             tables.append(Table(title, note, list(cells[0]), cells))
     return tables
 
@@ -307,7 +314,12 @@ def about(values: Mapping[str, Any]) -> list[str]:
         own = of_base([row for row in rows if row["temperature"] == temperature])
         for said, of, figure, unit in (
             ("Fastest, over mlx_lm's plain decoding", timed(own), "speedup", "x"),
-            (f"Most tokens a call in trees of {NODES[0]} nodes", in_trees(own), "accepted", ""),
+            (
+                f"Most tokens a call in trees of {usual_size(rows)} nodes",
+                in_trees(own),
+                "accepted",
+                "",
+            ),
         ):
             ranks = [one for one in ranked(of, figure) if one[0] not in OUTSIDE]
             places = [f"{name} ({mean:.2f}{unit})" for name, mean, _ in ranks[:3]]

@@ -350,6 +350,13 @@ class RivalOptions(AnswerOptions):
         "Default: 200.",
         metavar="N,N",
     )
+    tree_size: tuple[int, ...] | None = option(
+        None,
+        _listed("integers of at least 1", lambda value: is_integer(value) and value >= 1, int),
+        "Nodes of the trees in which drafts are counted, such as 8,60. Default: 8, of sql 4, 7, 8 "
+        "and 9, and none behind 1,000 tokens of context.",
+        metavar="N,N",
+    )
     gguf: Path | None = option(
         None,
         PATH,
@@ -408,6 +415,7 @@ def rivals(
         model.draft_head or (),
         bench.gguf,
         bench.acceptance,
+        bench.tree_size or (),
     )
     subject = _subject(ModelOptions(**vars(model) | {"draft_head": None}))
     text, rows = benchmark.compare(

@@ -159,8 +159,8 @@ def turn_of(
     """
     if not tokenizer.has_chat_template:
         raise UserError(
-            "--prompts is self and the tokenizer has no chat template, which says where a user's "
-            "turn begins: expected a file of prompts, or an instruct model"
+            "the tokenizer has no chat template, which says where a user's turn begins, so the "
+            "model cannot ask itself: expected a file of prompts (--prompts), or an instruct model"
         )
     before, after = around_user(tokenizer, template)
     said, ended = (

@@ -205,6 +205,31 @@ def test_other_streams_compete_as_draft_heads_do(base, streams, prompt_tokens, h
     assert sizes["ppd"]["parameters"] == 2 * 64 < sizes["streams"]["parameters"]
 
 
+def test_trees_of_other_sizes_are_counted_too(base, streams, here):
+    def run(*more):
+        result = command_line.run(
+            *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
+            *("--methods", "lookup,streams", "--max-tokens", 8, "--acceptance", *more),
+        )
+        assert result.exit_code == 0, result.output
+        rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
+        return {(row["class"], row["nodes"]) for row in rows if row["nodes"]}, result.stdout
+
+    counted, said = run("--classes", "context,prose", "--tree-size", "3,5")
+    assert counted == {(name, size) for name in ("prose", "context 0.2k") for size in (3, 5)}
+    assert "prose: tokens a call in trees of 3 nodes" in said
+    assert "context 0.2k: tokens a call by the size of trees" in said
+    page = next(here.glob("rivals-*.html")).read_text()
+    assert "in trees of 3 nodes" in page and "8 nodes" not in page
+    assert run("--classes", "prose")[0] == {("prose", 8)}
+
+
+def test_trees_behind_long_contexts_are_counted_if_they_are_asked_for():
+    for sizes, expected in (((), ()), ((8, 60), (8, 60))):
+        (long,) = classes_of("context", [2000], [], questions=False, sizes=sizes)
+        assert (long.name, tuple(long.nodes)) == ("context 2k", expected)
+
+
 def test_other_streams_that_change_the_text_are_refused(base, streams, shared, here):
     result = command_line.run(
         *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
