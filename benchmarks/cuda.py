@@ -234,7 +234,8 @@ def markdown(
     lines = [
         f"**{kind}**",
         "",
-        f"{measured_on(facts)}; {facts['gpu']}; {facts['commit']}.",
+        f"{measured_on(facts)}; {facts['gpu']}; attention: {facts.get('attention', 'the CPU')}; "
+        f"{facts['commit']}.",
         "",
         f"The suite: {counts or 'nothing was run'}; {len(tested['near_ties'])} near-ties.",
         "",

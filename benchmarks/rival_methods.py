@@ -93,7 +93,7 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
 
     Args:
         given: what drafters were given, and their sizes.
-        heads: names of the draft heads.
+        heads: names of the draft heads and other streams.
         chosen: names, with commas between; empty: every drafter alone that has what it needs, and
             streams and heads with lookup too. ``streams + NAME`` and ``HEAD + NAME`` are others.
 
@@ -114,7 +114,7 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
             named[f"{head} + {name}"] = Method(f"{head} + {name}", one, True, head)
     for head in heads:
         if head in named:
-            raise UserError(f"a draft head is called {head}, as a method is: rename its directory")
+            raise UserError(f"--draft-head {head} is called as a method is: rename its directory")
         named[head] = Method(head, nobody, True, head)
     names = [PLAIN, STREAMS, f"{STREAMS} + {LOOKUP}", *DRAFTERS]
     names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
@@ -133,11 +133,12 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
 def mounted_heads(
     model: SpeculativeModel, directories: Sequence[Path]
 ) -> tuple[dict[str, SpeculativeModel], list[dict[str, Any]]]:
-    """Mount draft heads, each beside a base that is not copied.
+    """Mount what competes with the streams, each beside a base that is not copied.
 
     Args:
         model: the base, whose streams stay where they are.
-        directories: of heads, as ``read_head`` takes them, or of other lossless streams.
+        directories: of draft heads, as ``read_head`` takes them, or of other lossless streams,
+            such as prompt tokens.
 
     Returns:
         the models by their directories' names, and a row of sizes for each.
@@ -150,12 +151,13 @@ def mounted_heads(
     for directory in directories:
         name = directory.resolve().name
         if name in models:
-            raise UserError(f"two draft heads are called {name}, expected different names")
+            raise UserError(f"two of --draft-head are called {name}, expected different names")
         before = mx.get_active_memory()
-        models[name] = beside = replace(model, adapter=None, streams=None)
         if (directory / ADAPTER_CONFIG).is_file():
-            rows.append(_mount_streams(beside, directory))
+            models[name] = with_streams(model, directory)
+            rows.append(_size_of_streams(name, models[name]))
             continue
+        models[name] = beside = replace(model, adapter=None, streams=None)
         beside.mount_head(directory)
         resident = mx.get_active_memory() - before
         assert beside.head is not None
@@ -165,20 +167,20 @@ def mounted_heads(
     return models, rows
 
 
-def _mount_streams(model: SpeculativeModel, directory: Path) -> dict[str, Any]:
-    """Mount lossless streams; returns their row of sizes.
+def with_streams(model: SpeculativeModel, directory: Path) -> SpeculativeModel:
+    """A model with other lossless streams, beside the first one.
 
     Raises:
-        UserError: the directory holds LoRA or shared streams.
+        UserError: the directory holds LoRA, or shared streams.
     """
-    model.swap_adapter(directory)
-    assert model.adapter is not None
-    if model.streams is None or model.mode != "lossless" or model.adapter.lora:
-        found = "LoRA" if model.adapter.lora else f"{model.mode} streams"
+    other = model.beside(directory)
+    assert other.adapter is not None
+    if other.streams is None or other.mode != "lossless" or other.adapter.lora:
+        found = "LoRA" if other.adapter.lora else f"{other.mode} streams"
         raise UserError(
             f"--draft-head {directory} has {found}, expected a draft head, or streams alone"
         )
-    return _size_of_streams(directory.resolve().name, model)
+    return other
 
 
 def _size_of_streams(name: str, model: SpeculativeModel) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class Contest:
         asked: what was asked for.
         methods: of ours.
         drafters: what drafters were given, the draft model loaded.
-        heads: a model with each draft head, by name.
+        heads: a model with each draft head, or with other streams, by name.
         kept: the runs so far.
         outside: llama.cpp's ways.
     """
@@ -443,6 +443,8 @@ def _check_read(asked: Asked, classes: Sequence[TextClass], answers: Path | None
             raise UserError("--gguf was given, expected with temperature 0 and texts of the base")
         if not asked.gguf.is_file():
             raise UserError(f"--gguf {asked.gguf} is no file, expected a model for llama.cpp")
+    if asked.tree_sizes and not any(method.drafts for method in methods):
+        raise UserError("--tree-size was given, expected with a method that drafts")
     for field, drafter in READ_BY.items():
         given = getattr(asked.drafters, field) != getattr(Drafters(), field)
         if given and drafter not in drafters and not (field == "draft_model" and outside):

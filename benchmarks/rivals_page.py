@@ -78,10 +78,10 @@ def page(values: Mapping[str, Any]) -> str:
     body += [f"<p>{escape(line)}</p>" for line in others]
     body += [part for one in summaries(values) for part in _titled(one)]
     body += ["<h2>How to read it</h2>", *(f"<p>{escape(line)}</p>" for line in READING)]
+    size = usual_size(values["rows"])
     for temperature in temperatures(values["rows"]):
         at = f", temperature {temperature:g}"
         own = [row for row in values["rows"] if row["temperature"] == temperature]
-        size = usual_size(values["rows"])
         body += _section(
             f"Speed over mlx_lm{at}",
             "A dot for each class of texts, a bar for the mean of those that the base answers, the "

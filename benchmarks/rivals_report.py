@@ -181,6 +181,11 @@ def tables_of(values: Mapping[str, Any]) -> list[Table]:
             tables += _by_class(title, note, timed(own), "speedup", _speed)
             title = f"{group}{at}: tokens a call in trees of {usual_size(rows)} nodes"
             tables += _by_class(title, note, in_trees(own), "accepted", _accepted)
+            sized = [row for row in own if row["nodes"] and row["class"] == MEAN]
+            if len({row["nodes"] for row in sized}) > 1:
+                title = f"{group}{at}: mean of tokens a call by the size of trees"
+                sizes = [row | {"class": _nodes(row)} for row in sized]
+                tables += _by_class(title, note, sizes, "accepted", _accepted)
             sized = [row for row in own if row["nodes"] and row["class"] != MEAN]
             for name in dict.fromkeys(row["class"] for row in sized):
                 sizes = [row | {"class": _nodes(row)} for row in sized if row["class"] == name]

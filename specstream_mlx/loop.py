@@ -642,7 +642,8 @@ class _Loop:
 
     def caches_of(self, text: Text) -> list[Any]:
         """Return the KV caches of a text that was part of the last call, one per layer."""
-        caches: list[Any] = self._own.rows_of(self._texts.index(text))
+        with mx.stream(device.generation_stream):
+            caches: list[Any] = self._own.rows_of(self._texts.index(text))
         if caches is not self.caches:
             mx.eval([cache.state for cache in caches])  # else they would keep those of all texts
         return caches
@@ -662,7 +663,8 @@ class _Loop:
         joining = [(text, decoder) for text, decoder in self._joining if not text.ended]
         self._joining = []
         if (joining or len(going) < len(self._texts)) and (joining or going):
-            self._own.seat(going, [decoder for _, decoder in joining])
+            with mx.stream(device.generation_stream):
+                self._own.seat(going, [decoder for _, decoder in joining])
             self._last_read = None  # the next call's time includes the change
         self._texts = [self._texts[number] for number in going] + [text for text, _ in joining]
         return bool(self._texts)

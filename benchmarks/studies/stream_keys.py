@@ -59,7 +59,7 @@ def seeing(model: SpeculativeModel, *, keys: int = 0, window: int = 0) -> Specul
     trained = streams_of(model)
     streams = Streams(replace(trained.config, stream_keys=keys, stream_window=window))
     streams.update(trained.parameters())
-    return SpeculativeModel(model.model, model.config, model.path, streams=streams)
+    return replace(model, streams=streams)
 
 
 # Time -----------------------------------------------------------------------------------------

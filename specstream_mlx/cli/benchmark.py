@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Typer
 
 from ..checked_files import prompt_lines
-from ..config import UserError, is_integer, is_number
+from ..config import MAX_TREE_SIZE, UserError, is_integer, is_number
 from ..options.fields import option
 from ..options.generation import DrafterOptions, most_tokens
 from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, Kind, choice, each, integer, one_of
@@ -289,15 +289,16 @@ def _listed(words: str, fits: Callable[[Any], bool], read: Callable[[str], Any])
 
 @dataclass(frozen=True)
 class RivalModelOptions(ModelOptions):
-    """A model, and the draft heads that compete with its streams."""
+    """A model, and the draft heads and other streams that compete with its streams."""
 
     HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path")
 
     draft_head: list[Path] | None = option(  # type: ignore[assignment]
         None,
         each("directories", lambda value: isinstance(value, str | Path)),
-        "A draft head for the model, which competes: a directory, as for generate; or prompt "
-        "tokens or other lossless streams, as convert writes them; may be given several times.",
+        "A draft head for the model, which competes: a directory, as for generate; or one of "
+        "prompt tokens or other lossless streams, as for --adapter-path; may be given several "
+        "times.",
         metavar="DIR",
     )
 
@@ -325,8 +326,8 @@ class RivalOptions(AnswerOptions):
         "",
         TEXT,
         "Only these: plain, streams, lookup, pld, suffix, lookahead, rest, draft-model, the "
-        "name of a draft head's directory, 'streams + NAME', 'HEAD + NAME'. Default: all that have "
-        "what they need, streams and heads alone and with lookup.",
+        "name of a directory of --draft-head, 'streams + NAME', 'HEAD + NAME'. Default: all that "
+        "have what they need, streams and heads alone and with lookup.",
         metavar="NAME,NAME",
     )
     questions: Path | None = option(
@@ -352,7 +353,11 @@ class RivalOptions(AnswerOptions):
     )
     tree_size: tuple[int, ...] | None = option(
         None,
-        _listed("integers of at least 1", lambda value: is_integer(value) and value >= 1, int),
+        _listed(
+            f"integers from 1 to {MAX_TREE_SIZE}",
+            lambda value: is_integer(value) and 1 <= value <= MAX_TREE_SIZE,
+            int,
+        ),
         "Nodes of the trees in which drafts are counted, such as 8,60. Default: 8, of sql 4, 7, 8 "
         "and 9, and none behind 1,000 tokens of context.",
         metavar="N,N",

@@ -24,8 +24,9 @@ __all__ = [
     "wired",
 ]
 
-# On CUDA, MLX lets cuDNN plan attention anew for every number of keys, which takes some 50 ms on an
-# H100, and drafting changes that number in every step. MLX reads this at the first attention.
+# On CUDA, MLX lets cuDNN plan attention of several rows anew for every number of keys, which takes
+# some 50 ms on an H100, and drafting changes that number in every step. MLX reads this at the
+# process's first attention; what it costs long prompts has not been measured.
 os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
 
 
@@ -87,6 +88,8 @@ def _cores() -> str:
 
 def describe() -> dict[str, str]:
     """Collect facts for ``specstream-mlx doctor`` and for result tables."""
+    cudnn = os.environ["MLX_CUDA_USE_CUDNN_SDPA"] != "0"
+    attention = {"attention": "cuDNN's" if cudnn else "MLX's own"} if backend() == "cuda" else {}
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": f"{_cpu_name()}, {_cores()}",
@@ -94,4 +97,5 @@ def describe() -> dict[str, str]:
         "mlx": mx.__version__,  # type: ignore[attr-defined]  # its stubs leave it out
         "backend": backend(),
         "blas": BLAS if backend() == "cpu" else "not used",
+        **attention,
     }

@@ -16,14 +16,13 @@ from random_models import paired, random_prompt, request, speculative_model
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.hardware import device
-from specstream_mlx.loop import decode
+from specstream_mlx.loop import Together, decode
 
 READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
-OPERATORS = (
-    *("__getitem__", "__setitem__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__"),
-    *("__truediv__", "__floordiv__", "__matmul__", "__and__", "__or__", "__invert__", "__neg__"),
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
-)
+_TWO_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+OPERATORS = {f"__{side}{name}__" for name in _TWO_SIDED.split() for side in ("", "r", "i")}
+OPERATORS |= {f"__{name}__" for name in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
+NO_OPERATIONS = {"eval", "async_eval", "synchronize", "item", "tolist", "stream", "tracer"}
 CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "drafter": "lookup"},
@@ -89,38 +88,63 @@ def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
 
 
 def noted_streams(monkeypatch):
-    """Note, from now on, the names of operations and the stream that each is to run on."""
+    """Note, from now on, the names of operations and the stream that each is to run on.
+
+    Every function and method counts that takes or returns arrays. Compiled ones are noted where
+    they are traced, and the properties ``T`` and ``at`` are not.
+    """
     noted = []
 
     def watched(name, make):
         def call(*args, **kwargs):
             made = make(*args, **kwargs)
-            if isinstance(made, mx.array):
+            arrays = [leaf for _, leaf in tree_flatten([args, made])]
+            if any(isinstance(leaf, mx.array) for leaf in arrays):
                 noted.append((name, mx.default_stream(mx.default_device())))
             return made
 
         return call
 
-    for owner in (mx, mx.fast, mx.array):
+    for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
         for name in dir(owner):
             make = getattr(owner, name)
-            hidden = name.startswith("_") and name not in OPERATORS
-            if not hidden and callable(make) and not isinstance(make, type):
+            hidden = name in NO_OPERATIONS or (name.startswith("_") and name not in OPERATORS)
+            if callable(make) and not hidden and not isinstance(make, type):
                 monkeypatch.setattr(owner, name, watched(name, make))
     return noted
 
 
-def check_streams(model, asked, monkeypatch):
-    steps = decode(model, asked)
-    next(steps)
-    noted = noted_streams(monkeypatch)
-    for _ in range(4):
-        next(steps)
+def check_streams(noted):
     assert len(noted) > 40
     with mx.stream(device.generation_stream):
         expected = mx.default_stream(mx.default_device())
     assert expected != mx.default_stream(mx.default_device())
     assert {name for name, stream in noted if stream != expected} == set()
+
+
+def check_one_stream(model, asked, monkeypatch):
+    steps = decode(model, asked)
+    next(steps)
+    noted = noted_streams(monkeypatch)
+    for _ in range(4):
+        next(steps)
+    check_streams(noted)
+
+
+def test_every_operation_is_noted(monkeypatch):
+    a, b = mx.ones((4, 4)), mx.ones((4, 4))
+    noted = noted_streams(monkeypatch)
+
+    def assign():
+        a[0] = 1
+
+    every = [assign, lambda: a[1], lambda: a**2, lambda: 2 * a, lambda: 1 / a, lambda: a % 2]
+    every += [lambda: a.__iadd__(b), lambda: a.__imul__(2), lambda: a @ b, lambda: a == b]
+    every += [lambda: mx.split(a, 2), lambda: mx.random.uniform(), lambda: a.reshape(2, 8)]
+    every += [lambda: mx.fast.rms_norm(a, None, 1e-5), lambda: mx.linalg.norm(a), lambda: -a]
+    for number, operation in enumerate(every, start=1):
+        operation()
+        assert len(noted) >= number
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -132,13 +156,29 @@ def test_a_step_is_on_one_stream(name, mode, sampled, monkeypatch):
         options["sampler"] = Sampling(temp=0.8, top_p=0.9)
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
     asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
-    check_streams(speculative_model(mode=mode), asked, monkeypatch)
+    check_one_stream(speculative_model(mode=mode), asked, monkeypatch)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_step_with_a_draft_head_is_on_one_stream(head, tmp_path, monkeypatch):
     model, _ = model_with_head(head, tmp_path / "head")
-    check_streams(model, request(random_prompt(9), DraftSettings(tree_size=9)), monkeypatch)
+    check_one_stream(model, request(random_prompt(9), DraftSettings(tree_size=9)), monkeypatch)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_side_by_side_are_on_one_stream(name, monkeypatch):
+    """While both go on, and when one has ended and the other goes on alone."""
+    together, settings = Together(speculative_model()), DraftSettings(**CASES[name])
+    together.join(request(random_prompt(9), settings, max_tokens=30))
+    together.join(request(random_prompt(7, seed=1), settings, max_tokens=6))
+    steps = together.steps()
+    next(steps)
+    noted = noted_streams(monkeypatch)
+    while len(together) == 2:
+        next(steps)
+    next(steps)
+    assert len(together) == 1
+    check_streams(noted)
 
 
 @pytest.mark.parametrize("head", HEADS)
