@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
+from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.drafting.earlier_answers import Answers
 from specstream_mlx.drafting.proposal import Material
 from specstream_mlx.drafting.proposals import proposals_of
@@ -168,18 +169,22 @@ def mounted_heads(
 
 
 def with_streams(model: SpeculativeModel, directory: Path) -> SpeculativeModel:
-    """A model with other lossless streams, beside the first one.
+    """A model with other lossless streams, around the same base.
+
+    LoRA that is mounted on the base afterwards is under these streams too, as under draft heads.
 
     Raises:
-        UserError: the directory holds LoRA, or shared streams.
+        UserError: the directory is no adapter for this base, or holds LoRA or shared streams.
     """
-    other = model.beside(directory)
-    assert other.adapter is not None
-    if other.streams is None or other.mode != "lossless" or other.adapter.lora:
-        found = "LoRA" if other.adapter.lora else f"{other.mode} streams"
+    found = read_adapter(directory, model.model, model.config, full=True)
+    mode = found.stream_config.mode if found.stream_config else None
+    if found.lora or mode != "lossless":
+        held = "LoRA" if found.lora else f"{mode} streams"
         raise UserError(
-            f"--draft-head {directory} has {found}, expected a draft head, or streams alone"
+            f"--draft-head {directory} has {held}, expected a draft head, or streams alone"
         )
+    other = replace(model, adapter=None, streams=None)
+    other.swap_adapter(directory)
     return other
 
 

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from draft_heads import write as write_head
 from mlx_lm.utils import load_tokenizer
+from random_models import request
 from tiny_models import stream_adapter_directory
 
-from benchmarks.rival_methods import medusa_parameters, methods_of
+from benchmarks.rival_methods import medusa_parameters, methods_of, mounted_heads
 from benchmarks.rival_texts import SQL_NODES, classes_of
 from benchmarks.rivals_page import by_parameters, lines, strips
 from benchmarks.rivals_report import means_of, ranked, tables_of
-from benchmarks.runner import MLX_LM
-from specstream_mlx import UserError
+from benchmarks.runner import MLX_LM, ONE_TOKEN
+from specstream_mlx import DraftSettings, UserError, load
 from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.loop import decode
 
 BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
@@ -206,6 +208,24 @@ def test_other_streams_compete_as_draft_heads_do(base, streams, prompt_tokens, h
     sizes = {row["method"]: row for row in values["sizes"]}
     assert sizes["ppd"]["what"] == "2 streams in 4 layers"
     assert sizes["ppd"]["parameters"] == 2 * 64 < sizes["streams"]["parameters"]
+
+
+def test_an_adapters_lora_is_under_heads_and_other_streams_too(base, head, prompt_tokens):
+    """Mounted after them, as for the texts of adapters: all write what it writes."""
+    model, _ = load(base)
+    tuned = stream_adapter_directory(base.parent / "tuned", base, lora_rank=4)
+    rivals, _ = mounted_heads(model, [head, prompt_tokens])
+
+    def text(one, settings):
+        asked = request([5, 7, 11], settings, max_tokens=12)
+        return [token for step in decode(one, asked) for token in step.tokens][:12]
+
+    alone = text(model, ONE_TOKEN)
+    model.swap_adapter(tuned)
+    expected = text(model, ONE_TOKEN)
+    assert expected != alone
+    for rival in rivals.values():
+        assert text(rival, DraftSettings(tree_size=4)) == expected
 
 
 def test_trees_of_other_sizes_are_counted_too(base, streams, here):
