@@ -522,10 +522,13 @@ def depends_on(facts: Mapping[str, Any], subject: Subject) -> list[Any]:
 
 
 def stamps(*paths: Path | None) -> list[tuple[str, float]]:
-    """List files, and the weights in directories, with the times of their last change."""
+    """List files, and the weights and settings in directories, with the times of their change."""
     files: list[Path] = []
     for path in filter(None, paths):
-        files += sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        found = [path]
+        if path.is_dir():
+            found = [file for kind in ("safetensors", "json") for file in path.glob(f"*.{kind}")]
+        files += sorted(found)
     return [(str(file), file.stat().st_mtime) for file in files]
 
 
