@@ -153,11 +153,11 @@ def mounted_heads(
         name = directory.resolve().name
         if name in models:
             raise UserError(f"two of --draft-head are called {name}, expected different names")
-        before = mx.get_active_memory()
         if (directory / ADAPTER_CONFIG).is_file():
             models[name] = with_streams(model, directory)
             rows.append(_size_of_streams(name, models[name]))
             continue
+        before = mx.get_active_memory()
         models[name] = beside = replace(model, adapter=None, streams=None)
         beside.mount_head(directory)
         resident = mx.get_active_memory() - before
