@@ -88,7 +88,7 @@ def _cores() -> str:
 
 def describe() -> dict[str, str]:
     """Collect facts for ``specstream-mlx doctor`` and for result tables."""
-    cudnn = os.environ["MLX_CUDA_USE_CUDNN_SDPA"] != "0"
+    cudnn = os.environ.get("MLX_CUDA_USE_CUDNN_SDPA") != "0"
     attention = {"attention": "cuDNN's" if cudnn else "MLX's own"} if backend() == "cuda" else {}
     return {
         "machine": f"{platform.system()} {platform.machine()}",
