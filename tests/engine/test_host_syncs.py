@@ -65,6 +65,15 @@ class Waits:
         return watched
 
 
+def request_of(name, sampled):
+    """A request for one of ``CASES``, greedy or sampled behind a processor."""
+    options = {}
+    if sampled:
+        options["sampler"] = Sampling(temp=0.8, top_p=0.9)
+        options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
+    return request(random_prompt(9), DraftSettings(**CASES[name]), **options)
+
+
 def check_waits(model, asked, monkeypatch):
     steps = decode(model, asked)
     next(steps)  # the prompt and the tables of the first shapes
@@ -79,12 +88,9 @@ def check_waits(model, asked, monkeypatch):
     paired(CASES, ["lossless", "shared"], [False, True], [3, 0], count=14),
 )
 def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
-    options = {}
-    if sampled:
-        options["sampler"] = Sampling(temp=0.8, top_p=0.9)
-        options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
-    asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
-    check_waits(speculative_model(mode=mode, stream_keys=keys), asked, monkeypatch)
+    check_waits(
+        speculative_model(mode=mode, stream_keys=keys), request_of(name, sampled), monkeypatch
+    )
 
 
 def noted_streams(monkeypatch):
@@ -151,12 +157,7 @@ def test_every_operation_is_noted(monkeypatch):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_on_one_stream(name, mode, sampled, monkeypatch):
-    options = {}
-    if sampled:
-        options["sampler"] = Sampling(temp=0.8, top_p=0.9)
-        options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
-    asked = request(random_prompt(9), DraftSettings(**CASES[name]), **options)
-    check_one_stream(speculative_model(mode=mode), asked, monkeypatch)
+    check_one_stream(speculative_model(mode=mode), request_of(name, sampled), monkeypatch)
 
 
 @pytest.mark.parametrize("head", HEADS)
