@@ -19,14 +19,6 @@ from toy_model import TOY
 from specstream_mlx import bundled, demonstration
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leave slow tests out of the coverage: being traced makes Python up to twice as slow."""
-    if config.pluginmanager.hasplugin("_cov"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker("no_cover")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def new_cache(tmp_path_factory):
     """What is measured on this machine is neither taken from the user's cache nor left in it."""
