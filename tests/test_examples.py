@@ -88,11 +88,15 @@ DRAWINGS = {
 """Headlines below which a block of text is a drawing, not an output."""
 
 SLOW = {
+    "README.md: Two commands",
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
     "convert/README.md: Training LoRA in PyTorch",
     "convert/README.md: Training other methods' heads in PyTorch",
+    "convert/demo_model/README.md: Asking it",
+    "specstream_mlx/cli/autotune.py: autotune",
     "specstream_mlx/cli/convert.py: convert",
+    "specstream_mlx/cli/generate.py: generate",
     "benchmarks/README.md: Prediction for Apple chips",
 }
 
