@@ -6,13 +6,14 @@
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
 streams guess behind every token; on that the rule itself (``drafting.auto``) plans step by step,
-with its constants as they are and with one of them changed. Time is counted by the cost curve that
-was measured on this machine, so no figure depends on the clock. A pipelined plain step whose
-call ahead is under way when drafting begins is taken, as in the loop.
+with its constants as they are and with one of them changed. Time is counted by two cost curves that
+are assumed, so that no figure depends on the machine: rows as dear as on two cores of a Linux
+machine, and rows that cost little, as where reading the weights takes most of a step. A pipelined
+plain step whose call ahead is under way when drafting begins is taken, as in the loop.
 """
 
 import math
-import time
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,8 @@ from typing import Any
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.drafting import constants, settings
-from specstream_mlx.drafting.auto import AutoDrafting, new_pace
-from specstream_mlx.drafting.cost import StepCosts
-from specstream_mlx.drafting.pace import pace_of
+from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
+from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
 from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import Drafters, DraftSettings
@@ -41,7 +41,7 @@ from specstream_mlx.terminal.progress import track
 
 from ..answers import FAR
 from ..report import OUTPUT, measured_on, table, write_report
-from ..runner import Base, measure_costs, streams_of
+from ..runner import Base, streams_of
 from ..texts import INSTRUCTIONS, PROSE, WRITERS, Texts, adapter_of, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
@@ -49,10 +49,17 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 512 tokens": (constants, "RATE_MEMORY", 512.0),
     "r starts at 1 in shared mode": (constants, "SHARED_RATE", 1.0),
     "r starts at 2 in shared mode": (constants, "SHARED_RATE", 2.0),
-    "v: 1 step": (constants, "VALUE_MEMORY", 1),
-    "v: 16 steps": (constants, "VALUE_MEMORY", 16),
-    "rests of 16 steps at most": (constants, "LONGEST_REST", 16),
-    "rests of 512 steps at most": (constants, "LONGEST_REST", 512),
+    "v: 4 steps": (constants, "VALUE_MEMORY", 4),
+    "v: 32 steps": (constants, "VALUE_MEMORY", 32),
+    "its start in a text weighs 4": (constants, "VALUE_WEIGHT", 4),
+    "its start is of 16 steps": (constants, "PACE_VALUE_MEMORY", 16),
+    "v starts at 0.25": (constants, "VALUE", 0.25),
+    "v starts at 1": (constants, "VALUE", 1.0),
+    "and weighs 2": (constants, "PACE_VALUE_WEIGHT", 2),
+    "trials: none at first": (constants, "FIRST_TRIALS", 0.0),
+    "trials: for 0.5 tokens at first": (constants, "FIRST_TRIALS", 0.5),
+    "trials: none but at first": (constants, "TRIALS", 0.0),
+    "trials: for 1% of the tokens": (constants, "TRIALS", 0.01),
     "averages start at 0.7": (constants, "START", 0.7),
     "averages start at 0.9": (constants, "START", 0.9),
     "averages weigh 4 at first": (constants, "WEIGHT", 4.0),
@@ -70,6 +77,12 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "nodes above 0.005": (constants, "LEAST", math.log(0.005)),
 }
 """What is changed, one constant at a time."""
+
+ROW = 0.02
+"""A row where rows cost little, in plain steps."""
+
+FIRST: dict[Place, float] = {"plain": 1.0, "none": 1.05, "beside 1": 1.15, "beside": 1.15}
+"""Steps of one row there, by the place of the streams."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +153,17 @@ def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig
     return worth
 
 
-def _known(costs: StepCosts) -> StepCosts:
-    """The same costs, so that nothing is to be measured again however busy the machine was."""
-    costs.curve = replace(costs.curve, measured=time.time())
-    return costs
+def assumed(streams: StreamConfig) -> dict[str, StepCosts]:
+    """Costs by what rows cost; none of them are to be measured."""
+    dear, little = (StepCosts(Path(os.devnull), {}, places_of(streams)) for _ in range(2))
+    points = {
+        place: tuple((nodes, FIRST[place] + ROW * (nodes - 1)) for nodes, _ in known)
+        for place, known in dear.curve.points.items()
+    }
+    little.curve = replace(little.curve, points=points)
+    for costs in (dear, little):
+        costs.curve = replace(costs.curve, spread=0.0, measured=math.inf)
+    return {"dear rows": dear, "cheap rows": little}
 
 
 def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
@@ -208,19 +228,26 @@ Recorded = Mapping[tuple[str, str, str], list[Recording]]
 
 
 def rates_of(
-    recorded: Recorded, costs: Mapping[str, StepCosts], streams: Mapping[str, StreamConfig]
+    recorded: Recorded, streams: Mapping[str, StreamConfig], alone: bool = False
 ) -> dict[str, tuple[float, float | None]]:
-    """By writer and set of texts: the geometric mean over kinds of texts, and the least of a text.
+    """By writer, texts and costs: the geometric mean over kinds of texts, and the least of a text.
 
     Texts of fewer than ``FAR`` tokens do not count as the least.
+
+    Args:
+        recorded: the texts.
+        streams: their configuration, by writer.
+        alone: whether each text is one of a program of its own, in which nothing is known yet.
     """
     means: dict[str, list[float]] = defaultdict(list)
     far: dict[str, list[float]] = defaultdict(list)
     for (writer, texts, _), recordings in recorded.items():
-        rates = simulate(recordings, costs[writer], streams[writer])
-        means[f"{writer}, {texts}"].append(geometric_mean(rates))
-        pairs = zip(rates, recordings, strict=True)
-        far[f"{writer}, {texts}"] += [rate for rate, text in pairs if len(text.tokens) >= FAR]
+        for rows, costs in assumed(streams[writer]).items():
+            runs = [[text] for text in recordings] if alone else [recordings]
+            rates = [rate for run in runs for rate in simulate(run, costs, streams[writer])]
+            key, pairs = f"{writer}, {texts}, {rows}", zip(rates, recordings, strict=True)
+            means[key].append(geometric_mean(rates))
+            far[key] += [rate for rate, text in pairs if len(text.tokens) >= FAR]
     return {key: (geometric_mean(some), min(far[key], default=None)) for key, some in means.items()}
 
 
@@ -234,7 +261,6 @@ def main(
 
     base = Base(demonstration.base_path(), max_tokens, fastest_baseline=False)
     recorded: dict[tuple[str, str, str], list[Recording]] = {}
-    costs: dict[str, StepCosts] = {}
     streams: dict[str, StreamConfig] = {}
     jobs = [(writer, name) for writer in WRITERS for name in (*INSTRUCTIONS, PROSE)]
     for writer, name in track(jobs, "Recording"):
@@ -242,9 +268,7 @@ def main(
         decoded = Texts("dev", items).of_task(mounted.model, base.tokenizer, name)
         prompts = [text.prompt for text in decoded]
         model, ends = mounted.model, base.tokenizer.eos_token_ids
-        if writer not in costs:
-            measure_costs(mounted, prompts)
-            costs[writer], streams[writer] = _known(pace_of(model).costs), streams_of(model).config
+        streams[writer] = streams_of(model).config
         found = [record(model, prompt, max_tokens, ends) for prompt in prompts]
         recorded[writer, "prose" if name == PROSE else "dev", name] = [
             text for text in found if len(text.tokens) > 7
@@ -252,7 +276,7 @@ def main(
     recorded = {key: texts for key, texts in recorded.items() if texts}
     if not recorded:
         raise UserError("no text got eight tokens, expected one that can be drafted for")
-    usual = rates_of(recorded, costs, streams)
+    usual, alone = (rates_of(recorded, streams, alone) for alone in (False, True))
     columns = {"constant": "{constant}"}
     columns |= {key: f"{{values[{place}]}}" for place, key in enumerate(usual)}
     means, least = (
@@ -262,21 +286,19 @@ def main(
     rows = [
         {"constant": "as it is", "values": means},
         {"constant": f"least text of {FAR} tokens", "values": least},
+        {"constant": "each text alone", "values": [f"{mean:.3f}" for mean, _ in alone.values()]},
     ]
     for name in track(VARIANTS, "Simulating"):
         with changed(name):
-            other = rates_of(recorded, costs, streams)
+            other = rates_of(recorded, streams)
         shares = [f"{100 * (other[key][0] / usual[key][0] - 1):+.1f}%" for key in usual]
         rows.append({"constant": name, "values": shares})
-    facts = base.facts() | {
-        "items": items,
-        "curves": {writer: vars(one.curve) for writer, one in costs.items()},
-    }
-    spread = ", ".join(f"{writer} {one.curve.spread:.0%}" for writer, one in costs.items())
+    facts = base.facts() | {"items": items, "max_tokens": max_tokens}
     lines = [
-        f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each; spread "
-        f"of the cost curves: {spread}. First lines: tokens in the time of a plain step, the "
-        "geometric mean over texts and tasks, and the least; then what changes in the mean.",
+        f"{measured_on(facts)}; {items} texts a task, at most {max_tokens} tokens each. "
+        "First lines: tokens in the time of a plain step, the geometric mean over texts and tasks, "
+        "the least, and the mean if each text is one of a program of its own; then what changes in "
+        "the mean of texts that follow each other.",
         "",
         *table(columns, rows),
     ]

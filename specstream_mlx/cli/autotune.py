@@ -228,7 +228,6 @@ def _values(pace: "Pace", figures: _Figures) -> dict[str, Any]:
         "hits_over_expected": figures.factors,
         "rate": pace.rate,
         "value_of_streams": pace.value,
-        "rest": pace.span,
         "tokens_per_step": figures.tokens / figures.calls,
         "nodes_per_step": figures.nodes / figures.calls,
         "expected_tps": figures.expected,
@@ -248,7 +247,7 @@ def _show(pace: "Pace", figures: _Figures, model: "SpeculativeModel") -> None:
         _show_factors(console, figures.factors)
     shown = f"Lately {pace.rate:.2f} tokens in the time of a plain step"
     if model.streams is not None and model.mode == "lossless":
-        shown += f"; guesses worth {pace.value:.2f} tokens a step, rests of {pace.span} steps"
+        shown += f"; guesses worth {pace.value:.2f} tokens a step"
     console.print(shown + ".")
     console.print(
         f"On these texts {figures.tokens / figures.calls:.2f} tokens a step of "

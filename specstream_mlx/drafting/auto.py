@@ -10,6 +10,9 @@ have raised this value, and q the chance that streams run beside the node accept
 of a step over its time would be the wrong measure: a step need not be efficient by itself, it has
 to beat the tokens that other steps write in the same time. In a pass of several texts, r and cost
 are those of the pass, see ``batch_cost``.
+
+Only streams that run show what they are worth. So where another step is worth more, streams run all
+the same once the difference is a small share of the tokens written since: ``constants.TRIALS``.
 """
 
 import math
@@ -41,16 +44,14 @@ class Pace:
         costs: costs of steps, shared by all adapters that cost the same.
         tokens, time: tokens of recent steps and their time, in plain steps.
         value: average worth of the streams' guesses to a step, in tokens.
-        valued: number of steps in that average, at most ``constants.VALUE_MEMORY``.
-        span: number of steps for which streams rest when they are not worth their time.
+        valued: number of steps in that average, at most ``constants.PACE_VALUE_MEMORY``.
     """
 
     costs: StepCosts
     tokens: float
     time: float = constants.RATE_MEMORY
-    value: float = 0.0
-    valued: int = 0
-    span: int = 1
+    value: float = constants.VALUE
+    valued: int = constants.PACE_VALUE_WEIGHT
 
     @property
     def rate(self) -> float:
@@ -65,7 +66,7 @@ class Pace:
 
     def value_of(self, gain: float) -> None:
         """Take in the tokens by which guesses raised the value of the best step."""
-        self.valued = min(self.valued + 1, constants.VALUE_MEMORY)
+        self.valued = min(self.valued + 1, constants.PACE_VALUE_MEMORY)
         self.value += (gain - self.value) / self.valued
 
 
@@ -114,12 +115,18 @@ class _Choice:
     value: float
 
 
+def _most(found: dict[Place, _Choice]) -> _Choice:
+    """Take the choice of the greatest value, the first of equal ones."""
+    return max(found.values(), key=lambda choice: choice.value)
+
+
 class AutoDrafting:
     """A ``Drafting`` that plans the steps of one text by the rule.
 
     Attributes:
         pace: see below.
         averages: corrections of the streams' probabilities in this text.
+        value: v, which begins at that of the texts before.
 
     Args:
         pace: the pace of this model and adapter, which is kept up to date.
@@ -143,8 +150,9 @@ class AutoDrafting:
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
         self._proposals = proposals
         self.averages = StreamAverages()
-        # Steps for which streams still rest; at 0 they must run. None: they do not rest.
-        self._rest: int | None = None if self._stream_place is None else 0
+        self.value, self._valued = pace.value, constants.VALUE_WEIGHT
+        # Tokens that a step with the streams may be worth less than another one.
+        self._allowance = constants.FIRST_TRIALS
         self._plain_run = self._asked = 0  # nodes that proposals ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
@@ -163,9 +171,7 @@ class AutoDrafting:
         self.averages.accept(tokens)
         place = self.place_of(plan)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
-        if self._rest is not None:
-            rests = place in ("plain", "none")
-            self._rest = max(0, self._rest - 1) if rests else None
+        self._allowance += constants.TRIALS * len(tokens)
         spent = sum(proposal.spent() for proposal in self._proposals)
         own = None if seconds is None else max(seconds - spent, 1e-9)
         measured = self._measures and self._note(place, len(plan.tree), own)
@@ -191,8 +197,8 @@ class AutoDrafting:
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
-            self.pace.value_of(max(0.0, self._best(nodes).value - alone.value))
-        choice = self._best(nodes)
+            self._value_of(max(0.0, self._best(nodes).value - alone.value))
+        choice = self._tried(nodes)
         self._measures = False
         job = self.pace.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
@@ -200,8 +206,6 @@ class AutoDrafting:
             drafts = job[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[job[0]](tree_of(root, timed))
-        if self._rest is None and self._stream_place is not None:
-            self._keep_span(choice.place)
         return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
 
     def beside(self, texts: int) -> BatchCosts:
@@ -230,6 +234,12 @@ class AutoDrafting:
         row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
         return Price(rate, row, None if curve.spread is None else curve.plain)
 
+    def _value_of(self, gain: float) -> None:
+        """Take in the tokens by which guesses raised the value of the best step."""
+        self._valued = min(self._valued + 1, constants.VALUE_MEMORY)
+        self.value += (gain - self.value) / self._valued
+        self.pace.value_of(gain)
+
     @staticmethod
     def _likeliest(children: Children) -> list[Node]:
         """List the most probable nodes, in order of probability."""
@@ -237,15 +247,29 @@ class AutoDrafting:
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
-        rate, cost, places, asked = self.pace.rate, self._cost, self._open(), self._asked
+        return _most(self._by_place(nodes))
+
+    def _tried(self, nodes: Sequence[Node]) -> _Choice:
+        """Choose the best, or that in which streams run if the allowance is enough for it."""
+        found = self._by_place(nodes)
+        best = _most(found)
+        if self._stream_place is None:
+            return best
+        trial = found[self._stream_place]
+        if best.value - trial.value > self._allowance:
+            return best
+        self._allowance -= best.value - trial.value
+        return trial
+
+    def _by_place(self, nodes: Sequence[Node]) -> dict[Place, _Choice]:
+        """Choose the best number of nodes for every place, over all beginnings of ``nodes``."""
+        rate, cost, places, asked = self.pace.rate, self._cost, self._places, self._asked
         if self._share is not None:
             rate = self._share.rate
             cost = {one: self._share.costs(one == self._stream_place) for one in self._places}
         if asked:
-            places = tuple(place for place in places if place != "plain") or ("none",)
-        drawn = [place for place in places if place != "plain"]
-        plain = 1 - rate * cost["plain"][1] if "plain" in places else -math.inf
-        best = _Choice(places[0], 0, plain)
+            places = tuple(place for place in places if place != "plain")
+        found: dict[Place, _Choice] = {}
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
         for count, node in enumerate([None, *nodes]):
             if node is not None:
@@ -253,29 +277,16 @@ class AutoDrafting:
                 tokens += probability
                 last[node.parent + 1] -= probability
                 last.append(probability)
-            for place in drawn:
-                if place == "none" and not count and "plain" in places:
+            never = "plain" if count else "none" if "plain" in places else None
+            for place in places:
+                if place == never:
                     continue
                 value = tokens - rate * cost[place][min(count + asked + 1, MOST_ROWS)]
                 if place == self._stream_place:
-                    value += self.pace.value * (max(last) if place == "beside 1" else 1.0)
-                if value > best.value:
-                    best = _Choice(place, count, value)
-        return best
-
-    def _open(self) -> tuple[Place, ...]:
-        """List the places to choose from: not the streams' while they rest; if due, only theirs."""
-        if self._rest is None:
-            return self._places
-        return self._places[:-1] if self._rest else self._places[-1:]
-
-    def _keep_span(self, place: Place) -> None:
-        """Let streams rest if not chosen, each time longer; shorten their rests if chosen."""
-        span = self.pace.span
-        if place == self._stream_place:
-            self.pace.span = max(1, span // 2)
-        else:
-            self._rest, self.pace.span = span, min(2 * span, constants.LONGEST_REST)
+                    value += self.value * (max(last) if place == "beside 1" else 1.0)
+                if place not in found or value > found[place].value:
+                    found[place] = _Choice(place, count, value)
+        return found
 
     def place_of(self, plan: Plan) -> Place:
         """Return the place of the streams in a step that was planned here."""

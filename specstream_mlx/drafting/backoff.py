@@ -12,7 +12,7 @@ class Backoff:
 
     def note(self, gain: float) -> None:
         """Take in the tokens that a round of guesses was right about."""
-        self._rounds = min(self._rounds + 1, constants.VALUE_MEMORY)
+        self._rounds = min(self._rounds + 1, constants.GAIN_MEMORY)
         self._gain += (gain - self._gain) / self._rounds
 
     def begin(self, cost: float) -> bool:

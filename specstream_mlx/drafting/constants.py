@@ -28,8 +28,30 @@ RATE_MEMORY = 128.0
 SHARED_RATE = 1.5
 """Start of r in shared mode, in tokens per plain step's time (the study)."""
 
-VALUE_MEMORY = 4
-"""Number of steps that v averages: flat in the study."""
+VALUE = 0.5
+"""Start of v with an adapter that has not decoded yet, in tokens (the study)."""
+
+PACE_VALUE_WEIGHT = 8
+"""Steps that ``VALUE`` counts as (the study)."""
+
+PACE_VALUE_MEMORY = 64
+"""Number of steps that the average averages at which v begins in a text: flat in the study."""
+
+VALUE_WEIGHT = 1
+"""Steps that the beginning of v counts as in a text: with more, streams that know a text by heart
+are left out of it (the study)."""
+
+VALUE_MEMORY = 8
+"""Number of steps of a text that v averages: flat in the study."""
+
+FIRST_TRIALS = 0.15
+"""Tokens of a text that may be lost so at its beginning: with none, streams that know a text by
+heart may be left out of it, with more, others cost more than they bring (the study)."""
+
+TRIALS = 0.001
+"""Tokens, of each that is written, that may be lost to steps in which streams are tried: more cost
+what they may, none leave streams out for the whole of a text that they have begun badly (the
+study)."""
 
 BATCH_MEMORY = 64
 """Passes of several texts after which the times of another number of rows are forgotten (not
@@ -38,8 +60,11 @@ studied)."""
 BATCH_TIMES = 5
 """Times of passes of several texts that are kept for each number of rows (not studied)."""
 
+GAIN_MEMORY = 4
+"""Rounds of a drafter of proposals that its average gain is of (not studied)."""
+
 LONGEST_REST = 64
-"""Steps that streams rest at most; 16 cost tokens (the study)."""
+"""Steps that a drafter of proposals rests at most, see ``backoff``."""
 
 PLAIN_RUN = 2
 """Plain steps in a row, of which the last is timed: the calls before and after it are pipelined."""
