@@ -269,7 +269,7 @@ class AutoDrafting:
             cost = {one: self._share.costs(one == self._stream_place) for one in self._places}
         if asked:
             places = tuple(place for place in places if place != "plain")
-        found: dict[Place, _Choice] = {}
+        found = dict.fromkeys(places, (-math.inf, 0))
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
         for count, node in enumerate([None, *nodes]):
             if node is not None:
@@ -284,9 +284,9 @@ class AutoDrafting:
                 value = tokens - rate * cost[place][min(count + asked + 1, MOST_ROWS)]
                 if place == self._stream_place:
                     value += self.value * (max(last) if place == "beside 1" else 1.0)
-                if place not in found or value > found[place].value:
-                    found[place] = _Choice(place, count, value)
-        return found
+                if value > found[place][0]:
+                    found[place] = value, count
+        return {place: _Choice(place, count, value) for place, (value, count) in found.items()}
 
     def place_of(self, plan: Plan) -> Place:
         """Return the place of the streams in a step that was planned here."""
