@@ -23,7 +23,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.drafting import constants, settings
+from specstream_mlx.drafting import auto, constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
@@ -56,9 +56,8 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "v starts at 0.25": (constants, "VALUE", 0.25),
     "v starts at 1": (constants, "VALUE", 1.0),
     "and weighs 2": (constants, "PACE_VALUE_WEIGHT", 2),
-    "trials: none at first": (constants, "FIRST_TRIALS", 0.0),
-    "trials: for 0.5 tokens at first": (constants, "FIRST_TRIALS", 0.5),
-    "trials: none but at first": (constants, "TRIALS", 0.0),
+    "no trials of streams": (constants, "TRIALS", 0.0),
+    "trials: for 0.1% of the tokens": (constants, "TRIALS", 0.001),
     "trials: for 1% of the tokens": (constants, "TRIALS", 0.01),
     "averages start at 0.7": (constants, "START", 0.7),
     "averages start at 0.9": (constants, "START", 0.9),
@@ -73,8 +72,8 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
     "lookup to depth 6": (settings, "USUAL", Drafters(lookup_size=6)),
     "lookup of 3-grams": (settings, "USUAL", Drafters(lookup_ngram=3)),
-    "8 nodes at most": (constants, "MOST_NODES", 8),
-    "nodes above 0.005": (constants, "LEAST", math.log(0.005)),
+    "8 nodes at most": (auto, "MOST_NODES", 8),
+    "nodes above 0.1": (constants, "LEAST", math.log(0.1)),
 }
 """What is changed, one constant at a time."""
 

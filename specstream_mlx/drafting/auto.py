@@ -12,7 +12,8 @@ to beat the tokens that other steps write in the same time. In a pass of several
 are those of the pass, see ``batch_cost``.
 
 Only streams that run show what they are worth. So where another step is worth more, streams run all
-the same once the difference is a small share of the tokens written since: ``constants.TRIALS``.
+the same once the difference is a small share (``constants.TRIALS``) of the tokens written without
+them.
 """
 
 import math
@@ -43,15 +44,17 @@ class Pace:
     Attributes:
         costs: costs of steps, shared by all adapters that cost the same.
         tokens, time: tokens of recent steps and their time, in plain steps.
-        value: average worth of the streams' guesses to a step, in tokens.
-        valued: number of steps in that average, at most ``constants.PACE_VALUE_MEMORY``.
+        value: average worth of the streams' guesses to a step, in tokens, at which v of the next
+            text starts.
+        valued: number of steps in that average, at most ``constants.PACE_VALUE_MEMORY``; what it
+            starts at counts as some.
     """
 
     costs: StepCosts
     tokens: float
-    time: float = constants.RATE_MEMORY
-    value: float = constants.VALUE
-    valued: int = constants.PACE_VALUE_WEIGHT
+    time: float
+    value: float
+    valued: int
 
     @property
     def rate(self) -> float:
@@ -73,7 +76,8 @@ class Pace:
 def new_pace(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> Pace:
     """Make the pace of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
-    return Pace(costs, tokens=constants.RATE_MEMORY * (constants.SHARED_RATE if shared else 1.0))
+    time, rate = constants.RATE_MEMORY, constants.SHARED_RATE if shared else 1.0
+    return Pace(costs, rate * time, time, constants.VALUE, constants.PACE_VALUE_WEIGHT)
 
 
 def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
@@ -151,8 +155,8 @@ class AutoDrafting:
         self._proposals = proposals
         self.averages = StreamAverages()
         self.value, self._valued = pace.value, constants.VALUE_WEIGHT
-        # Tokens that a step with the streams may be worth less than another one.
-        self._allowance = constants.FIRST_TRIALS
+        self._allowance = 0.0  # tokens that a step with streams may be worth less than another
+        self._owed = 0.0  # tokens that the step which was planned is
         self._plain_run = self._asked = 0  # nodes that proposals ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
@@ -171,7 +175,10 @@ class AutoDrafting:
         self.averages.accept(tokens)
         place = self.place_of(plan)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
-        self._allowance += constants.TRIALS * len(tokens)
+        if place == self._stream_place:
+            self._allowance -= self._owed
+        else:
+            self._allowance += constants.TRIALS * len(tokens)
         spent = sum(proposal.spent() for proposal in self._proposals)
         own = None if seconds is None else max(seconds - spent, 1e-9)
         measured = self._measures and self._note(place, len(plan.tree), own)
@@ -190,22 +197,21 @@ class AutoDrafting:
         price = self._price()
         for proposal in self._proposals:
             proposal.begin(verified, price)
-        nodes = self._likeliest(together(self._proposals, self.averages.behind))
         paths = beside(self._proposals)
         self._asked = len(with_paths((), paths))
-        nodes = nodes[: max(1, MOST_NODES - 1 - self._asked)]
+        nodes = self._likeliest(together(self._proposals, self.averages.behind))
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             alone = self._best(self._likeliest(together(self._proposals)))
             self._value_of(max(0.0, self._best(nodes).value - alone.value))
-        choice = self._tried(nodes)
-        self._measures = False
+        self._measures, self._owed = False, 0.0
         job = self.pace.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
             self._measures = True
             drafts = job[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[job[0]](tree_of(root, timed))
+        choice = self._tried(nodes)
         return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
 
     def beside(self, texts: int) -> BatchCosts:
@@ -240,10 +246,10 @@ class AutoDrafting:
         self.value += (gain - self.value) / self._valued
         self.pace.value_of(gain)
 
-    @staticmethod
-    def _likeliest(children: Children) -> list[Node]:
-        """List the most probable nodes, in order of probability."""
-        return list(islice(likeliest(children, constants.LEAST), MOST_NODES - 1))
+    def _likeliest(self, children: Children) -> list[Node]:
+        """List the most probable nodes for which there is room, in order of probability."""
+        count = max(1, MOST_NODES - 1 - self._asked)
+        return list(islice(likeliest(children, constants.LEAST), count))
 
     def _best(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best place and number of nodes, over all beginnings of ``nodes``."""
@@ -256,9 +262,10 @@ class AutoDrafting:
         if self._stream_place is None:
             return best
         trial = found[self._stream_place]
-        if best.value - trial.value > self._allowance:
+        loss = self._texts * (best.value - trial.value)  # all texts of a pass wait for its guesses
+        if loss > self._allowance:
             return best
-        self._allowance -= best.value - trial.value
+        self._owed = loss
         return trial
 
     def _by_place(self, nodes: Sequence[Node]) -> dict[Place, _Choice]:

@@ -35,23 +35,18 @@ PACE_VALUE_WEIGHT = 8
 """Steps that ``VALUE`` counts as (the study)."""
 
 PACE_VALUE_MEMORY = 64
-"""Number of steps that the average averages at which v begins in a text: flat in the study."""
+"""Steps in the average that a text's v starts from (the study)."""
 
 VALUE_WEIGHT = 1
-"""Steps that the beginning of v counts as in a text: with more, streams that know a text by heart
-are left out of it (the study)."""
+"""Steps that the start of a text's v counts as: with more, streams that know a text by heart may be
+left out of it (the study)."""
 
 VALUE_MEMORY = 8
-"""Number of steps of a text that v averages: flat in the study."""
+"""Steps of a text that its v averages (the study)."""
 
-FIRST_TRIALS = 0.15
-"""Tokens of a text that may be lost so at its beginning: with none, streams that know a text by
-heart may be left out of it, with more, others cost more than they bring (the study)."""
-
-TRIALS = 0.001
-"""Tokens, of each that is written, that may be lost to steps in which streams are tried: more cost
-what they may, none leave streams out for the whole of a text that they have begun badly (the
-study)."""
+TRIALS = 0.0025
+"""Tokens, of each that is written without streams, that may be lost to steps in which they are
+tried: with none, streams that begin a text badly are left out to its end (the study)."""
 
 BATCH_MEMORY = 64
 """Passes of several texts after which the times of another number of rows are forgotten (not
