@@ -34,7 +34,14 @@ from typing import Any
 
 from mlx_lm.sample_utils import LogitsProcessor
 
-from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, keyed_sampler
+from specstream_mlx import (
+    PromptCache,
+    SpeculativeModel,
+    UserError,
+    bundled,
+    demonstration,
+    keyed_sampler,
+)
 from specstream_mlx.drafting.proposals import check_drafters_fit, check_drafters_found
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model, read_config
@@ -348,7 +355,8 @@ def compare(
     check_drafters_found(asked.drafters)
     as_fastest = subject.weights == "auto" and not asked.acceptance
     base = Base(subject.directory, asked.max_tokens, subject.weights, fastest_baseline=as_fastest)
-    mounted = mount_lossless(base, subject)
+    read = PromptCache() if asked.acceptance else None
+    mounted = replace(mount_lossless(base, subject), read=read)
     model, given = mounted.model, asked.drafters
     if given.draft_model is not None:
         draft = load_draft_model(given.draft_model, mounted.tokenizer)
@@ -388,7 +396,7 @@ def compare(
     for adapter in dict.fromkeys(one.adapter for one in classes):
         own = [one for one in classes if one.adapter == adapter]
         if adapter is not None:
-            mounted = base.mount(bundled.adapter_path(adapter))
+            mounted = replace(base.mount(bundled.adapter_path(adapter)), read=read)
         if not asked.acceptance:
             _warm_up(contest, mounted, own)
         nodes = sorted({size for one in own for size in one.nodes})

@@ -33,6 +33,7 @@ from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import (
     DraftSettings,
+    PromptCache,
     SpeculativeModel,
     StreamConfig,
     UserError,
@@ -281,12 +282,15 @@ class Mounted:
         plain: what mlx_lm runs: the same base, with the adapter's LoRA if it has one.
         tokenizer: of both.
         max_tokens: of a generation.
+        read: KV rows of the newest prompt, which our ways share where nothing is timed; ``None``:
+            each reads its prompt.
     """
 
     model: SpeculativeModel
     plain: nn.Module
     tokenizer: TokenizerWrapper
     max_tokens: int
+    read: PromptCache | None = None
 
     def mlx_lm(
         self,
@@ -330,6 +334,8 @@ class Mounted:
         if isinstance(drafts, str):
             drafts = _ALONE[drafts]
         answers = Answers()  # what a way keeps of earlier texts is its own
+        head = self.model.head
+        read = None if head is not None and head.config.own_rows else self.read
         if isinstance(drafts, ByWorth):  # and what its drafts are worth
             used = self.model.guessing if drafts.streams else None
             pace = new_pace(pace_of(self.model).costs, used)
@@ -357,7 +363,7 @@ class Mounted:
                     self.model, self.tokenizer, prompt, self.max_tokens,
                     settings=settings, sampler=sampler,
                     logits_processors=processors_of and processors_of(prompt),
-                    verify=rule if drawn else noted.told(rule),
+                    verify=rule if drawn else noted.told(rule), prompt_cache=read,
                 ),
                 started,
             )  # fmt: skip

@@ -36,6 +36,7 @@ class HeadConfig:
         stream_head: ``plain``: a guess depends on its depth alone; ``conditioned``: on its path.
         draft_vocabulary: number of tokens that it scores; 0: all.
         parameters: number of its own weights; those that it shares with the target are not counted.
+        own_rows: whether it keeps KV rows of its own, for which it has to read the prompt too.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class HeadConfig:
     stream_head: str
     draft_vocabulary: int = 0
     parameters: int = 0
+    own_rows: bool = False
 
     @property
     def mode(self) -> Mode:

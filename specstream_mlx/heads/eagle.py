@@ -130,7 +130,7 @@ def read_eagle(tensors: Tensors) -> Eagle:
     tensors.load(network, "")
     tensors.check_all_taken(KIND)
     drafted = 0 if tokens is None else tokens.size
-    config = HeadConfig(KIND, DEPTH, "conditioned", drafted, evaluated([network]))
+    config = HeadConfig(KIND, DEPTH, "conditioned", drafted, evaluated([network]), own_rows=True)
     return Eagle(config, network, tokens)
 
 

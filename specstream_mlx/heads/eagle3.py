@@ -155,7 +155,14 @@ def read_eagle3(tensors: Tensors) -> Eagle3:
         mx.eval(embedding)
         parameters += embedding.size
     return Eagle3(
-        HeadConfig(KIND, DEPTH, "conditioned", 0 if tokens is None else tokens.size, parameters),
+        HeadConfig(
+            KIND,
+            DEPTH,
+            "conditioned",
+            draft_vocabulary=0 if tokens is None else tokens.size,
+            parameters=parameters,
+            own_rows=True,
+        ),
         boundaries,
         network,
         own,

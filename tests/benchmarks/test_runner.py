@@ -3,13 +3,16 @@
 import mlx.nn as nn
 import numpy as np
 import pytest
-from tiny_models import tiny_llama_directory
+from draft_heads import model_with_head
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import random_prompt, speculative_model
+from tiny_models import tiny_llama_directory, tiny_tokenizer
 from trees import full_tree
 
 from benchmarks.random_llama import random_llama, with_streams
-from benchmarks.runner import Base, Run, interleaved
+from benchmarks.runner import Base, Mounted, Run, interleaved
 from benchmarks.step_rows import StepRows, rows_of
-from specstream_mlx import DraftSettings, UserError
+from specstream_mlx import DraftSettings, PromptCache, UserError
 
 
 def way(rate):
@@ -63,3 +66,21 @@ def test_rows_of_a_step():
     ):
         plan_of = settings.plans(models[f"untrained, {mode}"].streams.config)
         assert rows_of(plan_of(tree)) == rows
+
+
+@pytest.mark.parametrize("name", [None, "hydra", "hydra++", "eagle", "medusa, own heads"])
+def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name, tmp_path):
+    if name is None:
+        model = speculative_model()
+    else:
+        model, _ = model_with_head(name, tmp_path / "head")
+    prompt = random_prompt(20)
+    tokenizer, ways = TokenizerWrapper(tiny_tokenizer()), []
+    for read in (None, PromptCache()):
+        mounted = Mounted(model, model.model, tokenizer, 16, read)
+        ways.append([mounted.ours(DraftSettings(tree_size=size)) for size in (2, 6)])
+    alone, together = ([way(prompt) for way in some] for some in ways)
+    for run, other in zip(alone, together, strict=True):
+        assert [tokens for tokens, _ in run.calls] == [tokens for tokens, _ in other.calls]
+        assert run.tokens == other.tokens
+    assert read.reused == (0 if name in ("hydra++", "eagle") else len(prompt) - 1)
