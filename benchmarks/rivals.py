@@ -355,8 +355,7 @@ def compare(
     check_drafters_found(asked.drafters)
     as_fastest = subject.weights == "auto" and not asked.acceptance
     base = Base(subject.directory, asked.max_tokens, subject.weights, fastest_baseline=as_fastest)
-    read = PromptCache() if asked.acceptance else None
-    mounted = replace(mount_lossless(base, subject), read=read)
+    mounted = mount_lossless(base, subject)
     model, given = mounted.model, asked.drafters
     if given.draft_model is not None:
         draft = load_draft_model(given.draft_model, mounted.tokenizer)
@@ -396,7 +395,9 @@ def compare(
     for adapter in dict.fromkeys(one.adapter for one in classes):
         own = [one for one in classes if one.adapter == adapter]
         if adapter is not None:
-            mounted = replace(base.mount(bundled.adapter_path(adapter)), read=read)
+            mounted = base.mount(bundled.adapter_path(adapter))
+        # Anew for each: heads do not know of the LoRA under them, so neither do the rows' owners.
+        mounted = replace(mounted, read=PromptCache() if asked.acceptance else None)
         if not asked.acceptance:
             _warm_up(contest, mounted, own)
         nodes = sorted({size for one in own for size in one.nodes})

@@ -47,7 +47,7 @@ class Pace:
         value: average worth of the streams' guesses to a step, in tokens, at which v of the next
             text starts.
         valued: number of steps in that average, at most ``constants.PACE_VALUE_MEMORY``; what it
-            starts at counts as some.
+            starts at counts as ``constants.PACE_VALUE_WEIGHT``.
     """
 
     costs: StepCosts
@@ -83,7 +83,7 @@ def new_pace(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> Pac
 def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
     """List the places that the rule chooses from, the one where streams guess last.
 
-    Shared streams run in every step, since the text depends on them; only their head may rest.
+    Shared streams run in every step, since the text depends on them; their head may be left out.
     """
     if streams is None:
         return ("plain", "none")
@@ -156,7 +156,7 @@ class AutoDrafting:
         self.averages = StreamAverages()
         self.value, self._valued = pace.value, constants.VALUE_WEIGHT
         self._allowance = 0.0  # tokens that a step with streams may be worth less than another
-        self._owed = 0.0  # tokens that the step which was planned is
+        self._owed = 0.0  # what of them the planned step takes when it has run
         self._plain_run = self._asked = 0  # nodes that proposals ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
@@ -262,7 +262,8 @@ class AutoDrafting:
         if self._stream_place is None:
             return best
         trial = found[self._stream_place]
-        loss = self._texts * (best.value - trial.value)  # all texts of a pass wait for its guesses
+        # All texts of a pass wait for the guesses, and get some.
+        loss = self._texts * (best.value - trial.value)
         if loss > self._allowance:
             return best
         self._owed = loss

@@ -182,7 +182,9 @@ def read_hydra(tensors: Tensors) -> Hydra:
     modules = [layer for layers in heads for layer in layers] + lm_heads
     parameters = evaluated([*modules, prefix] if prefix else modules)
     drafted = 0 if tokens is None else tokens.size
-    config = HeadConfig(KIND, len(heads), "conditioned", drafted, parameters, prefix is not None)
+    config = HeadConfig(
+        KIND, len(heads), "conditioned", drafted, parameters, own_rows=prefix is not None
+    )
     return Hydra(config, heads, lm_heads, prefix, tokens)
 
 

@@ -1,5 +1,6 @@
 """``benchmark rivals``: what competes, what is written, and how it goes on where it was stopped."""
 
+import importlib
 import json
 import statistics
 
@@ -16,7 +17,7 @@ from benchmarks.rival_texts import SQL_NODES, classes_of
 from benchmarks.rivals_page import by_parameters, lines, strips
 from benchmarks.rivals_report import means_of, ranked, tables_of
 from benchmarks.runner import MLX_LM, ONE_TOKEN
-from specstream_mlx import DraftSettings, UserError, load
+from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loop import decode
 
@@ -226,6 +227,27 @@ def test_an_adapters_lora_is_under_heads_and_other_streams_too(base, head, promp
     assert expected != alone
     for rival in rivals.values():
         assert text(rival, DraftSettings(tree_size=4)) == expected
+
+
+def test_no_rows_of_another_adapters_lora_are_shared(base, streams, head, here, monkeypatch):
+    """Heads do not know of the LoRA under them."""
+    adapters = {
+        name: stream_adapter_directory(here / name, base, lora_rank=4, seed=seed)
+        for seed, name in enumerate(("sql", "friendly"))
+    }
+    module = importlib.import_module("specstream_mlx.benchmarks.rivals")
+    monkeypatch.setattr(module, "fitting_adapters", lambda config: adapters)
+    monkeypatch.setattr(bundled, "adapter_path", adapters.get)
+    result = command_line.run(
+        *("benchmark", "rivals", "--model", base, "--adapter-path", streams, "--acceptance"),
+        *("--draft-head", head, "--methods", "medusa", "--classes", "adapters", "-m", 16),
+        *("--tree-size", 4),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
+    ours = [row for row in rows if row["method"] == "medusa"]
+    assert len(ours) == 2
+    assert all(row["same_output_as_plain"] == row["items"] for row in ours)
 
 
 def test_trees_of_other_sizes_are_counted_too(base, streams, here):
