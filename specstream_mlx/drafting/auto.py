@@ -35,6 +35,7 @@ from .corrections import StreamAverages
 from .cost import Place, StepCosts
 from .proposal import NOTHING_VERIFIED, Price, Proposal, Verified
 from .proposals import beside, together
+from .running_average import averaged
 
 
 @dataclass
@@ -69,8 +70,8 @@ class Pace:
 
     def value_of(self, gain: float) -> None:
         """Take in the tokens by which guesses raised the value of the best step."""
-        self.valued = min(self.valued + 1, constants.PACE_VALUE_MEMORY)
-        self.value += (gain - self.value) / self.valued
+        memory = constants.PACE_VALUE_MEMORY
+        self.value, self.valued = averaged(self.value, self.valued, gain, memory)
 
 
 def new_pace(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> Pace:
@@ -242,8 +243,8 @@ class AutoDrafting:
 
     def _value_of(self, gain: float) -> None:
         """Take in the tokens by which guesses raised the value of the best step."""
-        self._valued = min(self._valued + 1, constants.VALUE_MEMORY)
-        self.value += (gain - self.value) / self._valued
+        memory = constants.VALUE_MEMORY
+        self.value, self._valued = averaged(self.value, self._valued, gain, memory)
         self.pace.value_of(gain)
 
     def _likeliest(self, children: Children) -> list[Node]:

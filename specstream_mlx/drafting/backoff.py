@@ -1,6 +1,7 @@
 """When a drafter whose guesses cost time is to rest."""
 
 from . import constants
+from .running_average import averaged
 
 
 class Backoff:
@@ -12,8 +13,8 @@ class Backoff:
 
     def note(self, gain: float) -> None:
         """Take in the tokens that a round of guesses was right about."""
-        self._rounds = min(self._rounds + 1, constants.GAIN_MEMORY)
-        self._gain += (gain - self._gain) / self._rounds
+        memory = constants.GAIN_MEMORY
+        self._gain, self._rounds = averaged(self._gain, self._rounds, gain, memory)
 
     def begin(self, cost: float) -> bool:
         """Begin a step; returns whether the drafter rests in it.
