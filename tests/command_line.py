@@ -10,9 +10,14 @@ def run(*args, stdin=None):
     return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
 
 
-def run_program(main, *args):
-    """Run a module's command; an error that is no mistake of the user's shows where it was."""
-    result = CliRunner().invoke(program(main), [str(a) for a in args], catch_exceptions=False)
+def run_program(main, *args, hidden=False):
+    """Run a module's command; an error that is no mistake of the user's shows where it was.
+
+    ``hidden`` adds the options that help does not show.
+    """
+    result = CliRunner().invoke(
+        program(main, hidden=hidden), [str(a) for a in args], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
 
 
