@@ -28,6 +28,7 @@ from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_r
 
 _TRAINERS = "specstream_mlx.convert.pytorch."
 _DRAFTED = 11_264  # tokens: the rows of the LM head that the bundled streams score
+_TEXT: Mapping[str, Sequence[object]] = {"text": ()}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,19 @@ def _head(kind: str, *flags: object, rates: Sequence[float], **losses: Sequence[
     return Learner(_TRAINERS + "head_trainer", common, rates, losses or teachers)
 
 
-_STREAMS = {
-    **{"--mode": "lossless", "--num-streams": 4, "--num-msa-layers": 8, "--pruner-rank": 0},
-    **{"--stream-init": "linear", "--stream-init-rank": 128, "--draft-vocabulary": _DRAFTED},
-    **{"--stream-mlp": "adapter", "--stream-adapter-rank": 16},
-    **{"--stream-head": "conditioned", "--stream-head-rank": 224},
-}
+def _streams(rates: Sequence[float], **flags: object) -> Learner:
+    """Lossless streams, which learn from the text alone."""
+    given = {"--mode": "lossless", "--num-streams": 4, "--pruner-rank": 0}
+    given |= {"--draft-vocabulary": _DRAFTED}
+    given |= {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    return Learner(_TRAINERS + "trainer", _listed(given), rates, _TEXT)
+
+
+def _listed(flags: Mapping[str, object]) -> list[object]:
+    return [part for pair in flags.items() for part in pair]
+
+
 _TOKENS_WEIGH = {f"tokens weigh {x}": ("--token-loss", x) for x in (0.1, 1)}
-_TEXT: Mapping[str, Sequence[object]] = {"text": ()}
 
 LEARNERS = {
     "medusa": _head("medusa", rates=(1e-3, 3e-3, 1e-2)),
@@ -70,11 +76,20 @@ LEARNERS = {
     "eagle": _head("eagle", rates=(3e-4, 1e-3, 3e-3), **_TOKENS_WEIGH),
     "eagle3": _head("eagle3", rates=(2e-4, 5e-4, 2e-3)),
     "draft-model": Learner(_TRAINERS + "draft_model_trainer", (), (3e-4, 1e-3, 3e-3), _TEXT),
-    "streams": Learner(
-        _TRAINERS + "trainer",
-        [part for pair in _STREAMS.items() for part in pair],
+    "streams": _streams(
         (1.3e-3, 2.6e-3, 5.2e-3),
-        _TEXT,
+        num_msa_layers=8,
+        stream_init_rank=128,
+        stream_adapter_rank=16,
+        stream_head_rank=224,
+    ),
+    "ppd": _streams(
+        (3e-3, 1e-2, 3e-2),
+        num_msa_layers=30,
+        stream_init="embedding",
+        stream_mlp="base",
+        stream_head="plain",
+        max_grad_norm=10,
     ),
 }
 """What is trained, with the rates and losses that are tried, by name."""
@@ -98,7 +113,7 @@ class Runs:
         sizes = {"--iters": self.iters, "--batch-size": self.batch_size}
         sizes["--max-seq-length"] = self.max_seq_length
         common = places | sizes | {"--output": output, "--save-every": 20}
-        return [part for pair in common.items() for part in pair]
+        return _listed(common)
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,8 @@ class Cell:
     def train(self, runs: Runs) -> dict[str, Any]:
         """Train, go on, or read what was found: ``depths``, and ``chain`` if it drafts several."""
         learner = LEARNERS[self.method]
-        name = f"{self.method}-{self.loss.replace(' ', '-')}-{self.rate:g}-{runs.iters}"
-        output = runs.work / name
+        name = f"{self.method}-{self.loss.replace(' ', '-')}-{self.rate:g}"
+        output = runs.work / f"{name}-{runs.iters}x{runs.batch_size}"
         if (found := _held_out(output)) is None:
             flags = [*runs.flags(output), *learner.flags, *learner.losses[self.loss]]
             flags += ["--learning-rate", self.rate]
