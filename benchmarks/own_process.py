@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from specstream_mlx import UserError
+
 
 def peak_bytes() -> int:
     """This process's peak resident memory."""
@@ -24,12 +26,17 @@ def run_module(module: str, *arguments: object, torch_first: bool = False) -> No
         arguments: of the command line.
         torch_first: import PyTorch before OpenBLAS is loaded for MLX, or it leaves its products to
             that, and takes several times as long.
+
+    Raises:
+        UserError: it failed, and has said why.
     """
     start = ["-m", module]
     if torch_first:
         start = ["-c", f"import torch, runpy; runpy.run_module({module!r}, run_name='__main__')"]
     command = [sys.executable, *start, *map(str, arguments)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError(f"{module} ended with {done.returncode}, see above")
 
 
 def in_own_process(

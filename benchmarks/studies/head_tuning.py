@@ -14,7 +14,6 @@ the whole table of their runs.
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -150,7 +149,7 @@ class Cell:
             them writes; of a draft model, which guesses one token after the other, it is ``None``.
 
         Raises:
-            UserError: the data cannot be read.
+            UserError: the data cannot be read, or the trainer failed.
         """
         learner = LEARNERS[self.method]
         flags = [*runs.flags, *learner.flags, *learner.losses[self.loss]]
@@ -254,9 +253,8 @@ def ranked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def about(runs: Runs) -> str:
-    """What was done, in a line."""
-    facts = device.describe()
+def about(runs: Runs, facts: Mapping[str, Any]) -> str:
+    """What was done, in a line, on the machine that ``device.describe()`` tells of."""
     counts = [len(path.read_text().splitlines()) for path in (runs.data, runs.valid)]
     return (
         f"{facts['machine']}, {facts['cpu']}, PyTorch {version('torch')}, {commit()}. From "
@@ -277,15 +275,12 @@ def main(
     rows = []
     for cell in track(cells_of(methods, rates), "runs"):
         done = {"method": cell.method, "loss": cell.loss, "rate": cell.rate}
-        try:
-            rows.append(done | cell.train(runs))
-        except subprocess.CalledProcessError as error:
-            trainer = LEARNERS[cell.method].trainer
-            raise UserError(f"{trainer} ended with {error.returncode}, see above") from None
-    text = about(runs)
+        rows.append(done | cell.train(runs))
+    facts = device.describe()
+    text = about(runs, facts)
     lines = [text, "", *table(COLUMNS, ranked(rows))]
     part = f"-{methods.replace(' ', '').replace(',', '-')}" if methods else ""
-    name = f"head-tuning{part}-{machine_suffix(device.describe())}"
+    name = f"head-tuning{part}-{machine_suffix(facts)}"
     print(write_report(output, name, {"facts": text, "rows": rows}, lines))
 
 
