@@ -270,9 +270,10 @@ class _Paths:
         scores = scores.masked_fill(_later(length, rows.device), float("-inf"))
         beside = [(rows * key).sum(-1, keepdim=True) for key, _ in own]
         weights = torch.cat((scores, *beside), dim=-1).softmax(-1).to(values.dtype)
-        output = weights[..., :length] @ text_values
-        for number, (_, value) in enumerate(own):
-            output = output + weights[..., length + number, None] * value
+        of_text, *of_own = weights.split((length, *(1 for _ in own)), dim=-1)
+        output = of_text @ text_values
+        for weight, (_, value) in zip(of_own, own, strict=True):
+            output = output + weight * value
         return output.transpose(1, 2)
 
 

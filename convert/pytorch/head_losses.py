@@ -9,16 +9,19 @@ is said in ``draft_heads``; positions are those that streams would run at.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .attention import gather_rows, softcapped, stream_positions
 from .draft_heads import Eagle, Eagle3
 from .frozen_base import FrozenBase
-from .losses import Batch, places_of, rows_at_once, targets_of
+from .losses import Batch, as_autocast, places_of, rows_at_once, targets_of
+
+_SLICES_TOGETHER = 8
+"""Slices of logits after which a trained LM head's gradient grows, which takes long on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,16 @@ def head_loss(
     total, per_depth = torch.zeros((), device=hidden.device), []
     heads = drafted.heads(network, depth)
     ends = batch.lengths[:, None] - 1
+    of_levels = features.unbind(2)  # a level's gradient is not that of all levels, mostly zeros
     for level, weight in enumerate(weights[:depth]):
         scored = has_target[..., 1 + level] & (places[..., 1 + level] >= 0)
-        rows, wanted = features[:, :, level][scored], places[..., 1 + level][scored]
+        rows, wanted = of_levels[level][scored], places[..., 1 + level][scored]
         teacher = None
         if learns_from_base:
             teacher = gather_rows(hidden, torch.minimum(positions + 1 + level, ends))[scored]
-        losses = _cross_entropy(rows, heads[level], drafted, wanted, teacher)
-        loss = losses.sum() / scored.sum().clamp(min=1)
+        known = wanted, teacher, drafted.shared, drafted.base.softcap
+        summed: Any = SummedCrossEntropy.apply(rows, *heads[level], *known)
+        loss = summed / scored.sum().clamp(min=1)
         per_depth.append(loss.item())
         total = total + weight * loss
     if isinstance(network, Eagle):
@@ -122,42 +127,80 @@ def states_of(network: nn.Module, hidden: Tensor, size: int) -> tuple[Tensor, Te
     return (hidden[..., :-size] if isinstance(network, Eagle3) else last), last
 
 
-def _cross_entropy(
-    rows: Tensor,
-    head: tuple[Tensor, Tensor | None],
-    drafted: DraftTokens,
-    wanted: Tensor,
-    teacher: Tensor | None,
-) -> Tensor:
-    """Cross entropy (n,) of rows (n, h), slice by slice; the backward pass computes logits again.
+class SummedCrossEntropy(torch.autograd.Function):
+    """LM head and cross entropy summed over rows, slice by slice; see ``HeadCrossEntropy``.
 
-    Args:
-        rows: (n, h) what the LM head reads.
-        head: its weight and bias.
-        drafted: what is drafted.
-        wanted: (n,) the columns of the true tokens.
-        teacher: (n, h) the base's hidden states that say the distribution; ``None``: the true
-            tokens are all.
+    All rows count the same, so the forward pass can compute the gradient of a trained head too.
     """
-    softcap, (weight, bias) = drafted.base.softcap, head
-    shared = (weight, bias) if teacher is None else drafted.shared
 
-    def of_slice(rows: Tensor, wanted: Tensor, teacher: Tensor | None) -> Tensor:
-        logits = softcapped(F.linear(rows, weight, bias).float(), softcap)
-        if teacher is None:
-            return F.cross_entropy(logits, wanted, reduction="none")
-        with torch.no_grad():
-            expected = softcapped(F.linear(teacher, *shared).float(), softcap).softmax(-1)
-        return -(expected * logits.log_softmax(-1)).sum(-1)
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: Tensor,
+        teacher: Tensor | None,
+        shared: tuple[Tensor, Tensor | None],
+        softcap: float | None,
+    ) -> Tensor:
+        """Return the sum, a scalar.
 
-    size = rows_at_once(weight)
-    parts = []
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        known = None if teacher is None else teacher[part]
-        given = rows[part], wanted[part], known
-        parts.append(checkpoint(of_slice, *given, use_reentrant=False))
-    return torch.cat(parts) if parts else rows.new_zeros(0)
+        Args:
+            ctx: where the gradients are kept.
+            rows: (n, h) what the LM head reads.
+            weight: (V, h), its weight.
+            bias: (V,), its bias, if it has one.
+            wanted: (n,) the columns of the true tokens.
+            teacher: (n, h) the base's hidden states that say the distribution; ``None``: the true
+                tokens are all.
+            shared: weight and bias of the base's LM head, which reads ``teacher``.
+            softcap: the logits' cap, see ``softcapped``.
+        """
+        of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
+        cast, total = as_autocast(weight), torch.zeros((), device=rows.device)
+        shared = as_autocast(shared[0]), shared[1]
+        row_gradient = torch.zeros_like(rows) if of_rows else None
+        weight_gradient = torch.zeros_like(weight) if of_weight else None
+        bias_gradient = torch.zeros_like(bias) if of_bias and bias is not None else None
+        size = rows_at_once(weight)
+        unread: list[Tensor] = []
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits = softcapped(F.linear(rows[part], cast, bias).float(), softcap)
+            scores = logits.log_softmax(-1)
+            if teacher is None:
+                total -= scores.gather(1, wanted[part, None]).sum()
+                gradient = scores.exp_()
+                gradient[torch.arange(len(gradient), device=rows.device), wanted[part]] -= 1
+            else:
+                logits_of_base = softcapped(F.linear(teacher[part], *shared).float(), softcap)
+                expected = logits_of_base.softmax(-1)
+                total -= (expected * scores).sum()
+                gradient = scores.exp_().sub_(expected)
+            if softcap is not None:
+                gradient *= 1 - (logits / softcap) ** 2
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(0)
+            gradient = gradient.to(cast.dtype)
+            if row_gradient is not None:
+                row_gradient[part] = gradient @ cast
+            if weight_gradient is None:
+                continue
+            unread.append(gradient)
+            end = start + len(gradient)
+            if len(unread) == _SLICES_TOGETHER or end == len(rows):
+                read = rows[end - sum(map(len, unread)) : end].to(cast.dtype)
+                weight_gradient += torch.cat(unread).T @ read
+                unread.clear()
+        ctx.save_for_backward(row_gradient, weight_gradient, bias_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        scaled = [None if gradient is None else gradient * upstream for gradient in kept]
+        return (*scaled, None, None, None, None)
 
 
 @torch.no_grad()

@@ -22,13 +22,13 @@ _STATES = "states"
 
 
 class KeptHidden:
-    """Hidden states by sequence, in the memory of the host, and in files if there is a directory.
+    """Hidden states by sequence, in the memory of the host, or in files if there is a directory.
 
     Args:
         compute: function of tokens (B, T), padded on the right, that returns the states (B, T, h)
             of a model that does not change.
         dtype: that they are kept in; ``None``: the computed one.
-        directory: where they outlive a run, in a file for each sequence.
+        directory: where they outlive a run, in a file for each sequence; memory stays small.
         model: text that tells models apart, of a directory for several.
     """
 
@@ -51,29 +51,32 @@ class KeptHidden:
             batch: the same, collated.
         """
         keys = [tuple(item.tokens) for item in items]
-        missing = [row for row, key in enumerate(keys) if not self._read(key)]
+        found = [self._read(key) for key in keys]
+        missing = [row for row, states in enumerate(found) if states is None]
         if missing:
             with torch.no_grad():
                 hidden = self._compute(batch.tokens[missing])
             for row, states in zip(missing, hidden, strict=True):
-                self._keep(keys[row], states[: len(keys[row])].to("cpu", self._dtype, copy=True))
-        padded = torch.nn.utils.rnn.pad_sequence([self._states[k] for k in keys], batch_first=True)
-        return padded.to(batch.tokens.device)
+                own = states[: len(keys[row])].to("cpu", self._dtype, copy=True)
+                self._keep(keys[row], own)
+                found[row] = own
+        known = [states for states in found if states is not None]
+        return torch.nn.utils.rnn.pad_sequence(known, batch_first=True).to(batch.tokens.device)
 
-    def _read(self, key: tuple[int, ...]) -> bool:
-        """Whether the states of a sequence are there, in memory from now on."""
-        if key not in self._states and self._directory is not None:
-            path = self._path(self._directory, key)
-            if path.exists():
-                self._states[key] = load_file(path)[_STATES]
-        return key in self._states
+    def _read(self, key: tuple[int, ...]) -> Tensor | None:
+        """The states of a sequence, or ``None``."""
+        if self._directory is None:
+            return self._states.get(key)
+        path = self._path(self._directory, key)
+        return load_file(path)[_STATES] if path.exists() else None
 
     def _keep(self, key: tuple[int, ...], states: Tensor) -> None:
-        self._states[key] = states
-        if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with staged_file(self._path(self._directory, key)) as scratch:
-                save_file({_STATES: states}, scratch)
+        if self._directory is None:
+            self._states[key] = states
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with staged_file(self._path(self._directory, key)) as scratch:
+            save_file({_STATES: states}, scratch)
 
     def _path(self, directory: Path, key: tuple[int, ...]) -> Path:
         """The file of a sequence, named by all that its states depend on."""

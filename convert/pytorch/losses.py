@@ -23,6 +23,14 @@ def rows_at_once(head: Tensor) -> int:
     return max(1, most // len(head))
 
 
+def as_autocast(head: Tensor) -> Tensor:
+    """An LM head's weight in the dtype of products here: cast once, and not by every slice."""
+    device = head.device.type
+    if not torch.is_autocast_enabled(device):
+        return head
+    return head.to(torch.get_autocast_dtype(device))
+
+
 @dataclass
 class Batch:
     """Sequences padded on the right.
@@ -69,7 +77,7 @@ class HeadCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         softcap: float | None,
     ) -> Tensor:
-        size = rows_at_once(head)
+        size, head = rows_at_once(head), as_autocast(head)
         losses, gradients = [], []
         for rows, wanted in zip(hidden.split(size), targets.split(size), strict=True):
             logits = softcapped(F.linear(rows, head, bias).float(), softcap)

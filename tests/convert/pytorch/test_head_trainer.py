@@ -9,11 +9,13 @@ import pytest
 import torch
 from command_line import refusal, run
 from safetensors.torch import load_file
-from specstream_mlx.convert.pytorch import head_trainer
+from specstream_mlx.convert.pytorch import head_trainer, losses
+from specstream_mlx.convert.pytorch.attention import softcapped
 from specstream_mlx.convert.pytorch.frozen_base import FrozenBase
 from specstream_mlx.convert.pytorch.head_files import write_head
 from specstream_mlx.convert.pytorch.head_losses import (
     DraftTokens,
+    SummedCrossEntropy,
     count_right,
     head_loss,
     states_of,
@@ -204,6 +206,34 @@ def test_losses_and_shares_are_those_of_the_whole_logits(form, base, settings):
     assert loss.item() == pytest.approx(total, rel=1e-4)
     shares = [a.tolist() for a in count_right(network, drafted, batch, hidden)]
     assert shares == [[*right, places + chain], [*there, places]]
+
+
+@pytest.mark.parametrize("learns_from_base", [False, True], ids=["text", "base"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+def test_gradients_are_those_of_plain_cross_entropy(bf16, softcap, learns_from_base, monkeypatch):
+    """Of rows, head and bias, by autograd, with slices smaller than the rows."""
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 150)
+    torch.manual_seed(0)
+    rows, wanted = torch.randn(29, 32), torch.randint(0, 50, (29,))
+    weight, bias = torch.randn(50, 32), torch.randn(50)
+    teacher, shared = torch.randn(29, 32), (torch.randn(50, 32), torch.randn(50))
+    trained = [t.requires_grad_() for t in (rows, weight, bias)]
+    known = wanted, teacher if learns_from_base else None, shared, softcap
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        found = SummedCrossEntropy.apply(*trained, *known)
+    gradients = torch.autograd.grad(2.5 * found, trained)
+
+    logits = softcapped(rows @ weight.T + bias, softcap)
+    goal = softcapped(teacher @ shared[0].T + shared[1], softcap).softmax(-1)
+    plain = torch.nn.functional.cross_entropy(
+        logits, goal if learns_from_base else wanted, reduction="sum"
+    )
+    torch.testing.assert_close(found, plain, rtol=0.01 if bf16 else 1e-5, atol=1e-5)
+    expected = torch.autograd.grad(2.5 * plain, trained)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        atol = 0.02 * theirs.abs().max().item() if bf16 else 1e-5
+        torch.testing.assert_close(mine, theirs, atol=atol, rtol=1e-5)
 
 
 def test_resuming_equals_not_stopping_and_hidden_states_outlive_a_run(
