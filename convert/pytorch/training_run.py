@@ -1,11 +1,8 @@
 """The loop of a training run: schedule, clipping, log and checkpoints, whatever is trained."""
 
-import ctypes
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.stream_settings import warm_up_updates
 
 from .checkpoint import Checkpoint
+from .freed_memory import give_freed_memory_back, keep_freed_memory
 from .losses import Batch
 from .run_settings import RunSettings
 from .training_data import collate
@@ -32,6 +30,9 @@ LossOf = Callable[[list[Item], Batch], tuple[Tensor, dict[str, Any]]]
 """Function of items and their batch: a loss to call ``backward`` on, and further figures to log."""
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+
+_GIVE_BACK_EVERY = 25
+"""Steps after which the memory that nothing fits into is given back, a second's work."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def begin(settings: RunSettings, result: Path) -> None:
                 f"{settings.output} holds {path.name} of an earlier run, expected --resume to "
                 "continue it or another --output"
             )
-    _keep_freed_memory()
+    keep_freed_memory()
     torch.manual_seed(settings.seed)
 
 
@@ -171,6 +172,8 @@ def run_steps(
             if step % settings.log_every == 0 or step == iters:
                 append(settings.output / LOG, json.dumps(figures) + "\n")
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
+            if step % _GIVE_BACK_EVERY == 0:
+                give_freed_memory_back()
             if step % settings.save_every == 0:
                 state.save(step, figures["seconds"])
             if on_step is not None:
@@ -182,15 +185,3 @@ def run_steps(
 def log_held_out(settings: RunSettings, step: int, accuracy: Mapping[str, Any]) -> None:
     """Add the accuracy on held-out text to a run's log."""
     append(settings.output / LOG, json.dumps({"step": step, "held_out": accuracy}) + "\n")
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory, which every training step needs again.
-
-    Giving a gigabyte back to the kernel at every step takes as long as the arithmetic on a CPU.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            mallopt = ctypes.CDLL(None).mallopt
-            mallopt(-4, 0)  # M_MMAP_MAX
-            mallopt(-1, -1)  # M_TRIM_THRESHOLD
