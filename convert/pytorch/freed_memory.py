@@ -18,7 +18,7 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """Give what ``keep_freed_memory`` has kept back to the kernel.
+    """Give all freed memory back to the kernel; the next step pays to get pages again.
 
     Batches differ in length, and so what they free in size: pieces that nothing fits into add up to
     several gigabytes in some hundred steps.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .attention import gather_rows, softcapped, stream_positions
 from .draft_heads import Eagle, Eagle3
@@ -21,7 +22,8 @@ from .frozen_base import FrozenBase
 from .losses import Batch, as_autocast, places_of, rows_at_once, targets_of
 
 _SLICES_TOGETHER = 8
-"""Slices of logits after which a trained LM head's gradient grows, which takes long on a CPU."""
+"""Slices whose part of a trained LM head's gradient is added in one product, on a CPU, where each
+addition to (V, h) takes long."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def head_loss(
         teacher = None
         if learns_from_base:
             teacher = gather_rows(hidden, torch.minimum(positions + 1 + level, ends))[scored]
-        known = wanted, teacher, drafted.shared, drafted.base.softcap
-        summed: Any = SummedCrossEntropy.apply(rows, *heads[level], *known)
+        others = wanted, teacher, drafted.shared, drafted.base.softcap
+        summed: Any = SummedCrossEntropy.apply(rows, *heads[level], *others)
         loss = summed / scored.sum().clamp(min=1)
         per_depth.append(loss.item())
         total = total + weight * loss
@@ -157,49 +159,59 @@ class SummedCrossEntropy(torch.autograd.Function):
             shared: weight and bias of the base's LM head, which reads ``teacher``.
             softcap: the logits' cap, see ``softcapped``.
         """
-        of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
+        needed = ctx.needs_input_grad
         cast, total = as_autocast(weight), torch.zeros((), device=rows.device)
-        shared = as_autocast(shared[0]), shared[1]
-        row_gradient = torch.zeros_like(rows) if of_rows else None
-        weight_gradient = torch.zeros_like(weight) if of_weight else None
-        bias_gradient = torch.zeros_like(bias) if of_bias and bias is not None else None
-        size = rows_at_once(weight)
-        unread: list[Tensor] = []
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
+        if teacher is not None:
+            shared = as_autocast(shared[0]), shared[1]
+        row_gradient = torch.zeros_like(rows) if needed[0] else None
+        weight_gradient = torch.zeros_like(weight) if needed[1] else None
+        bias_gradient = torch.zeros_like(bias) if bias is not None and needed[2] else None
+
+        def of_slice(part: slice) -> tuple[Tensor, Tensor]:
+            """The summed cross entropy of some rows, and the gradient (m, V) of their logits."""
             logits = softcapped(F.linear(rows[part], cast, bias).float(), softcap)
             scores = logits.log_softmax(-1)
             if teacher is None:
-                total -= scores.gather(1, wanted[part, None]).sum()
+                summed = -scores.gather(1, wanted[part, None]).sum()
                 gradient = scores.exp_()
                 gradient[torch.arange(len(gradient), device=rows.device), wanted[part]] -= 1
             else:
-                logits_of_base = softcapped(F.linear(teacher[part], *shared).float(), softcap)
-                expected = logits_of_base.softmax(-1)
-                total -= (expected * scores).sum()
+                of_base = softcapped(F.linear(teacher[part], *shared).float(), softcap)
+                expected = of_base.softmax(-1)
+                summed = -(expected * scores).sum()
                 gradient = scores.exp_().sub_(expected)
             if softcap is not None:
                 gradient *= 1 - (logits / softcap) ** 2
+            return summed, gradient
+
+        size = rows_at_once(weight)
+        together = size * (_SLICES_TOGETHER if weight.is_cpu else 1)
+        waiting: list[Tensor] = []
+        for start in range(0, len(rows), size):
+            end = min(start + size, len(rows))
+            summed, gradient = of_slice(slice(start, end))
+            total += summed
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(0)
             gradient = gradient.to(cast.dtype)
             if row_gradient is not None:
-                row_gradient[part] = gradient @ cast
+                row_gradient[start:end] = gradient @ cast
             if weight_gradient is None:
                 continue
-            unread.append(gradient)
-            end = start + len(gradient)
-            if len(unread) == _SLICES_TOGETHER or end == len(rows):
-                read = rows[end - sum(map(len, unread)) : end].to(cast.dtype)
-                weight_gradient += torch.cat(unread).T @ read
-                unread.clear()
+            waiting.append(gradient)
+            if end % together == 0 or end == len(rows):
+                read = rows[end - sum(map(len, waiting)) : end].to(cast.dtype)
+                weight_gradient += torch.cat(waiting).T @ read
+                waiting.clear()
         ctx.save_for_backward(row_gradient, weight_gradient, bias_gradient)
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients that the forward pass has computed, times the sum's."""
         kept = ctx.saved_tensors
-        scaled = [None if gradient is None else gradient * upstream for gradient in kept]
+        scaled = [None if gradient is None else gradient.mul_(upstream) for gradient in kept]
         return (*scaled, None, None, None, None)
 
 
@@ -225,8 +237,8 @@ def count_right(
     for level, (weight, bias) in enumerate(drafted.heads(network, depth)):
         there = has_target[..., level]
         rows = features[:, :, level][there]
-        size = rows_at_once(weight)
-        best = [F.linear(part, weight, bias).argmax(-1) for part in rows.split(size)]
+        cast, size = as_autocast(weight), rows_at_once(weight)
+        best = [F.linear(part, cast, bias).argmax(-1) for part in rows.split(size)]
         hits[..., level][there] = torch.cat(best) == places[..., level][there]
     in_a_row = hits.long().cumprod(-1).sum() + valid.sum()
     correct = torch.cat((hits.sum((0, 1)), in_a_row[None]))

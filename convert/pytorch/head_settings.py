@@ -76,7 +76,9 @@ class HeadSettings(RunSettings):
         None, TEXT, "Text around every prompt, with {text} in its place."
     )
     hidden_states: Path | None = option(
-        None, PATH, "Directory that keeps the base's hidden states, also for other runs."
+        None,
+        PATH,
+        "Directory that keeps the base's hidden states, also for other runs. Default: in memory.",
     )
 
     def check(self) -> None:

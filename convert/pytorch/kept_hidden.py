@@ -7,6 +7,7 @@ streams, most of a step's arithmetic, needs to read each sequence of the data on
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class KeptHidden:
         compute: function of tokens (B, T), padded on the right, that returns the states (B, T, h)
             of a model that does not change.
         dtype: that they are kept in; ``None``: the computed one.
-        directory: where they outlive a run, in a file for each sequence; memory stays small.
+        directory: where they outlive a run, in a file for each sequence, which each batch reads.
         model: text that tells models apart, of a directory for several.
     """
 
@@ -60,8 +61,8 @@ class KeptHidden:
                 own = states[: len(keys[row])].to("cpu", self._dtype, copy=True)
                 self._keep(keys[row], own)
                 found[row] = own
-        known = [states for states in found if states is not None]
-        return torch.nn.utils.rnn.pad_sequence(known, batch_first=True).to(batch.tokens.device)
+        padded = torch.nn.utils.rnn.pad_sequence(cast(list[Tensor], found), batch_first=True)
+        return padded.to(batch.tokens.device)
 
     def _read(self, key: tuple[int, ...]) -> Tensor | None:
         """The states of a sequence, or ``None``."""

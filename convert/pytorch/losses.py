@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel, tokens_after
@@ -94,6 +95,7 @@ class HeadCrossEntropy(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * upstream[:, None], None, None, None, None

@@ -32,7 +32,7 @@ LossOf = Callable[[list[Item], Batch], tuple[Tensor, dict[str, Any]]]
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 _GIVE_BACK_EVERY = 10
-"""Steps after which the memory that nothing fits into is given back, a second's work."""
+"""Freed memory is given back to the kernel every so many steps; it takes about a second."""
 
 
 @dataclass(frozen=True)

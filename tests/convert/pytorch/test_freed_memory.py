@@ -7,11 +7,12 @@ import sys
 import pytest
 
 FREE_HALF_A_GIGABYTE = """
+import resource
 from pathlib import Path
 from specstream_mlx.convert.pytorch.freed_memory import give_freed_memory_back, keep_freed_memory
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
 keep_freed_memory()
 pieces = [b"1" * (1 << 20) for _ in range(512)]

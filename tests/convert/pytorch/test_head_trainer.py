@@ -211,28 +211,32 @@ def test_losses_and_shares_are_those_of_the_whole_logits(form, base, settings):
 @pytest.mark.parametrize("learns_from_base", [False, True], ids=["text", "base"])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-def test_gradients_are_those_of_plain_cross_entropy(bf16, softcap, learns_from_base, monkeypatch):
-    """Of rows, head and bias, by autograd, with slices smaller than the rows."""
+@pytest.mark.parametrize("count", [29, 24, 2, 0])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained head", "frozen head"])
+def test_gradients_are_those_of_plain_cross_entropy(
+    frozen, count, bf16, softcap, learns_from_base, monkeypatch
+):
+    """Of rows, trained head and bias, by autograd, with slices smaller than the rows."""
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 150)
     torch.manual_seed(0)
-    rows, wanted = torch.randn(29, 32), torch.randint(0, 50, (29,))
-    weight, bias = torch.randn(50, 32), torch.randn(50)
-    teacher, shared = torch.randn(29, 32), (torch.randn(50, 32), torch.randn(50))
-    trained = [t.requires_grad_() for t in (rows, weight, bias)]
-    known = wanted, teacher if learns_from_base else None, shared, softcap
+    rows, wanted = torch.randn(count, 32), torch.randint(0, 50, (count,))
+    weight, bias = torch.randn(50, 32) / 6, None if frozen else torch.randn(50)
+    teacher, shared = torch.randn(count, 32), (torch.randn(50, 32) / 6, torch.randn(50))
+    trained = [t.requires_grad_() for t in ((rows,) if frozen else (rows, weight, bias))]
+    others = wanted, teacher if learns_from_base else None, shared, softcap
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        found = SummedCrossEntropy.apply(*trained, *known)
+        found = SummedCrossEntropy.apply(rows, weight, bias, *others)
     gradients = torch.autograd.grad(2.5 * found, trained)
 
-    logits = softcapped(rows @ weight.T + bias, softcap)
+    logits = softcapped(torch.nn.functional.linear(rows, weight, bias), softcap)
     goal = softcapped(teacher @ shared[0].T + shared[1], softcap).softmax(-1)
     plain = torch.nn.functional.cross_entropy(
         logits, goal if learns_from_base else wanted, reduction="sum"
     )
-    torch.testing.assert_close(found, plain, rtol=0.01 if bf16 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(found, plain, rtol=0.02 if bf16 else 1e-5, atol=1e-5)
     expected = torch.autograd.grad(2.5 * plain, trained)
     for mine, theirs in zip(gradients, expected, strict=True):
-        atol = 0.02 * theirs.abs().max().item() if bf16 else 1e-5
+        atol = 0.02 * theirs.abs().max().item() if bf16 and count else 1e-5
         torch.testing.assert_close(mine, theirs, atol=atol, rtol=1e-5)
 
 
