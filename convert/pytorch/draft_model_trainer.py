@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from specstream_mlx.checked_files import MODEL_FILES, read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, choice, integer
+from specstream_mlx.options.kinds import PATH, POSITIVE, choice, integer
 from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
 
@@ -48,6 +48,9 @@ class DraftModelSettings(AnsweringSettings):
         "float32", choice("float32"), "What the layers are held in, since they are trained."
     )
     num_layers: int = option(4, integer(1), "The base's first layers that it consists of.")
+    learning_rate: float = option(
+        3e-3, POSITIVE, "Peak of the learning rate. All of the layers learn anew: 1e-3 is too low."
+    )
 
 
 def first_layers(model_dir: Path, count: int) -> PreTrainedModel:

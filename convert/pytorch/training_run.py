@@ -31,8 +31,8 @@ LossOf = Callable[[list[Item], Batch], tuple[Tensor, dict[str, Any]]]
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
-_GIVE_BACK_EVERY = 10
-"""Freed memory is given back to the kernel every so many steps; it takes about a second."""
+_GIVE_BACK_EVERY = 5
+"""Freed memory is given back to the kernel every so many steps."""
 
 
 @dataclass(frozen=True)
