@@ -19,7 +19,14 @@ from torch.autograd.function import once_differentiable
 from .attention import gather_rows, softcapped, stream_positions
 from .draft_heads import Eagle, Eagle3
 from .frozen_base import FrozenBase
-from .losses import Batch, as_autocast, places_of, rows_at_once, targets_of
+from .losses import (
+    Batch,
+    as_autocast,
+    places_of,
+    rows_at_once,
+    slice_cross_entropy,
+    targets_of,
+)
 
 _SLICES_TOGETHER = 8
 """Slices whose part of a trained LM head's gradient is added in one product, on a CPU, where each
@@ -167,30 +174,17 @@ class SummedCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if needed[1] else None
         bias_gradient = torch.zeros_like(bias) if bias is not None and needed[2] else None
 
-        def of_slice(part: slice) -> tuple[Tensor, Tensor]:
-            """The summed cross entropy of some rows, and the gradient (m, V) of their logits."""
-            logits = softcapped(F.linear(rows[part], cast, bias).float(), softcap)
-            scores = logits.log_softmax(-1)
-            if teacher is None:
-                summed = -scores.gather(1, wanted[part, None]).sum()
-                gradient = scores.exp_()
-                gradient[torch.arange(len(gradient), device=rows.device), wanted[part]] -= 1
-            else:
-                of_base = softcapped(F.linear(teacher[part], *shared).float(), softcap)
-                expected = of_base.softmax(-1)
-                summed = -(expected * scores).sum()
-                gradient = scores.exp_().sub_(expected)
-            if softcap is not None:
-                gradient *= 1 - (logits / softcap) ** 2
-            return summed, gradient
-
         size = rows_at_once(weight)
         together = size * (_SLICES_TOGETHER if weight.is_cpu else 1)
         waiting: list[Tensor] = []
         for start in range(0, len(rows), size):
             end = min(start + size, len(rows))
-            summed, gradient = of_slice(slice(start, end))
-            total += summed
+            goal = wanted[start:end]
+            if teacher is not None:
+                of_base = softcapped(F.linear(teacher[start:end], *shared).float(), softcap)
+                goal = of_base.softmax(-1)
+            losses, gradient = slice_cross_entropy(rows[start:end], cast, bias, goal, softcap)
+            total += losses.sum()
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(0)
             gradient = gradient.to(cast.dtype)

@@ -63,6 +63,35 @@ class Loss:
     pruner: Tensor
 
 
+def slice_cross_entropy(
+    rows: Tensor, head: Tensor, bias: Tensor | None, goal: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """The cross entropy of some rows' logits, and its gradient by the logits before their cap.
+
+    Args:
+        rows: (m, h), what the LM head reads.
+        head: (V, h), its weight.
+        bias: (V,), its bias, if it has one.
+        goal: (m,) int64 the true tokens' columns, or (m, V) the distribution that is wanted.
+        softcap: the logits' cap, see ``softcapped``.
+
+    Returns:
+        (m,) in nats, and (m, V), both float32.
+    """
+    logits = softcapped(F.linear(rows, head, bias).float(), softcap)
+    scores = logits.log_softmax(-1)
+    if goal.dim() == 1:
+        losses = -scores.gather(1, goal[:, None]).squeeze(1)
+        gradient = scores.exp_()
+        gradient[torch.arange(len(goal), device=goal.device), goal] -= 1
+    else:
+        losses = -(goal * scores).sum(-1)
+        gradient = scores.exp_().sub_(goal)
+    if softcap is not None:
+        gradient *= 1 - (logits / softcap) ** 2
+    return losses, gradient
+
+
 class HeadCrossEntropy(torch.autograd.Function):
     """LM head and cross entropy, slice by slice: the logits of all rows never exist at once.
 
@@ -81,14 +110,9 @@ class HeadCrossEntropy(torch.autograd.Function):
         size, head = rows_at_once(head), as_autocast(head)
         losses, gradients = [], []
         for rows, wanted in zip(hidden.split(size), targets.split(size), strict=True):
-            logits = softcapped(F.linear(rows, head, bias).float(), softcap)
-            scores = logits.log_softmax(-1)
-            losses.append(-scores.gather(1, wanted[:, None]).squeeze(1))
+            loss, gradient = slice_cross_entropy(rows, head, bias, wanted, softcap)
+            losses.append(loss)
             if ctx.needs_input_grad[0]:
-                gradient = scores.exp_()
-                gradient[torch.arange(len(wanted), device=wanted.device), wanted] -= 1
-                if softcap is not None:
-                    gradient *= 1 - (logits / softcap) ** 2
                 gradients.append(torch.matmul(gradient, head))
         if gradients:
             ctx.save_for_backward(torch.cat(gradients))
