@@ -24,6 +24,7 @@ from .runner import ONE_TOKEN, ByWorth, Drafts, streams_of
 
 PLAIN, STREAMS, LOOKUP = "plain", "streams", "lookup"
 DRAFT_MODEL = "draft-model"
+MODEL_AND_LOOKUP = f"{DRAFT_MODEL} + {LOOKUP}"
 
 MLX_LM_DRAFTS = "mlx_lm, draft model"
 OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
@@ -96,7 +97,8 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
         given: what drafters were given, and their sizes.
         heads: names of the draft heads and other streams.
         chosen: names, with commas between; empty: every drafter alone that has what it needs, and
-            streams and heads with lookup too. ``streams + NAME`` and ``HEAD + NAME`` are others.
+            streams, heads and the draft model with lookup too. ``streams + NAME`` and ``HEAD +
+            NAME`` are others.
 
     Raises:
         UserError: a name is not known, or a drafter lacks what it needs.
@@ -113,18 +115,24 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
         named[f"{STREAMS} + {name}"] = Method(f"{STREAMS} + {name}", one, True)
         for head in heads:
             named[f"{head} + {name}"] = Method(f"{head} + {name}", one, True, head)
+    if DRAFT_MODEL in named:
+        alone = named[DRAFT_MODEL].drafters
+        named[MODEL_AND_LOOKUP] = Method(
+            MODEL_AND_LOOKUP, replace(alone, drafter=[LOOKUP, DRAFT_MODEL])
+        )
     for head in heads:
         if head in named:
             raise UserError(f"--draft-head {head} is called as a method is: rename its directory")
         named[head] = Method(head, nobody, True, head)
-    names = [PLAIN, STREAMS, f"{STREAMS} + {LOOKUP}", *DRAFTERS]
+    names = [PLAIN, STREAMS, f"{STREAMS} + {LOOKUP}", *DRAFTERS, MODEL_AND_LOOKUP]
     names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
     names = [name for name in names if name in named]
     if chosen:
         names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
     for name in names:
-        if name in NEEDS and name not in named:
-            flag = "--" + NEEDS[name].replace("_", "-")
+        needs = NEEDS.get(name.removesuffix(f" + {LOOKUP}"))
+        if needs and name not in named:
+            flag = "--" + needs.replace("_", "-")
             raise UserError(f"method {name!r} was asked for without {flag}, expected both")
         if name not in named:
             raise UserError(f"there is no method {name!r}, expected some of {', '.join(named)}")

@@ -5,9 +5,9 @@ the typed texts of eight tasks, answered by the base and by the tasks' own adapt
 of any length; and, as a control, texts that nobody can foresee, which are dictated to the base:
 there no drafter should cost much.
 
-Methods (``rival_methods``): plain decoding, the streams, every drafter alone, streams or a draft
-head with lookup; and programs beside this one: ``mlx_lm``, plain and with a draft model, and
-llama.cpp on the GGUF file that the base was made of.
+Methods (``rival_methods``): plain decoding, the streams, every drafter alone, streams, a draft
+head or a draft model with lookup; and programs beside this one: ``mlx_lm``, plain and with a draft
+model, and llama.cpp on the GGUF file that the base was made of.
 
 Each method is measured in two ways. *By worth* it drafts in every step as much as is worth its
 time, at a pace of its own; all methods take turns on every text, and ``speed`` is the median over

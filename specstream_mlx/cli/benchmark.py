@@ -326,8 +326,9 @@ class RivalOptions(AnswerOptions):
         "",
         TEXT,
         "Only these: plain, streams, lookup, pld, suffix, lookahead, rest, draft-model, the "
-        "name of a directory of --draft-head, 'streams + NAME', 'HEAD + NAME'. Default: all that "
-        "have what they need, streams and heads alone and with lookup.",
+        "name of a directory of --draft-head, 'streams + NAME', 'HEAD + NAME', 'draft-model + "
+        "lookup'. Default: all that have what they need, streams, heads and a draft model alone "
+        "and with lookup.",
         metavar="NAME,NAME",
     )
     questions: Path | None = option(

@@ -57,8 +57,13 @@ def test_drafters_compete_alone_if_they_have_what_they_need_and_lookup_beside_st
     assert [method.drafters.datastore for method in given] == ["file", None, None]
     assert given[1].in_trees(4).num_streams is None
     assert given[0].in_trees(4).num_streams == 0
+    *others, both = methods_of(Drafters(draft_model="model"), [])
+    assert both.name == "draft-model + lookup" and others[-1].name == "lookahead"
+    assert set(both.drafters.drafters) == {"lookup", "draft-model"} and not both.guesses
+    assert both.drafters.draft_model == others[-2].drafters.draft_model == "model"
     for chosen, sentence in (
         ("rest", "method 'rest' was asked for without --datastore"),
+        ("draft-model + lookup", "method 'draft-model . lookup' was asked for without --draft-mod"),
         ("x", "no method 'x'"),
     ):
         with pytest.raises(UserError, match=sentence):
