@@ -64,6 +64,10 @@ MEDUSA_NAMES = {
     "own": ("{i}.{j}.linear.{part}", "{i}.{layers}.weight"),
     "whole model's": ("medusa_head.{i}.{j}.linear.{part}", "medusa_head.{i}.{layers}.weight"),
     "vLLM's": ("blocks.{i}.layers.{j}.{part}", "lm_heads.{i}.weight"),
+    "vLLM's in a model": (
+        "medusa_heads.blocks.{i}.layers.{j}.{part}",
+        "medusa_heads.lm_heads.{i}.weight",
+    ),
 }
 
 
@@ -82,7 +86,8 @@ def medusa(rng, model, *, names="own", heads=3, layers=1, own=True, bias=True, t
     drafted = np.array(ALL)
     if tokens is not None:
         drafted = rng.choice(VOCAB_SIZE, 60, replace=False)
-        tensors["token_map"] = drafted.astype(np.int32)
+        prefix = head.partition("lm_heads.")[0]
+        tensors[f"{prefix}token_map"] = drafted.astype(np.int32)
 
     def logits_of(text, path):
         i, z = len(path), last_hidden(model, text)[-1]
@@ -397,4 +402,8 @@ HEADS = {
     "hydra, the base's head": ("sliding windows", partial(hydra, own=False, layers=1)),
     "hydra++": ("grouped heads, tied", partial(hydra, prefix=True, layers=3)),
     "medusa, vLLM's, cut": ("grouped heads, tied", partial(medusa, names="vLLM's", tokens="cut")),
+    "medusa, vLLM's in a model": (
+        "one kv head, untied",
+        partial(medusa, names="vLLM's in a model", tokens="cut"),
+    ),
 }

@@ -1,6 +1,5 @@
 """Random cases of keyed sampling: whatever is combined, the text is plain decoding's own."""
 
-import os
 import random
 import tempfile
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from architecture_models import pair
 from changing_drafts import KINDS, AnyDrafting
 from draft_heads import HEADS, model_with_head
 from mlx_lm.sample_utils import make_logits_processors
@@ -48,9 +48,21 @@ MODELS = [
     ("llama3 rope", "shared", "conditioned head"),
     ("traditional linear rope, untied", "lossless", "conditioned head"),
     ("sliding windows", "lossless", "conditioned head"),
+    ("grouped heads, tied", "lossless", "prompt tokens"),
+    ("full heads, biases", "lossless", "prefix"),
 ]
 EVERY = range(len(MODELS))
 CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]
+FAMILIES = [
+    "Mistral 0.3",
+    "Phi-2",
+    "Phi-3 mini 128k, longrope",
+    "Qwen2.5, yarn",
+    "Qwen3 8B",
+    "Gemma 3",
+    "OPT",
+]
+"""Models of other architectures, whose windows mlx_lm's own caches have."""
 DRAFTS = [
     *(DraftSettings(**fields) for fields in TREES.values()),
     *KINDS,
@@ -59,9 +71,11 @@ DRAFTS = [
 
 @cache
 def model_of(number):
-    """A model of ``MODELS``, or by name one with a draft head of ``HEADS``."""
+    """A model of ``MODELS``, or by name one with a draft head of ``HEADS`` or of ``FAMILIES``."""
     if number in HEADS:
         return model_with_head(number, Path(tempfile.mkdtemp()) / "head")[0]
+    if number in FAMILIES:
+        return pair(number).model
     base, mode, streams = MODELS[number]
     return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
 
@@ -199,25 +213,35 @@ def with_drafters(rng, model, prompt, expected):
     return settings
 
 
-def check_drafters(number, models=EVERY):
+def check_drafters(number, models):
     rng = random.Random(number)
     check_one(rng, model_of(rng.choice(models)), with_drafters)
 
 
-CASES_OF_DRAFTERS = int(os.environ.get("CASES_OF_DRAFTERS", "24"))
-"""``CASES_OF_DRAFTERS=1000 pytest -k cases_of_drafters`` runs so many."""
+DRAFTED = [(5000, 24, EVERY), (7000, 12, list(HEADS)), (9000, 4, FAMILIES)]
+MANY_DRAFTED = [(5100, 420, EVERY), (7100, 420, list(HEADS)), (9100, 120, FAMILIES)]
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_random_cases_of_drafters(part):
-    """Beside streams, and beside draft heads."""
-    for number in range(5000 + part, 5000 + CASES_OF_DRAFTERS, 4):
-        check_drafters(number)
-    for number in range(7000 + part, 7000 + CASES_OF_DRAFTERS // 2, 4):
-        check_drafters(number, list(HEADS))
+def in_parts(cases, size, *marks):
+    """Cases by the number of the first, their count, and models, in parts of a size."""
+    return [
+        pytest.param(start, size, models, marks=marks, id=f"{start}")
+        for first, count, models in cases
+        for start in range(first, first + count, size)
+    ]
 
 
-MANY = [(1000, 300, EVERY), (2000, 500, CONDITIONED)]
+@pytest.mark.parametrize(
+    ("first", "count", "models"),
+    [*in_parts(DRAFTED, 4), *in_parts(MANY_DRAFTED, 60, pytest.mark.slow)],
+)
+def test_random_cases_of_drafters(first, count, models):
+    """A thousand: beside streams, beside draft heads, and on other families of models."""
+    for number in range(first, first + count):
+        check_drafters(number, models)
+
+
+MANY = [(1000, 150, EVERY), (2000, 250, CONDITIONED)]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +266,7 @@ def shortlists(monkeypatch):
 @pytest.mark.usefixtures("shortlists")
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(3000, 10), (3010, 10), pytest.param(4000, 200, marks=pytest.mark.slow)],
+    [(3000, 10), (3010, 10), pytest.param(4000, 100, marks=pytest.mark.slow)],
 )
 def test_random_cases_of_shortlists(first, count):
     for number in range(first, first + count):

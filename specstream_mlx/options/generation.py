@@ -82,7 +82,8 @@ class DrafterOptions:
     drafter: list[str] | None = option(
         None,
         what(
-            f"one or several of {', '.join(DRAFTERS)}, or {NOBODY}",
+            f"one or several of {', '.join(DRAFTERS)}, or {NOBODY}; draft heads such as Medusa's "
+            "are mounted by --draft-head",
             _names_drafters,
             metavar="NAME",
         ),

@@ -17,7 +17,7 @@ from specstream_mlx import UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.heads.files import read_head
-from specstream_mlx.heads.mismatch import STEPS, HeadWatch
+from specstream_mlx.heads.mismatch import LEAST, STEPS, HeadWatch
 from specstream_mlx.loop import decode
 
 
@@ -151,13 +151,25 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
         list(decode(model, request(PROMPT, settings, max_tokens=length)))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(f"No guess of the medusa head {tmp_path / 'head'} has been right")
-    watch = HeadWatch("head")
-    guesses = StreamGuesses(np.array([[wrong, text[0]]]), np.array([[-0.1, -1.0]]))
-    watch.judge(guesses, text[:1])
+    name = f"medusa head {tmp_path / 'head'}"
+    assert said[0].startswith(f"The {name} foresaw none of 64 tokens, so 1.0 tokens a call")
+
+
+@pytest.mark.parametrize(("right", "told"), [(0, 1), (LEAST - 1, 1), (LEAST, 0), (STEPS, 0)])
+def test_a_head_that_is_right_by_chance_is_reported_too(right, told):
+    """Its second guess counts for nothing: among several, one is soon right by chance."""
+    said = []
+    watch = HeadWatch("head", said.append)
+    guesses = StreamGuesses(np.array([[4, 5]]), np.array([[-2.0, -0.1]]))
+    for step in range(STEPS):
+        assert not said
+        watch.judge(guesses, [5 if step < right else 4])
+    assert len(said) == told
+    if told:
+        assert f"foresaw {right or 'none'} of 64 tokens" in said[0]
     for _ in range(2 * STEPS):
-        watch.judge(guesses, text[1:2])
-    assert not capsys.readouterr().err
+        watch.judge(guesses, [4])
+    assert len(said) == told
 
 
 HYDRA_REFUSED = {
