@@ -77,19 +77,19 @@ class ConditionedHead(nn.Module):
     def read(self, embeddings: Tensor) -> Tensor:
         """The tokens' part of D's product: embeddings (..., h) to (..., r)."""
         half = self.down.weight[:, embeddings.shape[-1] :]
-        return F.linear(_normed(embeddings), half)
+        return F.linear(normed(embeddings), half)
 
     def forward(self, features: Tensor, read: Tensor) -> Tensor:
         """Map the streams' features (..., gamma, h), with (..., gamma, r) of ``read``, to as many.
 
         The leading axes may be such that one is broadcast to the other.
         """
-        features = _normed(features)
+        features = normed(features)
         inner = F.linear(features, self.down.weight[:, : features.shape[-1]]) + read + self.biases
         return features + self.up(F.silu(inner))
 
 
-def _normed(x: Tensor) -> Tensor:
+def normed(x: Tensor) -> Tensor:
     """The RMS norm of (..., h), without weights."""
     return F.rms_norm(x, x.shape[-1:], eps=_EPSILON)
 
