@@ -130,7 +130,7 @@ def methods_of(given: Drafters, heads: Sequence[str], chosen: str = "") -> list[
     if chosen:
         names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
     for name in names:
-        needs = NEEDS.get(name.removesuffix(f" + {LOOKUP}"))
+        needs = NEEDS.get(DRAFT_MODEL if name == MODEL_AND_LOOKUP else name)
         if needs and name not in named:
             flag = "--" + needs.replace("_", "-")
             raise UserError(f"method {name!r} was asked for without {flag}, expected both")

@@ -86,7 +86,7 @@ def medusa(rng, model, *, names="own", heads=3, layers=1, own=True, bias=True, t
     drafted = np.array(ALL)
     if tokens is not None:
         drafted = rng.choice(VOCAB_SIZE, 60, replace=False)
-        prefix = head.partition("lm_heads.")[0]
+        prefix = head.removesuffix("lm_heads.{i}.weight")  # tokens are a part of vLLM's form alone
         tensors[f"{prefix}token_map"] = drafted.astype(np.int32)
 
     def logits_of(text, path):

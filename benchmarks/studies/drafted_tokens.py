@@ -176,8 +176,11 @@ class Contest:
             raise UserError("stream_head of --adapter is 'plain', expected 'conditioned'")
         self._model, self._rows = model.requires_grad_(False), rows
         self.head = model.streams.head
-        head, vocabulary = model.backbone.head.weight, model.draft_vocabulary
-        self._weight = head if vocabulary is None else head[vocabulary]
+        head, vocabulary = model.backbone.head, model.draft_vocabulary
+        self._weight, self._bias = head.weight, head.bias
+        if vocabulary is not None:
+            self._weight = head.weight[vocabulary]
+            self._bias = None if head.bias is None else head.bias[vocabulary]
 
     def trained(self, kind: type[LastToken], iters: int, size: int, rate: float) -> LastToken:
         """Let a copy of the head learn from ``size`` rows in each of ``iters`` updates."""
@@ -200,7 +203,7 @@ class Contest:
         """Count a head's right top-1 guesses, and the tokens that a chain of them writes."""
         right = counts = chain = torch.zeros((), dtype=torch.int64)
         for part in rows.pieces(size):
-            logits = F.linear(self._features(head, part), self._weight)
+            logits = F.linear(self._features(head, part), self._weight, self._bias)
             hits = (logits.argmax(-1) == part.places) & part.known
             right, counts = right + hits.sum(0), counts + part.known.sum(0)
             chain = chain + hits.long().cumprod(1).sum()
@@ -217,8 +220,9 @@ class Contest:
 
     def _losses(self, head: LastToken, rows: Rows) -> Tensor:
         scored = rows.known & (rows.places >= 0)
-        features = self._features(head, rows)[scored]
-        return head_cross_entropy(features, self._weight, rows.places[scored])
+        features, goals = self._features(head, rows)[scored], rows.places[scored]
+        softcap = self._model.backbone.softcap
+        return head_cross_entropy(features, self._weight, goals, self._bias, softcap)
 
 
 COLUMNS = {
@@ -243,13 +247,13 @@ def main(
     """Train heads that know more of what was drafted, on streams that stay as they are."""
     mounted = load_adapter(model, adapter)
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    pairs = read_pairs(data)
-    pairs = pairs[:: max(1, len(pairs) // answers)][:answers]
+    items, unseen = (
+        tokenize(read_pairs(path), tokenizer, None, MOST_ANSWER_TOKENS) for path in (data, valid)
+    )
+    answers = min(answers, len(items))
+    items = [items[place * len(items) // answers] for place in range(answers)]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_quick_in_bf16(torch.device("cpu"))):
-        learned, held_out = (
-            rows_of(mounted, tokenize(each, tokenizer, None, MOST_ANSWER_TOKENS))
-            for each in (pairs, read_pairs(valid))
-        )
+        learned, held_out = rows_of(mounted, items), rows_of(mounted, unseen)
         contest = Contest(mounted, learned)
         start = LastToken(contest.head)
         found = [{"kind": "as the adapter has it"} | contest.judged(start, held_out, rows)]
@@ -262,7 +266,7 @@ def main(
     about = (
         f"{facts['machine']}, {facts['cpu']}, PyTorch {version('torch')}, {commit()}. Heads that "
         f"learn on, {iters} updates of {rows} of "
-        f"{len(learned.streams):,} positions in {len(pairs):,} answers of the base, rate "
+        f"{len(learned.streams):,} positions in {len(items):,} answers of the base, rate "
         f"{learning_rate:g}, beside streams that stay as they are. On {len(held_out.streams):,} "
         "held-out positions: right top-1 guesses by depth, and tokens that a chain of them writes."
     )

@@ -7,7 +7,8 @@ from ..terminal.notes import note
 
 STEPS = 64
 LEAST = 4
-"""Steps of ``STEPS`` in which a head that fits is right: fewer are 1.0 tokens a call, rounded."""
+"""Steps of ``STEPS`` in which the best guess of a head that fits is right; a chain with fewer right
+first guesses writes 1.0 tokens a call, rounded."""
 
 
 class HeadWatch:
@@ -33,14 +34,14 @@ class HeadWatch:
         After ``STEPS`` steps with fewer than ``LEAST`` right best guesses for the next token it
         says so, once.
         """
-        guessed = guesses.behind(())
-        if not (self._left and guessed and tokens):
+        guessed = guesses.behind(()) if self._left and tokens else []
+        if not guessed:
             return
         best, _ = max(guessed, key=lambda each: each[1])
         self._right += best == tokens[0]
         self._left -= 1
         if not self._left and self._right < LEAST:
             self._tell(
-                f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens, so 1.0 "
-                "tokens a call are accepted: it was probably trained for another model"
+                f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens: unless this "
+                "text is one that nobody could foresee, it was trained for another model"
             )

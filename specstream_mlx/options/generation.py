@@ -83,7 +83,7 @@ class DrafterOptions:
         None,
         what(
             f"one or several of {', '.join(DRAFTERS)}, or {NOBODY}; draft heads such as Medusa's "
-            "are mounted by --draft-head",
+            "come with --draft-head or draft_head=",
             _names_drafters,
             metavar="NAME",
         ),
