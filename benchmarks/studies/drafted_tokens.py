@@ -25,7 +25,12 @@ import torch.nn.functional as F
 from specstream_mlx.convert.demo_model.train_adapters import MOST_ANSWER_TOKENS
 from specstream_mlx.convert.pytorch.attention import stream_positions
 from specstream_mlx.convert.pytorch.load import load_adapter
-from specstream_mlx.convert.pytorch.losses import head_cross_entropy, places_of, targets_of
+from specstream_mlx.convert.pytorch.losses import (
+    drafted_head,
+    drafted_places,
+    head_cross_entropy,
+    targets_of,
+)
 from specstream_mlx.convert.pytorch.reference import (
     ConditionedHead,
     SpeculativeStreamingModel,
@@ -144,7 +149,6 @@ class Rows:
 def rows_of(model: SpeculativeStreamingModel, items: Sequence[Item]) -> Rows:
     """Run the streams once over answers, beside every position as in training."""
     gamma, found = model.config.num_streams, []
-    head, vocabulary = model.backbone.head.weight, model.draft_vocabulary
     ordered = sorted(items, key=lambda item: len(item.tokens))
     for start in track(range(0, len(ordered), _AT_ONCE), "streams"):
         batch = collate(ordered[start : start + _AT_ONCE])
@@ -152,9 +156,7 @@ def rows_of(model: SpeculativeStreamingModel, items: Sequence[Item]) -> Rows:
         trunk = model.trunk(batch.tokens, positions, valid, need_main=False)
         before = tokens_after(batch.tokens, positions, gamma).unfold(1, gamma, 1)
         targets, known = targets_of(batch, positions, valid, 1 + gamma)
-        places = targets[..., 1:]
-        if vocabulary is not None:
-            places = places_of(vocabulary, len(head))[places]
+        places = drafted_places(model, targets[..., 1:])
         parts = trunk.streams.to(torch.bfloat16), before, places, known[..., 1:]
         found.append([part[valid] for part in parts])
     return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
@@ -176,11 +178,7 @@ class Contest:
             raise UserError("stream_head of --adapter is 'plain', expected 'conditioned'")
         self._model, self._rows = model.requires_grad_(False), rows
         self.head = model.streams.head
-        head, vocabulary = model.backbone.head, model.draft_vocabulary
-        self._weight, self._bias = head.weight, head.bias
-        if vocabulary is not None:
-            self._weight = head.weight[vocabulary]
-            self._bias = None if head.bias is None else head.bias[vocabulary]
+        self._weight, self._bias = drafted_head(model)
 
     def trained(self, kind: type[LastToken], iters: int, size: int, rate: float) -> LastToken:
         """Let a copy of the head learn from ``size`` rows in each of ``iters`` updates."""

@@ -175,14 +175,9 @@ def n_gram_loss(
     )
     targets, has_target = targets_of(batch, positions, valid, len(alphas))
     backbone = model.backbone
-    head, drafted, drafted_bias = backbone.head.weight, backbone.head.weight, backbone.head.bias
-    places = targets[..., 1:]
-    vocabulary = model.draft_vocabulary
-    if vocabulary is not None:
-        drafted = drafted[vocabulary]
-        drafted_bias = None if drafted_bias is None else drafted_bias[vocabulary]
-        places = places_of(vocabulary, len(head))[places]
-        has_target[..., 1:] &= places >= 0
+    head, (drafted, drafted_bias) = backbone.head.weight, drafted_head(model)
+    places = drafted_places(model, targets[..., 1:])
+    has_target[..., 1:] &= places >= 0
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
     cross_entropy = partial(head_cross_entropy, softcap=backbone.softcap)
@@ -262,6 +257,22 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     correct = torch.cat((hits.sum((0, 1)), early[None], in_a_row[None]))
     counts = torch.cat((has_target.sum((0, 1)), valid.sum()[None], valid.sum()[None]))
     return correct, counts
+
+
+def drafted_head(model: SpeculativeStreamingModel) -> tuple[Tensor, Tensor | None]:
+    """The LM head's weight (n, h), and bias (n,) if it has one, of the tokens to draft."""
+    head, vocabulary = model.backbone.head, model.draft_vocabulary
+    if vocabulary is None:
+        return head.weight, head.bias
+    return head.weight[vocabulary], None if head.bias is None else head.bias[vocabulary]
+
+
+def drafted_places(model: SpeculativeStreamingModel, tokens: Tensor) -> Tensor:
+    """The rows of ``drafted_head`` that score tokens (...), -1 for those that it lacks."""
+    vocabulary = model.draft_vocabulary
+    if vocabulary is None:
+        return tokens
+    return places_of(vocabulary, len(model.backbone.head.weight))[tokens]
 
 
 def places_of(vocabulary: Tensor, vocab_size: int) -> Tensor:

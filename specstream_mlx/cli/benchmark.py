@@ -390,8 +390,8 @@ def rivals(
     """Compare all ways to draft, in speed and in how often they are right, on classes of texts.
 
     Every drafter alone, streams, draft heads and a draft model alone and with lookup, mlx_lm's own
-    draft model and llama.cpp. The tables are printed, and kept as Markdown, JSON, JSON lines of every text, and one
-    HTML page with plots.
+    draft model and llama.cpp. The tables are printed, and kept as Markdown, JSON, JSON lines of
+    every text, and one HTML page with plots.
 
     [bold]Examples[/bold]
 
