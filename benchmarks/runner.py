@@ -176,6 +176,9 @@ _CLEAR = 3  # times faster, which no noise comes to
 Way = Callable[[Sequence[int]], Run]
 """One way to decode: ``prompt -> run``."""
 
+DraftingOf = Callable[[SpeculativeModel], Drafting]
+"""Makes what plans a text of its own, for a model."""
+
 SamplerOf = Callable[[Sequence[int]], Sampler]
 """Makes a fresh sampler for a prompt, such as one with a seed of its own."""
 
@@ -325,7 +328,7 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | Alone | ByWorth,
+        drafts: Drafts | Alone | ByWorth | DraftingOf,
         sampler_of: SamplerOf | None = None,
         verify: VerifyName | type[VerifyRule] | None = None,
         processors_of: ProcessorsOf | None = None,
@@ -345,6 +348,8 @@ class Mounted:
                 return auto_drafting(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
                 return fixed_drafting(drafts, self.model, prompt, rule, answers)
+            if not isinstance(drafts, ByWorth):
+                return drafts(self.model)
             who = drafts.drafters
             material = Material(prompt, who, self.model, rule, answers=answers)
             proposals = proposals_of(who.drafters, material)

@@ -1,0 +1,137 @@
+"""Published trees hold the ranks that they name; each method is counted and timed in its shapes."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from command_line import run_program
+from draft_heads import model_with_head, write
+from random_models import PROMPT, assert_lossless, plain_tokens, request
+
+from benchmarks.studies import tree_shapes
+from benchmarks.studies.tree_shapes import (
+    EAGLE_25,
+    MEDUSA_63,
+    Published,
+    PublishedTrees,
+    drafting_in,
+    picks_of,
+)
+from specstream_mlx.loop import decode
+
+SMALL = Published({(): 3, (0,): 2, (2,): 1, (0, 1): 2, (2, 0): 1})
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_depth", "widest"),
+    [(MEDUSA_63, [10, 28, 23, 2], 10), (EAGLE_25, [4, 8, 8, 3, 2], 4), (SMALL, [3, 3, 3], 3)],
+)
+def test_a_published_shape_has_so_many_nodes_at_each_depth(shape, by_depth, widest):
+    counts = [0] * shape.depth
+    for ranks, children in shape.children.items():
+        counts[len(ranks)] += children
+        assert not ranks or ranks[-1] < shape.children[ranks[:-1]]  # a node of the tree itself
+    assert counts == by_depth and shape.nodes == sum(by_depth) and shape.width == widest
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("medusa, own heads", SMALL),
+        ("hydra", SMALL),
+        ("eagle", EAGLE_25),
+        ("eagle3, some tokens", EAGLE_25),
+    ],
+)
+def test_trees_hold_the_guesses_of_the_ranks_named(name, shape, tmp_path, monkeypatch):
+    model, logits_of = model_with_head(name, tmp_path / "head")
+    grown, grow = [], PublishedTrees.grow
+
+    def noted(self, root, guesses, *verified):
+        grown.append(grow(self, root, guesses, *verified))
+        return grown[-1]
+
+    monkeypatch.setattr(PublishedTrees, "grow", noted)
+    written = []
+    asked = request(PROMPT, drafting_in(shape)(model), max_tokens=8)
+    for step in itertools.islice(decode(model, asked), 4):
+        written += step.tokens
+        tree, text = grown[-1], [*PROMPT, *written]
+        assert tree.tokens[0] == text[-1] and len(tree) == 1 + shape.nodes
+        ranks, paths = {0: ()}, {0: ()}
+        for node in range(len(tree)):
+            children = np.flatnonzero(tree.parents == node).tolist()
+            assert len(children) == shape.children.get(ranks[node], 0)
+            if not children:
+                continue
+            logits, tokens = logits_of(text, paths[node])
+            best = np.sort(logits)[::-1]
+            place = {token: number for number, token in enumerate(tokens)}
+            for rank, child in enumerate(children):
+                token = int(tree.tokens[child])
+                assert logits[place[token]] == pytest.approx(best[rank], abs=1e-3)
+                ranks[child], paths[child] = (*ranks[node], rank), (*paths[node], token)
+    assert_lossless(model.model, PROMPT, written, plain_tokens(model.model, PROMPT, len(written)))
+
+
+def test_picks_are_the_most_tokens_a_call_and_the_fastest():
+    def row(shape, accepted, **timed):
+        return {"method": "m", "shape": shape, "accepted": accepted} | timed
+
+    rows = [row("chain of 2", 1.5, speed=1.2), row("8 nodes", 2.0, speed=0.9)]
+    [pick] = picks_of(rows)
+    assert (pick["most"], pick["speed_of_most"]) == ("8 nodes", 0.9)
+    assert (pick["fastest"], pick["speed"]) == ("chain of 2", 1.2)
+    [counted] = picks_of([row("chain of 2", 1.5), row("8 nodes", 2.0)])
+    assert counted["most"] == "8 nodes" and counted["fastest"] is None
+
+
+@pytest.fixture
+def valid(tmp_path):
+    lines = [{"prompt": f"send the report {n}", "completion": "it is noon"} for n in range(5)]
+    path = tmp_path / "valid.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.fixture
+def head(base, tmp_path):
+    """Four random Medusa heads for the tiny Llama, with its LM head."""
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for i in range(4):
+        tensors[f"{i}.0.linear.weight"] = rng.normal(0, 0.1, (64, 64)).astype(np.float32)
+        tensors[f"{i}.0.linear.bias"] = np.zeros(64, np.float32)
+    return write(tmp_path / "medusa", tensors)
+
+
+def test_the_command_counts_first_and_times_where_it_went_on(base, streams, head, valid, tmp_path):
+    def run(*more):
+        run_program(
+            tree_shapes.main,
+            *("--model", base, "--adapter-path", streams, "--draft-head", head),
+            *("--draft-model", base, "--valid", valid, "--items", 2, "--max-tokens", 12),
+            *("--runs", tmp_path / "runs.jsonl", "--output", tmp_path, *more),
+        )
+        return next(tmp_path.glob("tree-shapes-*.md")).read_text()
+
+    said = run("--timed-items", 0)
+    assert "Tokens a call:" in said and "Speed" not in said
+    counted = (tmp_path / "runs.jsonl").read_text()
+    assert "Speed, tokens in the time" in run("--timed-items", 1)
+    assert (tmp_path / "runs.jsonl").read_text().startswith(counted)  # nothing was counted again
+    values = json.loads(next(tmp_path.glob("tree-shapes-*.json")).read_text())
+    rows = {(row["method"], row["shape"]): row for row in values["rows"]}
+    shapes = {method: {shape for name, shape in rows if name == method} for method, _ in rows}
+    sizes = {"8 nodes", "16 nodes", "32 nodes", "60 nodes"}
+    assert shapes["medusa"] == sizes | {f"chain of {n}" for n in (2, 3, 4)} | {"Medusa's 63"}
+    assert shapes["draft-model"] == sizes | {f"chain of {n}" for n in (2, 3, 4, 5, 6)}
+    assert shapes["streams"] == shapes["medusa"] - {"Medusa's 63"}
+    assert all(row["same_output_as_plain"] == row["items"] == 2 for row in rows.values())
+    # The base is its own draft model: all of a chain is right.
+    assert rows["draft-model", "chain of 2"]["accepted"] > 2.5
+    assert rows["draft-model", "chain of 6"]["accepted"] > 4
+    for row in rows.values():
+        assert row["speed"] == pytest.approx(row["accepted"] / row["cost"]) and row["cost"] > 0
+    assert {pick["method"] for pick in values["picks"]} == {"streams", "medusa", "draft-model"}
