@@ -47,6 +47,7 @@ from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model, read_config
 from specstream_mlx.options.generation import READ_BY
 
+from .earlier_reports import added_to, check_same_model, read_reports
 from .llama_cpp_reference import LLAMA, llama_ways
 from .report import Kept, machine_suffix, write_report, write_text
 from .rival_methods import MLX_LM_DRAFTS, PLAIN, Method, methods_of, mounted_heads, sizes_of
@@ -96,6 +97,7 @@ class Asked:
         gguf: the base's weights for llama.cpp; ``None``: the demonstration model's, if it is meant.
         acceptance: whether nothing is timed.
         tree_sizes: nodes of the trees in which drafts are counted; empty: the usual ones.
+        earlier: reports whose classes and temperatures are shown too.
     """
 
     questions: Sequence[Question]
@@ -110,6 +112,7 @@ class Asked:
     gguf: Path | None = None
     acceptance: bool = False
     tree_sizes: Sequence[int] = ()
+    earlier: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,7 @@ def compare(
     classes = classes_of(asked.classes, contexts, adapters, bool(asked.questions), asked.tree_sizes)
     _check_read(asked, classes, answers)
     check_drafters_found(asked.drafters)
+    earlier = read_reports(asked.earlier)
     as_fastest = subject.weights == "auto" and not asked.acceptance
     base = Base(subject.directory, asked.max_tokens, subject.weights, fastest_baseline=as_fastest)
     mounted = mount_lossless(base, subject)
@@ -370,6 +374,7 @@ def compare(
         "max_tokens": asked.max_tokens,
         "per_class": asked.per_class,
     }
+    check_same_model(earlier, facts)
     runs = Kept(kept, depends_on(facts, subject))
     contest = Contest(asked, methods, given, heads, runs, outside)
     sizes += sizes_of(model, given, methods)
@@ -380,15 +385,11 @@ def compare(
 
     def write() -> str:
         left = [f"{done} of {parts} parts: the others are still to come."] if done < parts else []
-        values = {
-            "facts": facts,
-            "notes": [*notes, *left],
-            "rows": rows,
-            "means": means_of(rows),
-            "sizes": sizes,
-        }
+        own = {"facts": facts, "notes": [*notes, *left], "rows": rows, "sizes": sizes}
+        values, every = added_to(own, items, earlier)
+        values["means"] = means_of(values["rows"])
         name = "-".join(filter(None, ("rivals", label, machine_suffix(facts))))
-        write_text(output / f"{name}.jsonl", "".join(json.dumps(item) + "\n" for item in items))
+        write_text(output / f"{name}.jsonl", "".join(json.dumps(item) + "\n" for item in every))
         write_text(output / f"{name}.html", page(values))
         return write_report(output, name, values, markdown(values))
 

@@ -207,7 +207,11 @@ def tables_of(values: Mapping[str, Any]) -> list[Table]:
 
 
 def by_class(values: Mapping[str, Any]) -> list[Table]:
-    """A table for each class, with the columns of Speculative Streaming's first one."""
+    """A table for each class, with the columns of Speculative Streaming's first two.
+
+    Those are speed, call reduction, quality and extra parameters, and calls of the target and time.
+    Quality is how many texts are plain decoding's.
+    """
     tables = []
     rows, sizes = values["rows"], values["sizes"]
     for key in dict.fromkeys((row["temperature"], row["class"]) for row in rows):
@@ -219,16 +223,23 @@ def by_class(values: Mapping[str, Any]) -> list[Table]:
             for row in parts:
                 if row["nodes"] is None:
                     cell["speed"] = f"{row['speedup']:.2f}x" if "speedup" in row else None
+                    rate = row.get("decode_tps")
+                    cell["ms a token"] = f"{1e3 / rate:.1f}" if rate else None
+                    cell["calls of the base"] = f"{row['calls']}"
                     cell["call reduction"] = f"{row['tokens'] / max(1, row['calls']):.2f}"
                 else:
                     cell[f"tokens a call, {_nodes(row)}"] = _accepted(row)
+            same, of = (sum(row[k] for row in parts) for k in ("same_output_as_plain", "items"))
+            cell["texts as plain"] = f"{same} of {of}"
             cell["extra parameters"] = _shown(added(method, sizes, "parameters"))
             cells.append(cell)
         columns = list(dict.fromkeys(column for cell in cells for column in cell))
-        columns.remove("extra parameters")
-        cells = [dict.fromkeys((*columns, "extra parameters")) | cell for cell in cells]
+        last = ["texts as plain", "extra parameters"]
+        columns = [column for column in columns if column not in last]
+        cells = [dict.fromkeys((*columns, *last)) | cell for cell in cells]
         for column in columns[1:]:
-            _mark(cells, column)
+            if column not in ("ms a token", "calls of the base"):  # of which fewer are better
+                _mark(cells, column)
         temperature, name = key
         note = GROUPS[own[0]["group"]]
         tables.append(Table(f"{name}{_at(temperature)}", note, list(cells[0]), cells))

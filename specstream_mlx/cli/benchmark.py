@@ -373,6 +373,13 @@ class RivalOptions(AnswerOptions):
     acceptance: bool = option(
         False, FLAG, "Time nothing: how often drafts are right alone, also on a busy machine."
     )
+    join: list[Path] | None = option(
+        None,
+        each("files", lambda value: isinstance(value, str | Path)),
+        "An earlier report of the same model, rivals-*.json: this one shows its classes and "
+        "temperatures too, of those that it has none of; may be given several times.",
+        metavar="FILE",
+    )
     name: str = option(
         "", PART_OF_NAME, "Of the result files: rivals-NAME-MACHINE.", metavar="NAME"
     )
@@ -422,6 +429,7 @@ def rivals(
         bench.gguf,
         bench.acceptance,
         bench.tree_size or (),
+        bench.join or (),
     )
     subject = _subject(ModelOptions(**vars(model) | {"draft_head": None}))
     text, rows = benchmark.compare(

@@ -15,7 +15,7 @@ from tiny_models import stream_adapter_directory
 from benchmarks.rival_methods import medusa_parameters, methods_of, mounted_heads
 from benchmarks.rival_texts import SQL_NODES, classes_of
 from benchmarks.rivals_page import by_parameters, lines, strips
-from benchmarks.rivals_report import means_of, ranked, tables_of
+from benchmarks.rivals_report import by_class, means_of, ranked, tables_of
 from benchmarks.runner import MLX_LM, ONE_TOKEN
 from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.drafting.settings import Drafters
@@ -186,6 +186,20 @@ def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here
     assert all(sum(item["accept_lengths"]) == item["tokens"] for item in items)
     assert result.stdout.strip() == path.with_suffix(".md").read_text().strip()
 
+    tables = {one.title: one for one in by_class(values)}
+    assert set(tables) == {
+        f"{name}{at}"
+        for name in ("mt_bench", "qa", "unpredictable", "context 0.2k")
+        for at in ("", ", temperature 1")
+    }
+    cells = {cell["method"]: cell for cell in tables["qa"].rows}
+    [plain] = [r for r in rows if (r["class"], r["temperature"], r["method"]) == ("qa", 0, "plain")]
+    assert cells["plain"]["calls of the base"] == str(plain["calls"])
+    assert cells["plain"]["ms a token"] == f"{1e3 / plain['decode_tps']:.1f}"
+    texts = 2 * plain["items"]  # by worth, and in trees
+    assert cells["medusa"]["texts as plain"] == f"{texts} of {texts}"
+    assert cells["medusa"]["extra parameters"] == f"{sizes['medusa']['parameters']:,}"
+
     page = path.with_suffix(".html").read_text()
     assert page.count("<svg") == 2 * 4 and "prefers-color-scheme: dark" in page
     assert "<script" not in page and "http" not in page
@@ -272,6 +286,47 @@ def test_trees_of_other_sizes_are_counted_too(base, streams, here):
     page = next(here.glob("rivals-*.html")).read_text()
     assert "in trees of 3 nodes" in page and "8 nodes" not in page
     assert run("--classes", "prose")[0] == {("prose", 8)}
+
+
+def test_a_report_shows_the_parts_of_earlier_ones_that_it_has_not(base, streams, here):
+    def run(*more):
+        return command_line.run(
+            *("benchmark", "rivals", "--model", base, "--adapter-path", streams),
+            *("--methods", "lookup,streams", "--max-tokens", 8, "--acceptance", *more),
+        )
+
+    def read(name):
+        (path,) = here.glob(f"rivals-{name}-*.json")
+        return path, json.loads(path.read_text())
+
+    drawn = ("--classes", "prose", "--temperature", "0,1", "--per-category", 2, "--name", "drawn")
+    assert run(*drawn).exit_code == 0
+    path, earlier = read("drawn")
+    result = run("--classes", "context,prose", "--join", path, "--name", "whole")
+    assert result.exit_code == 0, result.output
+    whole_path, whole = read("whole")
+    parts = {(row["class"], row["temperature"]): row["items"] for row in whole["rows"]}
+    assert parts == {("prose", 0): 1, ("context 0.2k", 0): 1, ("prose", 1): 2}  # its own first
+    taken = [row for row in whole["rows"] if row["temperature"]]
+    assert taken == [row for row in earlier["rows"] if row["temperature"]]
+    items = [json.loads(line) for line in whole_path.with_suffix(".jsonl").open()]
+    assert len(items) == sum(row["items"] for row in whole["rows"])
+    names = [size["method"] for size in whole["sizes"]]
+    assert len(names) == len(earlier["sizes"]) and names.count("streams") == 1
+    assert "prose at temperature 1: measured separately on " in result.stdout
+    assert "2 texts a class, at most 8 tokens each." in result.stdout
+    assert "In short, temperature 1." in result.stdout
+
+    for spoil, sentence in (
+        ({"facts": earlier["facts"] | {"model": "other"}}, f"is other, expected {base} as here"),
+        ({"rows": [{"class": "prose"}]}, "is none of this command's reports, expected rivals-"),
+        ({"facts": 3}, "is none of this command's reports, expected rivals-"),
+    ):
+        path.write_text(json.dumps(earlier | spoil))
+        result = run("--classes", "context", "--join", path, "--name", "refused")
+        assert sentence in command_line.refusal(result)
+    assert not list(here.glob("rivals-refused-*"))
+    assert "none.json is missing" in command_line.refusal(run("--join", "none.json"))
 
 
 def test_trees_behind_long_contexts_are_counted_if_they_are_asked_for():
