@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import statistics
+from pathlib import Path
 
 import command_line
 import numpy as np
@@ -378,6 +380,30 @@ def test_what_spec_benchs_speed_py_reads_of_our_answers(base, here):
     row = next(r for r in rows if (r["method"], r["nodes"], r["class"]) == ("lookup", None, "qa"))
     [qa] = [line["choices"][0] for line in read("lookup.jsonl") if line["category"] == "qa"]
     assert row["accepted"] == pytest.approx(np.mean(qa["accept_lengths"]))
+
+
+@pytest.mark.skipif("SPEC_BENCH" not in os.environ, reason="SPEC_BENCH names no Spec-Bench clone")
+def test_spec_benchs_own_scripts_run_unchanged_on_our_answers(base, here, monkeypatch, capsys):
+    """``SPEC_BENCH=DIR``, a clone of hemingkx/Spec-Bench: its ``speed.py`` and ``equal.py``."""
+    monkeypatch.syspath_prepend(Path(os.environ["SPEC_BENCH"]) / "evaluation")
+    speed, equal = (importlib.import_module(name) for name in ("speed", "equal"))
+    result = command_line.run(
+        *("benchmark", "rivals", "--model", base, "--questions", "q.jsonl", "--max-tokens", 12),
+        *("--classes", "spec-bench", "--methods", "lookup", "--answers", "answers"),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
+    own = [row for row in rows if (row["method"], row["nodes"]) == ("lookup", None)]
+    accepted = {row["class"]: row["accepted"] for row in own}
+    answers = here / "answers"
+    capsys.readouterr()
+    for task in ("mt_bench", "qa", "overall"):
+        found = speed.speed(answers / "lookup.jsonl", answers / "mlx_lm.jsonl", base, task)
+        assert all(value > 0 for value in found[:3])
+        if task in accepted:
+            assert np.mean(found[3]) == pytest.approx(accepted[task])
+    equal.run_compare(f"{answers}/", "lookup.jsonl", "mlx_lm.jsonl")
+    assert capsys.readouterr().out.endswith("Result totally Equal!\n")
 
 
 @pytest.mark.slow
