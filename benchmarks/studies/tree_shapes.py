@@ -25,6 +25,7 @@ from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Verified
 from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.engine.draft_head import HeadConfig
 from specstream_mlx.engine.guesses import Guesses, StreamGuesses
 from specstream_mlx.engine.guesses import Path as Tokens
 from specstream_mlx.engine.plan import Plan
@@ -45,6 +46,7 @@ from ..speedup import Subject
 Ranks = tuple[int, ...]
 """A path from the root by the ranks of its tokens among their parents' guesses, from 0 on."""
 
+PROMPT_TOKENS = "prompt tokens"
 CHAINS = (2, 3, 4, 5, 6)
 SIZES = (8, 16, 32, 60)
 _MOST_TOKENS = 512  # of a prompt with its answer
@@ -107,6 +109,9 @@ EAGLE_25 = _by_digits(
 )
 """``mc_sim_7b_63`` of SafeAILab/EAGLE, branch v1, commit 4a9cf3a: EAGLE-1's, of 25 nodes."""
 
+BITA_12 = _by_digits({"": 5, "0": 4, "00": 3})
+"""The tree of BiTA's prompt tokens (arXiv 2401.12522), each depth below the likeliest node."""
+
 EAGLE_2 = DraftSettings(tree_width=10, tree_size=59)
 """EAGLE-2's: ten paths expanded a level, then the 59 likeliest nodes of all."""
 
@@ -115,8 +120,9 @@ PUBLISHED: Mapping[str, Mapping[str, Published | DraftSettings]] = {
     "hydra": {"Hydra's 63": MEDUSA_63},
     "eagle": {"EAGLE-1's 25": EAGLE_25, "EAGLE-2's 59": EAGLE_2},
     "eagle3": {"EAGLE-2's 59": EAGLE_2},
+    PROMPT_TOKENS: {"BiTA's 12": BITA_12},
 }
-"""The published shapes by the kind of a head, each with a name."""
+"""The published shapes by the kind of a head, or of streams, each with a name."""
 
 
 class PublishedTrees:
@@ -206,8 +212,10 @@ def shapes_of(method: Method, model: SpeculativeModel) -> dict[str, DraftSetting
         if depth <= deepest
     }
     shapes |= {f"{size} nodes": method.in_trees(size) for size in SIZES}
-    head = None if method.head is None else model.head
-    shapes.update(PUBLISHED.get(head.config.kind if head else "", {}))
+    if isinstance(guessing, HeadConfig):
+        shapes.update(PUBLISHED.get(guessing.kind, {}))
+    elif guessing is not None and guessing.stream_init == "embedding":
+        shapes.update(PUBLISHED[PROMPT_TOKENS])
     return shapes
 
 

@@ -8,9 +8,11 @@ import pytest
 from command_line import run_program
 from draft_heads import model_with_head, write
 from random_models import PROMPT, assert_lossless, plain_tokens, request
+from tiny_models import stream_adapter_directory
 
 from benchmarks.studies import tree_shapes
 from benchmarks.studies.tree_shapes import (
+    BITA_12,
     EAGLE_25,
     MEDUSA_63,
     Published,
@@ -25,7 +27,12 @@ SMALL = Published({(): 3, (0,): 2, (2,): 1, (0, 1): 2, (2, 0): 1})
 
 @pytest.mark.parametrize(
     ("shape", "by_depth", "widest"),
-    [(MEDUSA_63, [10, 28, 23, 2], 10), (EAGLE_25, [4, 8, 8, 3, 2], 4), (SMALL, [3, 3, 3], 3)],
+    [
+        (MEDUSA_63, [10, 28, 23, 2], 10),
+        (EAGLE_25, [4, 8, 8, 3, 2], 4),
+        (BITA_12, [5, 4, 3], 5),
+        (SMALL, [3, 3, 3], 3),
+    ],
 )
 def test_a_published_shape_has_so_many_nodes_at_each_depth(shape, by_depth, widest):
     counts = [0] * shape.depth
@@ -88,6 +95,13 @@ def test_picks_are_the_most_tokens_a_call_and_the_fastest():
 
 
 @pytest.fixture
+def prompt_tokens(base, tmp_path):
+    """Three prompt tokens: embeddings alone, which pass all layers."""
+    fields = {"num_streams": 3, "stream_init": "embedding", "stream_mlp": "base", "pruner_rank": 0}
+    return stream_adapter_directory(tmp_path / "ppd", base, num_msa_layers=4, **fields)
+
+
+@pytest.fixture
 def valid(tmp_path):
     lines = [{"prompt": f"send the report {n}", "completion": "it is noon"} for n in range(5)]
     path = tmp_path / "valid.jsonl"
@@ -106,11 +120,14 @@ def head(base, tmp_path):
     return write(tmp_path / "medusa", tensors)
 
 
-def test_the_command_counts_first_and_times_where_it_went_on(base, streams, head, valid, tmp_path):
+def test_the_command_counts_first_and_times_where_it_went_on(
+    base, streams, head, prompt_tokens, valid, tmp_path
+):
     def run(*more):
         run_program(
             tree_shapes.main,
             *("--model", base, "--adapter-path", streams, "--draft-head", head),
+            *("--draft-head", prompt_tokens),
             *("--draft-model", base, "--valid", valid, "--items", 2, "--max-tokens", 12),
             *("--runs", tmp_path / "runs.jsonl", "--output", tmp_path, *more),
         )
@@ -128,10 +145,11 @@ def test_the_command_counts_first_and_times_where_it_went_on(base, streams, head
     assert shapes["medusa"] == sizes | {f"chain of {n}" for n in (2, 3, 4)} | {"Medusa's 63"}
     assert shapes["draft-model"] == sizes | {f"chain of {n}" for n in (2, 3, 4, 5, 6)}
     assert shapes["streams"] == shapes["medusa"] - {"Medusa's 63"}
+    assert shapes["ppd"] == sizes | {"chain of 2", "chain of 3", "BiTA's 12"}
     assert all(row["same_output_as_plain"] == row["items"] == 2 for row in rows.values())
     # The base is its own draft model: all of a chain is right.
     assert rows["draft-model", "chain of 2"]["accepted"] > 2.5
     assert rows["draft-model", "chain of 6"]["accepted"] > 4
     for row in rows.values():
         assert row["speed"] == pytest.approx(row["accepted"] / row["cost"]) and row["cost"] > 0
-    assert {pick["method"] for pick in values["picks"]} == {"streams", "medusa", "draft-model"}
+    assert {pick["method"] for pick in values["picks"]} == shapes.keys()
