@@ -1,9 +1,11 @@
 """Drafts out of a datastore: what followed the end of the text elsewhere.
 
 He et al., REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252). The longest end of the
-text, of 16 to 2 tokens, that occurs in the datastore says what may follow: 10 tokens behind each of
-its first 5,000 occurrences. Where REST drafts the commonest beginnings of these, here each token
-has its share of what followed the path before it, corrected by how often such shares were right.
+text that occurs in the datastore says what may follow: 10 tokens behind each of its first 5,000
+occurrences. Where REST drafts the commonest beginnings of these, here each token has its share of
+what followed the path before it, corrected by how often such shares were right. REST looks up ends
+of 16 to 2 tokens; those of 4 to 1 occur more often, and draft 8% more on held-out answers
+(``benchmarks.studies.text_drafters``).
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,6 @@ from .datastore import open_datastore
 from .hit_rates import HitShares
 from .proposal import Material, Price, Proposal, Verified
 
-_LONGEST, _SHORTEST = 16, 2
 _OCCURRENCES, _DEPTH = 5000, 10
 
 
@@ -24,13 +25,15 @@ class Retrieval(Proposal):
 
     Args:
         material: see there; ``options.datastore`` is the file.
+        longest, shortest: tokens of the text's end that are looked up.
     """
 
-    def __init__(self, material: Material):
+    def __init__(self, material: Material, longest: int = 4, shortest: int = 1):
         path = material.options.datastore
         assert path is not None, "see settings.check_drafters"
         self._store, self._width = open_datastore(path), material.width
-        self._end = list(material.prompt[-_LONGEST:])
+        self._longest, self._shortest = longest, shortest
+        self._end = list(material.prompt[-longest:])
         self._hits: HitShares[tuple[int, bool]] = HitShares()
         self._find()
 
@@ -43,7 +46,7 @@ class Retrieval(Proposal):
                 break
             self._hits.judge(self._kind(path), shares, token)
             path = (*path, token)
-        self._end = [*self._end, *tokens][-_LONGEST:]
+        self._end = [*self._end, *tokens][-self._longest :]
         self._stale = True
 
     def begin(self, verified: Verified, price: Price) -> None:
@@ -61,7 +64,7 @@ class Retrieval(Proposal):
     def _find(self) -> None:
         """Find the longest end of the text that occurs; if it does, so do all shorter ones."""
         self._stale = False
-        low, high, found = _SHORTEST, min(_LONGEST, len(self._end)), None
+        low, high, found = self._shortest, min(self._longest, len(self._end)), None
         self._span = 0
         while low <= high:
             span = (low + high) // 2

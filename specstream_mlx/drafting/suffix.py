@@ -16,7 +16,6 @@ from .proposal import Material, Proposal
 from .suffix_automaton import Match, SuffixAutomaton
 
 _MOST_DEPTH = 32
-_FACTOR = 2  # tokens to draft for each one that matches, as ArcticInference's max_spec_factor
 _WIDTH = 4
 _BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged together
 
@@ -26,10 +25,12 @@ class Suffix(Proposal):
 
     Args:
         material: see there; without a model or answers there are no earlier ones.
+        factor: tokens to draft for each one that matches, ArcticInference's max_spec_factor.
     """
 
-    def __init__(self, material: Material):
+    def __init__(self, material: Material, factor: int = 4):
         self._own, model, answers = SuffixAutomaton(), material.model, material.answers
+        self._factor = factor
         if answers is None:
             answers = Answers() if model is None else answers_of(model)
         self._answers, self._written = answers, list[int]()
@@ -51,7 +52,7 @@ class Suffix(Proposal):
         """Guess what followed the longest repeated end of the text and ``path``."""
         best: Match | None = None
         for match in self._matches:
-            if len(path) >= min(_MOST_DEPTH, _FACTOR * max(match.length, 1)):
+            if len(path) >= min(_MOST_DEPTH, self._factor * max(match.length, 1)):
                 continue
             match = match.copy()
             for token in path:

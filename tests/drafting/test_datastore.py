@@ -111,5 +111,5 @@ def test_a_long_end_is_found_by_halving(tmp_path):
     write_datastore(tmp_path / "store", np.array(tokens), 100)
     options = Drafters(datastore=tmp_path / "store")
     for span in range(1, 20):
-        drafter = Retrieval(Material([99, *tokens[100 : 100 + span]], options))
+        drafter = Retrieval(Material([99, *tokens[100 : 100 + span]], options), 16, 2)
         assert drafter._span == (min(span, 16) if span > 1 else 0)
