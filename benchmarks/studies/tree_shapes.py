@@ -5,12 +5,13 @@
 
 Chains, trees of the likeliest nodes, and the trees that the methods' authors published, each on the
 same held-out prompts. *Tokens a call* are counted on all of them, which does not depend on the
-machine. What a call takes is timed on the first ones, all methods and shapes in turn; *speed* is
-tokens a call in the time that plain decoding takes for a token. ``--timed-items 0`` leaves that
-out, so that a busy machine can count first; with ``--runs`` the same command goes on and takes over
-what was counted.
+machine. What a call takes is timed on the first ones, behind the second call, all methods and
+shapes in turn; *speed* is tokens a call in the time that plain decoding takes for a token.
+``--timed-items 0`` leaves that out, so that a busy machine can count first; with ``--runs`` the
+same command goes on and takes over what was counted.
 """
 
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Verified
+from specstream_mlx.drafting.proposals import check_drafters_fit
 from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.engine.draft_head import HeadConfig
 from specstream_mlx.engine.guesses import Guesses, StreamGuesses
@@ -33,13 +35,15 @@ from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loading import load_draft_model
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.generation import most_tokens
-from specstream_mlx.options.kinds import PATH, TEXT, each, integer
+from specstream_mlx.options.kinds import PATH, each, integer
 from specstream_mlx.terminal.commands import program
+from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.data import read_split
 
+from ..drift import without_drift
 from ..report import OUTPUT, Kept, commit, machine_suffix, measured_on, table, write_report
 from ..rival_methods import DRAFT_MODEL, STREAMS, Method, methods_of, mounted_heads
-from ..runner import MLX_LM, Base, Compared, DraftingOf, Mounted, Way, interleaved
+from ..runner import MLX_LM, Base, Compared, DraftingOf, Mounted, Run, Way, interleaved
 from ..spec_bench import accept_lengths, depends_on, kept_way, mount_lossless, stamps
 from ..speedup import Subject
 
@@ -49,6 +53,7 @@ Ranks = tuple[int, ...]
 PROMPT_TOKENS = "prompt tokens"
 CHAINS = (2, 3, 4, 5, 6)
 SIZES = (8, 16, 32, 60)
+_WIDTH = 10  # guesses behind a node at most, as in the published trees
 _MOST_TOKENS = 512  # of a prompt with its answer
 
 
@@ -112,7 +117,7 @@ EAGLE_25 = _by_digits(
 BITA_12 = _by_digits({"": 5, "0": 4, "00": 3})
 """The tree of BiTA's prompt tokens (arXiv 2401.12522), each depth below the likeliest node."""
 
-EAGLE_2 = DraftSettings(tree_width=10, tree_size=59)
+EAGLE_2 = DraftSettings(tree_width=_WIDTH, tree_size=59)
 """EAGLE-2's: ten paths expanded a level, then the 59 likeliest nodes of all."""
 
 PUBLISHED: Mapping[str, Mapping[str, Published | DraftSettings]] = {
@@ -185,11 +190,13 @@ class Entry:
         method: its name.
         shape: the shape's name.
         way: how it decodes.
+        depends_on: what its text's calls depend on besides the model, as JSON.
     """
 
     method: str
     shape: str
     way: Way
+    depends_on: Sequence[Any]
 
     @property
     def name(self) -> str:
@@ -198,44 +205,125 @@ class Entry:
 
 
 def shapes_of(method: Method, model: SpeculativeModel) -> dict[str, DraftSettings | Published]:
-    """List the shapes that a method is tried in, by their names.
+    """List the shapes that a method is tried in, by their names; none is deeper than it drafts.
 
     Args:
-        method: the method.
+        method: the method, nobody beside it.
         model: the base with the method's streams or head.
     """
     guessing = model.guessing if method.guesses else None
     deepest = max(CHAINS) if guessing is None else guessing.num_streams
-    shapes: dict[str, DraftSettings | Published] = {
-        f"chain of {depth}": replace(method.in_trees(depth), tree_width=1)
-        for depth in CHAINS
-        if depth <= deepest
-    }
-    shapes |= {f"{size} nodes": method.in_trees(size) for size in SIZES}
+    shapes: dict[str, DraftSettings | Published] = {}
+    for depth in CHAINS:
+        if depth <= deepest:
+            streams = 0 if guessing is None else depth
+            chain = replace(method.in_trees(depth), tree_width=1, num_streams=streams)
+            shapes[f"chain of {depth}"] = chain
+    for size in SIZES:
+        shapes[f"{size} nodes"] = replace(method.in_trees(size), tree_width=_WIDTH)
+    published: Mapping[str, DraftSettings | Published] = {}
     if isinstance(guessing, HeadConfig):
-        shapes.update(PUBLISHED.get(guessing.kind, {}))
+        published = PUBLISHED.get(guessing.kind, {})
     elif guessing is not None and guessing.stream_init == "embedding":
-        shapes.update(PUBLISHED[PROMPT_TOKENS])
+        published = PUBLISHED[PROMPT_TOKENS]
+    for name, shape in published.items():
+        if not isinstance(shape, Published) or shape.depth <= deepest:
+            shapes[name] = shape
     return shapes
 
 
 def entries_of(
-    mounted: Mounted, methods: Sequence[Method], heads: Mapping[str, SpeculativeModel]
+    mounted: Mounted,
+    methods: Sequence[Method],
+    heads: Mapping[str, SpeculativeModel],
+    files: Mapping[str, Path],
 ) -> list[Entry]:
     """List all methods in all their shapes.
 
     Args:
         mounted: the base, and its streams.
-        methods: that draft.
+        methods: that draft, each alone.
         heads: a model with each draft head, or with other streams, by name.
+        files: what methods were read from, by name.
     """
     found = []
     for method in methods:
         own = mounted if method.head is None else replace(mounted, model=heads[method.head])
         for name, shape in shapes_of(method, own.model).items():
             drafts = drafting_in(shape) if isinstance(shape, Published) else shape
-            found.append(Entry(method.name, name, own.ours(drafts)))
+            if isinstance(shape, Published):
+                described: Any = sorted(map(list, shape.children.items()))
+            else:
+                given = vars(shape) | {"draft_model": None}  # whose file tells which it is
+                described = sorted((key, repr(value)) for key, value in given.items())
+            depends = [method.name, described, stamps(files.get(method.name))]
+            found.append(Entry(method.name, name, own.ours(drafts), depends))
     return found
+
+
+# Figures ------------------------------------------------------------------------------------
+
+
+def accepted_in(found: Compared[str], entry: Entry) -> float:
+    """Mean tokens of a call behind the one that ends the prompt, over all texts."""
+    runs = found.first_runs(entry.name)
+    lengths = [length for run in runs for length in accept_lengths(run)[1:]]
+    return statistics.fmean(lengths) if lengths else 1.0
+
+
+def call_seconds(run: Run) -> float | None:
+    """Mean seconds of a call behind the second one; ``None``: there is none.
+
+    The first ends the prompt; before the second a draft model reads the prompt, too.
+    """
+    lengths = accept_lengths(run)
+    behind, calls = sum(lengths[:2]), len(lengths) - 2
+    if calls < 1:
+        return None
+    return (run.arrivals[-1] - run.arrivals[behind - 1]) / calls
+
+
+def costs_of(
+    entries: Sequence[Entry], plain: Way, prompts: Sequence[Sequence[int]], rounds: int = 2
+) -> list[float]:
+    """Time what a call of each takes, in the time that plain decoding takes for a token.
+
+    All take turns on every prompt, each time in another order, and the drift of the machine's speed
+    is taken out.
+
+    Args:
+        entries: methods in their shapes.
+        plain: mlx_lm's way.
+        prompts: token ids.
+        rounds: how often each prompt is decoded.
+
+    Raises:
+        UserError: a text was too short to time a third call.
+    """
+    ways = {MLX_LM: plain} | {entry.name: entry.way for entry in entries}
+    for way in ways.values():
+        way(prompts[0])  # warms up
+    orders = random.Random(0)
+    timings: list[tuple[tuple[str, int], float]] = []
+    for _ in track(range(rounds), "timing, in rounds"):
+        for number, prompt in enumerate(prompts):
+            for name in orders.sample(list(ways), len(ways)):
+                if seconds := call_seconds(ways[name](prompt)):
+                    timings.append(((name, number), seconds))
+    slow = without_drift(timings)
+    costs = []
+    for entry in entries:
+        ratios = [
+            slow[entry.name, number] / slow[MLX_LM, number]
+            for number in range(len(prompts))
+            if (entry.name, number) in slow and (MLX_LM, number) in slow
+        ]
+        if not ratios:
+            raise UserError(
+                f"{entry.name}: the timed texts ended within two calls, expected longer ones"
+            )
+        costs.append(statistics.median(ratios))
+    return costs
 
 
 def picks_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -283,12 +371,49 @@ def by_shape(rows: Sequence[Mapping[str, Any]], figure: str, cell: str) -> list[
     return table(columns, cells)
 
 
+def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """The lines of the report.
+
+    Args:
+        rows: one for each method and shape.
+        facts: of the machine, the weights and the texts.
+    """
+    same, of = (sum(row[key] for row in rows) for key in ("same_output_as_plain", "items"))
+    lines = [
+        f"{measured_on(facts)}, {commit()}; weights {facts['weights']}; mlx_lm on "
+        f"{facts['plain_weights']} weights. {facts['items']} held-out prompts, at most "
+        f"{facts['max_tokens']} tokens each; calls timed on {facts['timed_items']} of them. {same} "
+        f"of {of} texts are those of plain decoding. Each method alone, greedily.",
+        "",
+        "Tokens a call:",
+        "",
+        *by_shape(rows, "accepted", ".2f"),
+    ]
+    if facts["timed_items"]:
+        lines += ["", "A call's time, in plain decoding's for a token:", ""]
+        lines += by_shape(rows, "cost", ".1f")
+        lines += ["", "Speed, tokens in the time that plain decoding takes for one:", ""]
+        lines += by_shape(rows, "speed", ".2f")
+    return [
+        *lines,
+        "",
+        "The best shape of each method, by either:",
+        "",
+        *table(PICKS, picks_of(rows)),
+    ]
+
+
+# The command --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Competing:
     """What competes, see ``benchmark rivals``."""
 
     adapter_path: Path = option(..., PATH, "Directory of lossless streams.")
-    model: Path | None = option(None, PATH, "Their base's directory. Default: smollm2.")
+    model: Path | None = option(
+        None, PATH, "Directory of their base in MLX format. Default: the demonstration model."
+    )
     draft_head: list[Path] | None = option(
         None,
         each("directories", lambda value: isinstance(value, str | Path)),
@@ -310,40 +435,10 @@ def prompts_of(mounted: Mounted, valid: Path, items: int) -> list[list[int]]:
         UserError: the file cannot be read, or has no short enough text.
     """
     config = mounted.model.config
-    split = read_split(valid, mounted.tokenizer, _MOST_TOKENS, config["vocab_size"])
-    prompts = [list(item.tokens[: item.stream_from]) for item in split.items]
-    return prompts[:: max(1, len(prompts) // items)][:items]
-
-
-def accepted_in(found: Compared[str], entry: Entry) -> float:
-    """Mean tokens of a call behind the one that ends the prompt, over all texts."""
-    runs = found.first_runs(entry.name)
-    lengths = [length for run in runs for length in accept_lengths(run)[1:]]
-    return statistics.fmean(lengths) if lengths else 1.0
-
-
-def costs_of(found: Compared[str], entries: Sequence[Entry]) -> list[float]:
-    """What a call of each takes, in the time that plain decoding takes for a token of the text.
-
-    Args:
-        found: timed runs, mlx_lm's among them.
-        entries: methods in their shapes.
-
-    Raises:
-        UserError: all texts were too short to time a second call.
-    """
-    costs = []
-    for entry in entries:
-        runs, ratios = found.first_runs(entry.name), found.ratios(entry.name, MLX_LM)
-        own = [
-            (len(runs[place].tokens) - 1) / (runs[place].target_calls - 1) / ratio
-            for place, ratio in ratios.items()
-            if runs[place].target_calls > 1
-        ]
-        if not own:
-            raise UserError("every timed text ended with its first call, expected longer ones")
-        costs.append(statistics.median(own))
-    return costs
+    texts = read_split(valid, mounted.tokenizer, _MOST_TOKENS, config["vocab_size"]).items
+    items = min(items, len(texts))
+    chosen = [texts[place * len(texts) // items] for place in range(items)]
+    return [list(text.tokens[: text.stream_from]) for text in chosen]
 
 
 def main(
@@ -353,9 +448,8 @@ def main(
     items: int = option(6, integer(1), "Prompts on which drafts are counted."),
     timed_items: int = option(1, integer(0), "Prompts on which calls are timed, if any."),
     max_tokens: int = most_tokens(48, least=2),
-    methods: str = option("", TEXT, "Only these. Default: all.", metavar="NAME,NAME"),
     runs: Path | None = option(
-        None, PATH, "Keep every run in this file as it comes.", metavar="FILE"
+        None, PATH, "Keep every counted run in this file as it comes.", metavar="FILE"
     ),
     output: Path = OUTPUT,
 ) -> None:
@@ -363,24 +457,25 @@ def main(
     directory = competing.model or demonstration.base_path()
     base = Base(directory, max_tokens, fastest_baseline=False)
     subject = Subject(directory, directory.name, competing.adapter_path)
-    mounted = replace(mount_lossless(base, subject), read=PromptCache())
+    mounted = mount_lossless(base, subject)
     given, paths = Drafters(), competing.draft_head or []
+    files = {path.resolve().name: path for path in paths}
     if competing.draft_model is not None:
         given = Drafters(draft_model=load_draft_model(competing.draft_model, mounted.tokenizer))
+        files[DRAFT_MODEL] = competing.draft_model
+    check_drafters_fit(given, mounted.model)
     heads, _ = mounted_heads(mounted.model, paths)
     names = [STREAMS, *heads, *([DRAFT_MODEL] if competing.draft_model else ())]
-    entries = entries_of(mounted, methods_of(given, list(heads), methods or ",".join(names)), heads)
-    ways = {MLX_LM: mounted.mlx_lm()} | {entry.name: entry.way for entry in entries}
-    facts = base.facts() | {"max_tokens": max_tokens}
-    kept = Kept(runs, depends_on(facts, subject))
-    uses = stamps(*paths, competing.draft_model)
+    methods = methods_of(given, list(heads), ",".join(names))
     prompts = prompts_of(mounted, valid, items)
+    facts = base.facts() | {"max_tokens": max_tokens, "items": len(prompts)}
+    facts["timed_items"] = min(timed_items, len(prompts))
 
-    def compared(how: str, some: Sequence[Sequence[int]]) -> Compared[str]:
-        kept_ways = {name: kept_way(kept, [how, name, uses], way) for name, way in ways.items()}
-        return interleaved(some, kept_ways, warm_up=False)
-
-    found = compared("counted", prompts)
+    entries = entries_of(replace(mounted, read=PromptCache()), methods, heads, files)
+    kept = Kept(runs, depends_on(facts, subject))
+    ways = {MLX_LM: kept_way(kept, MLX_LM, mounted.mlx_lm())}
+    ways |= {entry.name: kept_way(kept, entry.depends_on, entry.way) for entry in entries}
+    found = interleaved(prompts, ways, warm_up=False)
     rows: list[dict[str, Any]] = [
         {
             "method": entry.method,
@@ -391,29 +486,14 @@ def main(
         }
         for entry in entries
     ]
-    if timed_items:
-        costs = costs_of(compared("timed", prompts[:timed_items]), entries)
+    if facts["timed_items"]:
+        entries = entries_of(mounted, methods, heads, files)
+        costs = costs_of(entries, mounted.mlx_lm(), prompts[:timed_items])
         for row, cost in zip(rows, costs, strict=True):
             row |= {"cost": cost, "speed": row["accepted"] / cost}
-    same, of = (sum(row[key] for row in rows) for key in ("same_output_as_plain", "items"))
-    lines = [
-        f"{measured_on(facts)}, {commit()}; weights {facts['weights']}. {len(prompts)} held-out "
-        f"prompts, at most {max_tokens} tokens each; calls timed on {timed_items} of them. {same} "
-        f"of {of} texts are those of plain decoding. Each method alone, greedily.",
-        "",
-        "Tokens a call:",
-        "",
-        *by_shape(rows, "accepted", ".2f"),
-    ]
-    if timed_items:
-        lines += ["", "A call's time, in plain decoding's for a token:", ""]
-        lines += by_shape(rows, "cost", ".1f")
-        lines += ["", "Speed, tokens in the time that plain decoding takes for one:", ""]
-        lines += by_shape(rows, "speed", ".2f")
-    picks = picks_of(rows)
-    lines += ["", "The best shape of each method, by either:", "", *table(PICKS, picks)]
-    values = {"facts": facts, "rows": rows, "picks": picks}
-    print(write_report(output, f"tree-shapes-{machine_suffix(facts)}", values, lines))
+    values = {"facts": facts, "rows": rows, "picks": picks_of(rows)}
+    name = f"tree-shapes-{machine_suffix(facts)}"
+    print(write_report(output, name, values, report(rows, facts)))
 
 
 if __name__ == "__main__":

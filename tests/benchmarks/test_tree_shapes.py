@@ -10,6 +10,8 @@ from draft_heads import model_with_head, write
 from random_models import PROMPT, assert_lossless, plain_tokens, request
 from tiny_models import stream_adapter_directory
 
+from benchmarks.rival_methods import Method
+from benchmarks.runner import Run
 from benchmarks.studies import tree_shapes
 from benchmarks.studies.tree_shapes import (
     BITA_12,
@@ -17,9 +19,13 @@ from benchmarks.studies.tree_shapes import (
     MEDUSA_63,
     Published,
     PublishedTrees,
+    call_seconds,
     drafting_in,
     picks_of,
+    shapes_of,
 )
+from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.engine.tree import root_only
 from specstream_mlx.loop import decode
 
 SMALL = Published({(): 3, (0,): 2, (2,): 1, (0, 1): 2, (2, 0): 1})
@@ -82,6 +88,32 @@ def test_trees_hold_the_guesses_of_the_ranks_named(name, shape, tmp_path, monkey
     assert_lossless(model.model, PROMPT, written, plain_tokens(model.model, PROMPT, len(written)))
 
 
+def test_no_shape_is_deeper_than_its_head(tmp_path):
+    model, _ = model_with_head("medusa, own heads", tmp_path / "head")  # three heads
+    nobody = Drafters(drafter=["none"])
+    shapes = shapes_of(Method("medusa", nobody, True, "medusa"), model)
+    trees = ["8 nodes", "16 nodes", "32 nodes", "60 nodes"]
+    assert list(shapes) == ["chain of 2", "chain of 3", *trees]
+    model, _ = model_with_head("eagle", tmp_path / "eagle")
+    shapes = shapes_of(Method("eagle", nobody, True, "eagle"), model)
+    assert {"chain of 6", "EAGLE-1's 25", "EAGLE-2's 59"} <= shapes.keys()
+    chain = shapes["chain of 2"]
+    assert (chain.num_streams, chain.tree_width, chain.tree_size) == (2, 1, 2)  # two levels run
+    plan = chain.plans(model.guessing)(root_only(0))
+    assert len(plan.expand) == 1
+
+
+def test_a_calls_time_begins_behind_the_second_one():
+    def run(lengths, arrivals):
+        calls = [(tuple(range(length)), None) for length in lengths]
+        return Run([0] * sum(lengths), "", len(lengths), 1.0, arrivals=arrivals, calls=calls)
+
+    assert call_seconds(run([1, 2, 1, 2], [0, 9, 9, 10, 12, 12])) == 1.5
+    assert call_seconds(run([1, 2], [0, 9, 9])) is None
+    plain = Run([0] * 4, "", 4, 1.0, arrivals=[0, 3, 4, 6])
+    assert call_seconds(plain) == 1.5
+
+
 def test_picks_are_the_most_tokens_a_call_and_the_fastest():
     def row(shape, accepted, **timed):
         return {"method": "m", "shape": shape, "accepted": accepted} | timed
@@ -137,7 +169,7 @@ def test_the_command_counts_first_and_times_where_it_went_on(
     assert "Tokens a call:" in said and "Speed" not in said
     counted = (tmp_path / "runs.jsonl").read_text()
     assert "Speed, tokens in the time" in run("--timed-items", 1)
-    assert (tmp_path / "runs.jsonl").read_text().startswith(counted)  # nothing was counted again
+    assert (tmp_path / "runs.jsonl").read_text() == counted  # nothing was counted again
     values = json.loads(next(tmp_path.glob("tree-shapes-*.json")).read_text())
     rows = {(row["method"], row["shape"]): row for row in values["rows"]}
     shapes = {method: {shape for name, shape in rows if name == method} for method, _ in rows}
