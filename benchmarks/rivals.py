@@ -47,7 +47,7 @@ from specstream_mlx.drafting.settings import Drafters
 from specstream_mlx.loading import load_draft_model, read_config
 from specstream_mlx.options.generation import READ_BY
 
-from .earlier_reports import added_to, check_same_model, read_reports
+from .earlier_reports import added_to, check_fit, read_reports
 from .llama_cpp_reference import LLAMA, llama_ways
 from .report import Kept, machine_suffix, write_report, write_text
 from .rival_methods import MLX_LM_DRAFTS, PLAIN, Method, methods_of, mounted_heads, sizes_of
@@ -374,10 +374,10 @@ def compare(
         "max_tokens": asked.max_tokens,
         "per_class": asked.per_class,
     }
-    check_same_model(earlier, facts)
     runs = Kept(kept, depends_on(facts, subject))
     contest = Contest(asked, methods, given, heads, runs, outside)
     sizes += sizes_of(model, given, methods)
+    check_fit(earlier, facts, sizes)
     rows: list[dict[str, Any]] = []
     items: list[dict[str, Any]] = []
     parts = len(dict.fromkeys(asked.temperatures)) * len(_together(classes))

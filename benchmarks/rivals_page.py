@@ -20,6 +20,7 @@ from .rivals_report import (
     about,
     by_class,
     depths_of,
+    in_all_classes,
     in_trees,
     of_base,
     ranked,
@@ -106,7 +107,7 @@ def page(values: Mapping[str, Any]) -> str:
         body += _section(
             f"Parameters beside the base's, and tokens a call{at}",
             f"More tokens a call in trees of {size} lie higher, fewer parameters further left.",
-            by_parameters(of_base(in_trees(own)), values["sizes"]),
+            by_parameters(in_all_classes(of_base(in_trees(own))), values["sizes"]),
             "",
         )
     body += [part for one in tables_of(values) for part in _titled(one)]
@@ -211,7 +212,7 @@ def strips(rows: Rows, figure: str, unit: str) -> str:
     """
     if not rows:
         return ""
-    means = {method: mean for method, mean, _ in ranked(of_base(rows), figure)}
+    means = {method: mean for method, mean, _ in ranked(in_all_classes(of_base(rows)), figure)}
     methods = list(dict.fromkeys([*means, *(row["method"] for row in rows)]))
     groups = list(GROUPS)
     found = [row[figure] for row in rows]

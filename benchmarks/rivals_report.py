@@ -85,10 +85,20 @@ def depths_of(rows: Rows, temperature: float) -> dict[str, list[float]]:
     """The shares of calls by accepted depth of each method, over the base's classes alike."""
     found: dict[str, list[float]] = {}
     own = of_base([row for row in in_trees(rows) if row["temperature"] == temperature])
+    own = in_all_classes(own)
     for method in dict.fromkeys(row["method"] for row in own):
         shares = [row["depths"] for row in own if row["method"] == method]
         found[method] = [statistics.fmean(column) for column in zip(*shares, strict=True)]
     return found
+
+
+def in_all_classes(rows: Rows) -> list[Row]:
+    """The rows of methods that took part in every class, whose means can be compared."""
+    every = {row["class"] for row in rows}
+    own: dict[str, set[str]] = {}
+    for row in rows:
+        own.setdefault(row["method"], set()).add(row["class"])
+    return [row for row in rows if own[row["method"]] == every]
 
 
 def timed(rows: Rows) -> list[Row]:
@@ -137,8 +147,8 @@ def summaries(values: Mapping[str, Any]) -> list[Table]:
     for temperature in temperatures(values["rows"]):
         rows = of_base([row for row in values["rows"] if row["temperature"] == temperature])
         count = len({row["class"] for row in rows})
-        figures = {"speed": ranked(timed(rows), "speedup")}
-        figures["tokens a call"] = ranked(in_trees(rows), "accepted")
+        figures = {"speed": ranked(in_all_classes(timed(rows)), "speedup")}
+        figures["tokens a call"] = ranked(in_all_classes(in_trees(rows)), "accepted")
         names = dict.fromkeys(name for ranks in figures.values() for name, *_ in ranks)
         cells = []
         for method in names:
@@ -337,7 +347,7 @@ def about(values: Mapping[str, Any]) -> list[str]:
                 "",
             ),
         ):
-            ranks = [one for one in ranked(of, figure) if one[0] not in OUTSIDE]
+            ranks = [one for one in ranked(in_all_classes(of), figure) if one[0] not in OUTSIDE]
             places = [f"{name} ({mean:.2f}{unit})" for name, mean, _ in ranks[:3]]
             if places:
                 lines.append(f"{said}{_at(temperature)}: {', then '.join(places)}.")

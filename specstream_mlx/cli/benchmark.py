@@ -376,8 +376,8 @@ class RivalOptions(AnswerOptions):
     join: list[Path] | None = option(
         None,
         each("files", lambda value: isinstance(value, str | Path)),
-        "An earlier report of the same model, rivals-*.json: this one shows its classes and "
-        "temperatures too, of those that it has none of; may be given several times.",
+        "An earlier report of the same model, rivals-*.json, whose classes and temperatures this "
+        "one shows too where it has not measured them itself; may be given several times.",
         metavar="FILE",
     )
     name: str = option(

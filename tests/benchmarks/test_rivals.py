@@ -17,7 +17,14 @@ from tiny_models import stream_adapter_directory
 from benchmarks.rival_methods import medusa_parameters, methods_of, mounted_heads
 from benchmarks.rival_texts import SQL_NODES, classes_of
 from benchmarks.rivals_page import by_parameters, lines, strips
-from benchmarks.rivals_report import by_class, means_of, ranked, tables_of
+from benchmarks.rivals_report import (
+    by_class,
+    depths_of,
+    means_of,
+    ranked,
+    summaries,
+    tables_of,
+)
 from benchmarks.runner import MLX_LM, ONE_TOKEN
 from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.drafting.settings import Drafters
@@ -310,7 +317,9 @@ def test_a_report_shows_the_parts_of_earlier_ones_that_it_has_not(base, streams,
     parts = {(row["class"], row["temperature"]): row["items"] for row in whole["rows"]}
     assert parts == {("prose", 0): 1, ("context 0.2k", 0): 1, ("prose", 1): 2}  # its own first
     taken = [row for row in whole["rows"] if row["temperature"]]
-    assert taken == [row for row in earlier["rows"] if row["temperature"]]
+    how = {name: earlier["facts"][name] for name in ("cpu", "per_class", "max_tokens")}
+    separately = {"measured_separately": how}
+    assert taken == [row | separately for row in earlier["rows"] if row["temperature"]]
     items = [json.loads(line) for line in whole_path.with_suffix(".jsonl").open()]
     assert len(items) == sum(row["items"] for row in whole["rows"])
     names = [size["method"] for size in whole["sizes"]]
@@ -319,10 +328,35 @@ def test_a_report_shows_the_parts_of_earlier_ones_that_it_has_not(base, streams,
     assert "2 texts a class, at most 8 tokens each." in result.stdout
     assert "In short, temperature 1." in result.stdout
 
+    # A third one takes both, of which each row keeps how it was measured.
+    assert run("--classes", "context", "--join", whole_path, "--name", "third").exit_code == 0
+    _, third = read("third")
+    found = {
+        (row["class"], row["temperature"]): row.get("measured_separately") for row in third["rows"]
+    }
+    own = how | {"per_class": 1}
+    assert found == {("context 0.2k", 0): None, ("prose", 0): own, ("prose", 1): how}
+    assert [note.partition(":")[0] for note in third["notes"]] == [
+        "prose",
+        "prose at temperature 1",
+    ]
+    result = run("--classes", "prose", "--temperature", "0,1", "--join", path, "--name", "third")
+    assert f"{path.name} adds nothing: all of it was measured here." in result.stdout
+
+    no_report = "is none of this command's reports, expected rivals-"
+    first, *others = earlier["rows"]
+    size, *sizes = earlier["sizes"]
     for spoil, sentence in (
         ({"facts": earlier["facts"] | {"model": "other"}}, f"is other, expected {base} as here"),
-        ({"rows": [{"class": "prose"}]}, "is none of this command's reports, expected rivals-"),
-        ({"facts": 3}, "is none of this command's reports, expected rivals-"),
+        ({"sizes": [size | {"parameters": 3}, *sizes]}, "streams has 3 parameters, expected "),
+        ({"rows": [{"class": "prose"}]}, no_report),
+        ({"rows": [first | {"class": ["prose"]}, *others]}, no_report),
+        ({"rows": [first | {"group": "x"}, *others]}, no_report),
+        ({"rows": [first | {"temperature": "1"}, *others]}, no_report),
+        ({"rows": [first | {"depths": [0.5]}, *others]}, no_report),
+        ({"sizes": [{"method": "streams", "parameters": 3}]}, no_report),
+        ({"notes": [1]}, no_report),
+        ({"facts": 3}, no_report),
     ):
         path.write_text(json.dumps(earlier | spoil))
         result = run("--classes", "context", "--join", path, "--name", "refused")
@@ -454,6 +488,18 @@ def test_a_method_that_missed_a_class_has_no_mean():
     every += [row("news", "streams", 3.0), row("news", "medusa", 9.0), row("sql", "medusa", 9.0)]
     [mean] = means_of(every)
     assert mean["method"] == "streams" and mean["accepted"] == pytest.approx(3.0)
+
+
+def test_methods_are_ranked_where_they_took_part_in_every_class():
+    def row(name, method, accepted):
+        figures = {"accepted": accepted, "items": 1, "same_output_as_plain": 1, "same": True}
+        names = {"group": "typed", "class": name, "method": method, "temperature": 0.0}
+        return names | figures | {"nodes": 8, "depths": [0.0] * 8}
+
+    rows = [row("sql", "streams", 2.0), row("reply", "streams", 2.0), row("sql", "medusa", 9.0)]
+    [short] = summaries({"rows": rows, "sizes": []})
+    assert [cells["method"] for cells in short.rows] == ["streams"]
+    assert list(depths_of(rows, 0.0)) == ["streams"]
 
 
 def test_plots_of_nothing_are_left_out():
