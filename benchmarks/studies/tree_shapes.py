@@ -301,8 +301,8 @@ def costs_of(
         UserError: a text was too short to time a third call.
     """
     ways = {MLX_LM: plain} | {entry.name: entry.way for entry in entries}
-    for way in ways.values():
-        way(prompts[0])  # warms up
+    for way in {MLX_LM: plain, **{entry.method: entry.way for entry in entries}}.values():
+        way(prompts[0])  # warms up, once a method
     orders = random.Random(0)
     timings: list[tuple[tuple[str, int], float]] = []
     for _ in track(range(rounds), "timing, in rounds"):
