@@ -243,16 +243,15 @@ def by_class(values: Mapping[str, Any]) -> list[Table]:
             cell["texts as plain"] = f"{same} of {of}"
             cell["extra parameters"] = _shown(added(method, sizes, "parameters"))
             cells.append(cell)
-        columns = list(dict.fromkeys(column for cell in cells for column in cell))
+        columns = list(dict.fromkeys(c for cell in cells for c in cell if cell[c] is not None))
         last = ["texts as plain", "extra parameters"]
         columns = [column for column in columns if column not in last]
-        cells = [dict.fromkeys((*columns, *last)) | cell for cell in cells]
         for column in columns[1:]:
             if column not in ("ms a token", "calls of the base"):  # of which fewer are better
                 _mark(cells, column)
         temperature, name = key
         note = GROUPS[own[0]["group"]]
-        tables.append(Table(f"{name}{_at(temperature)}", note, list(cells[0]), cells))
+        tables.append(Table(f"{name}{_at(temperature)}", note, [*columns, *last], cells))
     return tables
 
 

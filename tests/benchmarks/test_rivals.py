@@ -497,6 +497,10 @@ def test_methods_are_ranked_where_they_took_part_in_every_class():
         return names | figures | {"nodes": 8, "depths": [0.0] * 8}
 
     rows = [row("sql", "streams", 2.0), row("reply", "streams", 2.0), row("sql", "medusa", 9.0)]
+    plain = row("sql", "mlx_lm", 1.0) | {"nodes": None, "calls": 4, "tokens": 4}
+    [table, _] = by_class({"rows": [plain, *rows], "sizes": []})
+    counted = ["calls of the base", "call reduction", "tokens a call, 8 nodes"]  # nothing was timed
+    assert table.columns == ["method", *counted, "texts as plain", "extra parameters"]
     [short] = summaries({"rows": rows, "sizes": []})
     assert [cells["method"] for cells in short.rows] == ["streams"]
     assert list(depths_of(rows, 0.0)) == ["streams"]
