@@ -61,12 +61,13 @@ def means_of(rows: Rows) -> list[dict[str, Any]]:
     """The geometric means over the classes of each group, of methods that took part in all."""
     means = []
     keys = ("group", "temperature", "nodes", "method")
-    every: dict[tuple[Any, ...], set[str]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        every.setdefault(tuple(row[name] for name in keys[:-1]), set()).add(row["class"])
+        groups.setdefault(tuple(row[name] for name in keys[:-1]), []).append(row)
+    complete = [row for some in groups.values() for row in in_all_classes(some)]
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in keys) == key]
-        if len(own) < max(2, len(every[key[:-1]])):
+        own = [row for row in complete if tuple(row[name] for name in keys) == key]
+        if len(own) < 2:
             continue
         mean = dict(zip(keys, key, strict=True)) | {"class": MEAN}
         for figure in ("accepted", "speedup"):

@@ -51,6 +51,7 @@ from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item
 
 from ..report import OUTPUT, commit, machine_suffix, table, write_report
+from .chosen_answers import evenly_spread
 
 _AT_ONCE = 8  # answers whose streams are computed together
 
@@ -248,8 +249,7 @@ def main(
     items, unseen = (
         tokenize(read_pairs(path), tokenizer, None, MOST_ANSWER_TOKENS) for path in (data, valid)
     )
-    answers = min(answers, len(items))
-    items = [items[place * len(items) // answers] for place in range(answers)]
+    items = evenly_spread(items, answers)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_quick_in_bf16(torch.device("cpu"))):
         learned, held_out = rows_of(mounted, items), rows_of(mounted, unseen)
         contest = Contest(mounted, learned)

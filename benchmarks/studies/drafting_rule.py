@@ -178,7 +178,7 @@ def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
         ahead = plan.pipelined
         place = drafting.place_of(taken)
         time += curve.seconds(place, len(taken.tree)) / curve.plain
-        last = accepted_node(taken.tree, text.tokens[at + 1 :])
+        last = accepted_node(taken.tree, text.tokens[at + 1 : -1])  # the last token is no draft
         start, at = at + 1, min(at + 1 + int(taken.tree.depths[last]), len(text.tokens) - 1)
         drafting.accept(taken, text.tokens[start : at + 1], None)
         if at == len(text.tokens) - 1:
@@ -199,7 +199,7 @@ def accepted_node(tree: DraftTree, following: Sequence[int]) -> int:
             zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         )
     }
-    for token in following[:-1]:  # the last token of a text is nobody's draft
+    for token in following:
         below = children.get((node, token))
         if below is None:
             break

@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from specstream_mlx import DraftSettings, demonstration
 from specstream_mlx.drafting.datastore import open_datastore
 from specstream_mlx.drafting.earlier_answers import Answers
@@ -42,6 +40,8 @@ from specstream_mlx.train.data import read_split
 from specstream_mlx.train.items import Item
 
 from ..report import OUTPUT, commit, machine_suffix, table, write_report
+from .chosen_answers import evenly_spread
+from .drafting_rule import accepted_node
 
 _ANY_LENGTH = 1 << 40
 
@@ -146,13 +146,7 @@ def replay(drafter: Drafter, answer: Sequence[int]) -> list[int]:
 
 def accepted(tree: DraftTree, text: Sequence[int]) -> int:
     """Count the drafted tokens, one below the other, that a text goes on with."""
-    node = 0
-    for depth, token in enumerate(text):
-        below = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
-        if not len(below):
-            return depth
-        node = int(below[0])
-    return len(text)
+    return int(tree.depths[accepted_node(tree, text)])
 
 
 def ranked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -195,9 +189,8 @@ def main(
     directory = model or demonstration.base_path()
     config = read_config(directory)
     tokenizer = read_tokenizer(directory, config)
-    texts = read_split(valid, tokenizer, _ANY_LENGTH, config["vocab_size"]).items
-    items = min(items, len(texts))
-    texts = [texts[place * len(texts) // items] for place in range(items)]
+    every = read_split(valid, tokenizer, _ANY_LENGTH, config["vocab_size"]).items
+    texts = evenly_spread(every, items)
 
     rows = []
     for setting in track(settings_of(names), "settings"):
@@ -210,9 +203,9 @@ def main(
     facts = device.describe()
     count = sum(text.completion_tokens for text in texts)
     about = (
-        f"{facts['machine']}, {facts['cpu']}, {commit()}. {items} held-out answers of the base, "
-        f"{count:,} tokens, replayed in trees of several sizes. Tokens a call, but for the call "
-        "that ends the prompt."
+        f"{facts['machine']}, {facts['cpu']}, {commit()}. {len(texts)} held-out answers of the "
+        f"base, {count:,} tokens, replayed in trees of several sizes. Tokens a call, but for the "
+        "call that ends the prompt."
     )
     if datastore is None:
         about += " rest was left out: no --datastore was given."

@@ -46,6 +46,7 @@ from ..rival_methods import DRAFT_MODEL, STREAMS, Method, methods_of, mounted_he
 from ..runner import MLX_LM, Base, Compared, DraftingOf, Mounted, Run, Way, interleaved
 from ..spec_bench import accept_lengths, depends_on, kept_way, mount_lossless, stamps
 from ..speedup import Subject
+from .chosen_answers import evenly_spread
 
 Ranks = tuple[int, ...]
 """A path from the root by the ranks of its tokens among their parents' guesses, from 0 on."""
@@ -436,9 +437,7 @@ def prompts_of(mounted: Mounted, valid: Path, items: int) -> list[list[int]]:
     """
     config = mounted.model.config
     texts = read_split(valid, mounted.tokenizer, _MOST_TOKENS, config["vocab_size"]).items
-    items = min(items, len(texts))
-    chosen = [texts[place * len(texts) // items] for place in range(items)]
-    return [list(text.tokens[: text.stream_from]) for text in chosen]
+    return [list(text.tokens[: text.stream_from]) for text in evenly_spread(texts, items)]
 
 
 def main(
