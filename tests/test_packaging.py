@@ -1,4 +1,4 @@
-"""What the wheel holds: what users run; not the making of the demonstration model, nor studies."""
+"""What the wheel holds: what users run; not the making of the demonstration model."""
 
 import tomllib
 
@@ -8,7 +8,6 @@ SETTINGS = tomllib.loads((CLONE / "pyproject.toml").read_text())["tool"]["setupt
 NOT_SHIPPED = (
     "specstream_mlx.convert.demo_model",
     "specstream_mlx.benchmarks.prediction",
-    "specstream_mlx.benchmarks.studies",
 )
 BY_MODULE = "specstream_mlx.benchmarks"
 """The package of which single modules are shipped."""

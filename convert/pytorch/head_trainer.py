@@ -15,7 +15,7 @@ For the demonstration model, beside streams that start from nothing (``stream_va
         --model runs/adapters/expanded --data convert/demo_model/text/answers/train.jsonl \\
         --valid-data convert/demo_model/text/answers/valid.jsonl --iters 100 --batch-size 8 \\
         --max-seq-length 512 --draft-vocabulary 11264 --hidden-states runs/heads/states
-    python -m benchmarks.studies.stream_variants --model runs/adapters/expanded \\
+    python -m benchmarks.stream_variants --model runs/adapters/expanded \\
         --data convert/demo_model/text/answers/train.jsonl --work runs/heads/streams --iters 100 \\
         --valid convert/demo_model/text/answers/valid.jsonl streams
 

@@ -1,6 +1,6 @@
 """The planner's constants, and the studies that chose them.
 
-``benchmarks/studies/drafting_rule.py`` decodes recorded texts with one of them changed at a time;
+``benchmarks/drafting_rule.py`` decodes recorded texts with one of them changed at a time;
 ``benchmarks/NOTES.md`` has its verdicts under "Which constants of the rule matter?", and other
 studies by the headings that are named here.
 """

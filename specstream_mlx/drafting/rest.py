@@ -5,7 +5,7 @@ text that occurs in the datastore says what may follow: 10 tokens behind each of
 occurrences. Where REST drafts the commonest beginnings of these, here each token has its share of
 what followed the path before it, corrected by how often such shares were right. REST looks up ends
 of 16 to 2 tokens; those of 4 to 1 occur more often, and draft 8% more on held-out answers
-(``benchmarks.studies.text_drafters``).
+(benchmarks/NOTES.md).
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.studies.drafting_rule import VARIANTS, Recording, assumed, changed, rates_of
+from benchmarks.drafting_rule import VARIANTS, Recording, assumed, changed, rates_of
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.stream_config import StreamConfig
 

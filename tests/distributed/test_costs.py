@@ -10,7 +10,6 @@ from processes import Processes
 from random_models import speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from benchmarks.studies.cable import reductions
 from specstream_mlx.drafting import kept_costs
 from specstream_mlx.drafting.pace import pace_of
 
@@ -92,4 +91,4 @@ def test_every_step_waits_for_two_reductions_a_layer_and_one(tmp_path):
     command = ["-c", COUNTING, base, *adapters]
     for rank in Processes(tmp_path, command, command).ended():
         assert rank.code == 0, rank.error
-        assert rank.out.split() == [str(reductions(layers))]
+        assert rank.out.split() == [str(2 * layers + 1)]

@@ -1,7 +1,7 @@
 """Which constants of the drafting rule matter? The rule simulated on recorded texts.
 
-    python -m benchmarks.studies.drafting_rule             # typed dev texts
-    python -m benchmarks.studies.drafting_rule --items 24 --output /tmp/rule
+    python -m benchmarks.drafting_rule             # typed dev texts
+    python -m benchmarks.drafting_rule --items 24 --output /tmp/rule
 
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
@@ -39,10 +39,10 @@ from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..answers import FAR
-from ..report import OUTPUT, measured_on, table, write_report
-from ..runner import Base, streams_of
-from ..texts import INSTRUCTIONS, PROSE, WRITERS, Texts, adapter_of, texts_a_task
+from .answers import FAR
+from .report import OUTPUT, measured_on, table, write_report
+from .runner import Base, streams_of
+from .texts import INSTRUCTIONS, PROSE, WRITERS, Texts, adapter_of, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),

@@ -1,7 +1,7 @@
 """Does an exported package decode as the engine does? Many texts of the demonstration model.
 
-    python -m benchmarks.studies.coreml_packages --work runs/coreml
-    python -m benchmarks.studies.coreml_packages --work runs/coreml --texts 1 --forms int8 \\
+    python -m benchmarks.coreml_packages --work runs/coreml
+    python -m benchmarks.coreml_packages --work runs/coreml --texts 1 --forms int8 \\
         --max-tokens 6
 
 Packages of the demonstration model (int4, int8, fp16) with its lossless streams and two shared
@@ -53,8 +53,8 @@ from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import OUTPUT, Kept, commit, machine_suffix, measured_on, table, write_report
-from ..texts import INSTRUCTIONS, names_in, task_items
+from .report import OUTPUT, Kept, commit, machine_suffix, measured_on, table, write_report
+from .texts import INSTRUCTIONS, names_in, task_items
 
 FORMS = {"int4": 4, "int8": 8, "fp16": None}
 SIZES = Sizes(context=512, nodes=(8, 16), chunk=64, candidates=4)

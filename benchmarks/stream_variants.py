@@ -1,6 +1,6 @@
 """Lossless streams in several shapes, or of several texts, by as many updates of the same size.
 
-    python -m benchmarks.studies.stream_variants --model runs/adapters/expanded \\
+    python -m benchmarks.stream_variants --model runs/adapters/expanded \\
         --data convert/demo_model/text/answers/train.jsonl --work runs/shapes --iters 120 \\
         --valid convert/demo_model/text/answers/valid.jsonl \\
         "4 layers" "8 layers:num_msa_layers=8" "400 answers:data=first-400.jsonl"
@@ -33,7 +33,7 @@ from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 
 _FILES = each("a list of files", lambda value: isinstance(value, Path))
 COLUMNS = {

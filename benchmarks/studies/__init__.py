@@ -1,1 +1,0 @@
-"""Studies that were made once to decide something; ``benchmarks/NOTES.md`` has their verdicts."""
