@@ -1,0 +1,285 @@
+"""The golden record: what this project writes, plans and answers, kept in ``kept/*.json``.
+
+Every move of code must leave it as it is. A move that means to change something records that part
+anew, and git shows what has changed::
+
+    python -m tests.golden.record                    # records everything anew
+    python -m tests.golden.record --only help        # one part
+    python -m tests.golden.record --check --only quick
+
+It goes through public doors: ``load``, ``stream_generate``, ``batch_generate``. Names inside the
+code stand in ``observed`` alone, below: who renames one of them changes its line there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"  # sums depend on it
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+KEPT = HERE / "kept"
+
+
+class Observed:
+    """What was seen of the steps, and the clock that they set.
+
+    Attributes:
+        passes: of every pass a word for each sequence: ``place/nodes/width:accepted``, or ``p`` for
+            a plain step; those of one pass are joined by ``+``.
+        now: the seconds of the clock.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[list[str]] = []
+        self.now = 1000.0
+
+    def plain(self, count: int) -> None:
+        """Note a plain step of so many sequences."""
+        self.passes.append(["p"] * count)
+        self.now += 0.9 + 0.1 * count
+
+    def planned(self, plans: Any) -> None:
+        """Note a step of trees."""
+        sizes = [len(plan.tree) for plan in plans]
+        words = [f"{p.place}/{size}/{p.width}" for p, size in zip(plans, sizes, strict=True)]
+        self.passes.append(words)
+        guesses = any(plan.width for plan in plans)
+        self.now += 1.1 + 0.06 * len(plans) * max(sizes) + 0.5 * guesses
+
+    def accepted(self, paths: Any) -> None:
+        """Note how many tokens each sequence got in the last step of trees."""
+        words = zip(self.passes[-1], paths, strict=True)
+        self.passes[-1] = [f"{word}:{len(path)}" for word, path in words]
+
+    def taken(self) -> str:
+        """Return the passes since the last call."""
+        passes, self.passes = self.passes, []
+        return " ".join("+".join(words) for words in passes)
+
+
+@contextmanager
+def observed() -> Iterator[Observed]:
+    """Watch the decoder's steps, by a clock that they set and a cost curve that stays as it is.
+
+    This is the one place that knows names inside the code.
+    """
+    from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
+    from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
+
+    seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit
+    make = StepCosts.__init__
+
+    def watched_step(self: Any, plans: Any, rules: Any) -> Any:
+        seen.planned(plans)
+        return step(self, plans, rules)
+
+    def watched_plain(self: Any, tokens: Any, rules: Any) -> Any:
+        seen.plain(len(rules))
+        return plain(self, tokens, rules)
+
+    def watched_commit(self: Any, paths: Any, kept_paths: Any) -> Any:
+        seen.accepted(paths)
+        return commit(self, paths, kept_paths)
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.curve = replace(self.curve, spread=0.01, rounds=6, measured=time.time())
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(patch.object(Decoder, "step", watched_step))
+        enter(patch.object(Decoder, "next_token", watched_plain))
+        enter(patch.object(Decoder, "commit", watched_commit))
+        enter(patch.object(StepCosts, "__init__", made))
+        enter(patch.object(time, "perf_counter", lambda: seen.now))
+        yield seen
+
+
+# The parts -----------------------------------------------------------------------------------
+
+KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "rule, lossless": ("lossless", {}),
+    "rule, shared": ("shared", {}),
+    "rule, conditioned": ("conditioned", {}),
+    "best-first": ("lossless", {"tree_size": 9}),
+    "chain, value rotation": ("rotation", {"tree_width": 1, "tree_size": None}),
+    "pruned, shared": ("shared", {"tree_size": 8, "max_nodes": 5}),
+    "threshold, vocabulary": ("vocabulary", {"tree_size": 12, "prune_threshold": 0.01}),
+    "lookup": (None, {"drafter": "lookup"}),
+    "rule, few keys, lookup": ("keys", {"drafter": "lookup"}),
+    "levels, linear": ("linear", {"tree_width": 3, "tree_size": None, "num_streams": 2}),
+}
+"""Adapters and arguments of four prompts each."""
+SAMPLINGS = {"greedy": None, "seed 3": 3, "seed 11": 11}
+
+
+def prompts_of(number: int) -> list[list[int]]:
+    """Four prompts of token ids, in which parts come again."""
+    import numpy as np
+
+    rng = np.random.default_rng(number)
+    found = []
+    for length in rng.integers(3, 8, 4):
+        part = rng.integers(4, 260, length).tolist()
+        found.append([*part, *rng.integers(4, 260, 3).tolist(), *part])
+    return found
+
+
+def samplers(seed: int | None, count: int) -> list[Any]:
+    """A sampler for each of several texts."""
+    from specstream_mlx import keyed_sampler
+
+    if seed is None:
+        return [None] * count
+    return [keyed_sampler(seed + number, temp=0.8) for number in range(count)]
+
+
+def words(tokens: Any) -> str:
+    """Write token ids on one line."""
+    return " ".join(map(str, tokens))
+
+
+def tiny_alone(seen: Observed, group: Any = None, count: int = 4, length: int = 24) -> Any:
+    """40 prompts of tiny models, one at a time."""
+    from specstream_mlx import load, stream_generate
+
+    model, tokenizer = load("base", group=group)
+    found: dict[str, Any] = {}
+    for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
+        model.swap_adapter(adapter)
+        for sampling, seed in SAMPLINGS.items():
+            for place, prompt in enumerate(prompts_of(number)[:count]):
+                sampler = samplers(seed, 4)[place]
+                responses = stream_generate(
+                    model, tokenizer, prompt, length, sampler=sampler, **options
+                )
+                seen.taken()
+                tokens = words(one.token for one in responses)
+                name = f"{kind}, {sampling}, {place + 1}"
+                found[name] = [tokens, seen.taken()]
+    return found
+
+
+def tiny_together(seen: Observed) -> Any:
+    """The same prompts, four side by side."""
+    from specstream_mlx import batch_generate, load
+
+    model, tokenizer = load("base")
+    found: dict[str, Any] = {}
+    for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
+        model.swap_adapter(adapter)
+        for sampling, seed in SAMPLINGS.items():
+            response = batch_generate(
+                model,
+                tokenizer,
+                prompts_of(number),
+                max_tokens=[24, 17, 24, 20],
+                return_token_ids=True,
+                samplers=samplers(seed, 4),
+                **{"settings": None} | options,
+            )
+            found[f"{kind}, {sampling}"] = [*map(words, response.token_ids), seen.taken()]
+    return found
+
+
+def quick(seen: Observed) -> Any:
+    """One prompt of each kind."""
+    return tiny_alone(seen, count=1, length=16)
+
+
+PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
+    "quick": (quick, True),
+    "tiny alone": (tiny_alone, False),
+    "tiny together": (tiny_together, False),
+}
+"""By name: what makes a part, and whether it is in the default run of the tests."""
+
+
+# Recording and checking ------------------------------------------------------------------------
+
+
+def recorded(names: list[str]) -> dict[str, Any]:
+    """Make parts in this process, in a folder of their own."""
+    from golden import tiny
+
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+        try:
+            os.chdir(folder)
+            tiny.write_all(Path(folder))
+            found = {}
+            for name in names:
+                with observed() as seen:
+                    found[name] = PARTS[name][0](seen)
+            return found
+        finally:
+            os.chdir(before)
+
+
+def file_of(name: str) -> Path:
+    """Return the file that keeps a part."""
+    return KEPT / f"{name.replace(' ', '_')}.json"
+
+
+def differences(name: str, found: Any) -> list[str]:
+    """Say what is not as it is kept."""
+    kept = json.loads(file_of(name).read_text())
+    found = json.loads(json.dumps(found))
+    return [
+        f"{name}: {key}\n  kept:  {kept.get(key)}\n  found: {found.get(key)}"
+        for key in {**kept, **found}
+        if kept.get(key) != found.get(key)
+    ]
+
+
+def in_new_process(names: list[str]) -> dict[str, Any]:
+    """Make parts in a process of their own, which knows nothing of earlier texts."""
+    command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", *names]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr[-3000:])
+    return json.loads(ended.stdout)
+
+
+def main() -> None:
+    """Record or check parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
+    parser.add_argument("--print", action="store_true", help="print the parts as JSON")
+    asked = parser.parse_args()
+    if asked.print:
+        stdout, sys.stdout = sys.stdout, sys.stderr
+        print(json.dumps(recorded(asked.only)), file=stdout)
+        return
+    differing = []
+    for name in asked.only:
+        start = time.monotonic()
+        found = in_new_process([name])[name]
+        if asked.check:
+            differing += differences(name, found)
+        else:
+            file_of(name).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        print(f"{name}: {len(found)} entries, {time.monotonic() - start:.0f} s", flush=True)
+    print("\n".join(differing))
+    sys.exit(bool(differing))
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
+
+    main()
